@@ -1,0 +1,73 @@
+"""Every error a user can meet, each with its exit code.
+
+    PqcacheError                1   something failed; the message says which file and what to do
+    ├── UsageError              2   an option, a URL, a size or a condition that makes no sense
+    ├── SourceError             1   the source cannot be reached, listed or read
+    │   ├── SourceNotFound      1   nothing is there
+    │   ├── SourceDenied        1   wrong or missing credentials, or no permission
+    │   └── SourceUnavailable   1   server down, reset, or too slow: worth another try
+    ├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
+    ├── ParquetError            1   not Parquet, truncated, or something we cannot represent
+    ├── CacheError              1   no cache here, another version of one, or a damaged one
+    │   └── CacheLocked        75   another run holds the lock (EX_TEMPFAIL)
+    └── Interrupted           130   Ctrl-C or SIGTERM
+"""
+
+from __future__ import annotations
+
+
+class PqcacheError(Exception):
+    """Base of all errors that pqcache raises on purpose.
+
+    ``str(error)`` is one line that names the thing, says what is wrong and what to do next.
+    """
+
+    exit_code = 1
+
+
+class UsageError(PqcacheError, ValueError):
+    """An option, a URL, a size or a condition that makes no sense."""
+
+    exit_code = 2
+
+
+class SourceError(PqcacheError):
+    """The source cannot be reached, listed or read."""
+
+
+class SourceNotFound(SourceError):
+    """There is nothing at this URL."""
+
+
+class SourceDenied(SourceError):
+    """Wrong or missing credentials, or no permission."""
+
+
+class SourceUnavailable(SourceError):
+    """The server is down, resets connections or is too slow; trying again may help."""
+
+
+class SourceIncomplete(PqcacheError):
+    """The source is empty, lost a file or keeps moving; nothing was published."""
+
+    exit_code = 3
+
+
+class ParquetError(PqcacheError):
+    """A file is not Parquet, is truncated, or holds something that cannot be represented."""
+
+
+class CacheError(PqcacheError):
+    """There is no cache here, or it is of another version, or it is damaged."""
+
+
+class CacheLocked(CacheError):
+    """Another run holds the cache's lock."""
+
+    exit_code = 75
+
+
+class Interrupted(PqcacheError):
+    """Ctrl-C or SIGTERM; the cache is as it was."""
+
+    exit_code = 130

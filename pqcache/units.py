@@ -1,0 +1,80 @@
+"""Sizes, durations and counts as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from pqcache.errors import UsageError
+
+_SUFFIX = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtpe]?)(?:i?b)?\s*", re.IGNORECASE)
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.IGNORECASE)
+
+
+def parse_size(text: str | int) -> int:
+    """Return the number of bytes in ``text``; every unit is a power of 1024, as in Hadoop.
+
+    >>> parse_size("128MB") == parse_size("128MiB") == parse_size("128m") == 134_217_728
+    True
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a size: write it like 128MB, 64m or 134217728")
+    return int(float(match[1]) * 1024 ** _SUFFIX[match[2].lower()])
+
+
+def parse_duration(text: str | float) -> float:
+    """Return the number of seconds in ``text``.
+
+    >>> parse_duration("10m"), parse_duration("48h"), parse_duration(2.5)
+    (600.0, 172800.0, 2.5)
+    """
+    if isinstance(text, (int, float)):
+        return float(text)
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a duration: write it like 90s, 10m, 48h or 2d")
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def format_size(size: float) -> str:
+    """Return ``size`` bytes for a person, in powers of 1024, as Hadoop's tools do.
+
+    >>> format_size(134_217_728), format_size(999), format_size(1536)
+    ('128 MB', '999 B', '1.5 KB')
+    """
+    value = float(size)
+    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
+        if abs(value) < 1023.95 or unit == "PB":
+            break
+        value /= 1024
+    digits = 0 if unit == "B" or value >= 100 or value == int(value) else 1
+    return f"{value:.{digits}f} {unit}"
+
+
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun.
+
+    >>> format_count(1, "file"), format_count(20_000, "row"), format_count(2, "entry", "entries")
+    ('1 file', '20,000 rows', '2 entries')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration for a person.
+
+    >>> format_seconds(0.25), format_seconds(75), format_seconds(7300), format_seconds(200_000)
+    ('0.2 s', '1 min 15 s', '2 h 1 min', '2 d 7 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
