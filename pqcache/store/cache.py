@@ -1,0 +1,250 @@
+"""A cache directory: its layout, the current snapshot, the lock, leases, publishing and cleaning.
+
+    CACHE/
+      CACHEDIR.TAG  pqcache.toml  lock  history.jsonl.zst
+      current -> snapshots/20261120T040003Z-0007
+      snapshots/20261120T040003Z-0007/
+        dt=2026-11-19/part-00000.parquet
+        _pqcache/files.arrow  row_groups.arrow  lease
+      tmp/
+
+A snapshot is built in ``tmp/``, renamed into ``snapshots/`` and then ``current`` is swapped, so that every
+instant shows one whole snapshot or another. Nothing in a published snapshot is ever edited.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pqcache.errors import CacheError, CacheLocked, UsageError
+from pqcache.store.disk import fsync_path, fsync_tree, remove_tree, replace_symlink, write_durably
+from pqcache.store.index import Index, read_index
+from pqcache.store.manifest import Manifest, read_manifest
+
+FILES = "_pqcache/files.arrow"
+ROW_GROUPS = "_pqcache/row_groups.arrow"
+LEASE = "_pqcache/lease"
+CONFIG = "pqcache.toml"
+_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: made from a source, safe to leave out of backups.\n"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One immutable, published version of a dataset."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The snapshot's name, which sorts by time: ``20261120T040003Z-0007``."""
+        return self.path.name
+
+    def manifest(self) -> Manifest:
+        """Return the list of files and where each came from."""
+        return read_manifest(self.path / FILES)
+
+    def index(self) -> Index:
+        """Return the row-group index, memory-mapped."""
+        return read_index(self.path / ROW_GROUPS)
+
+    def lease(self) -> Lease:
+        """Keep this snapshot from being cleaned away until the lease is closed or the process ends."""
+        return Lease(self)
+
+
+class Lease:
+    """A shared lock on a snapshot; the kernel drops it when the process ends, however it ends."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        try:
+            self._file = (snapshot.path / LEASE).open("rb")
+        except OSError as error:
+            raise CacheError(f"{snapshot.path}: the snapshot is gone ({error.strerror}); open the cache again") from error
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        try:  # gc may have moved it away between open and flock
+            current = os.stat(snapshot.path / LEASE)
+        except OSError:
+            current = None
+        if current is None or current.st_ino != os.fstat(self._file.fileno()).st_ino:
+            self._file.close()
+            raise CacheError(f"{snapshot.path}: the snapshot was just cleaned away; open the cache again")
+
+    def close(self) -> None:
+        """Give the lease back."""
+        self._file.close()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One local directory that holds one dataset."""
+
+    path: Path
+
+    @staticmethod
+    def open(path: str | Path) -> Cache:
+        """Open an existing cache; a directory that is none raises CacheError."""
+        cache = Cache(Path(path).absolute())
+        if not cache.exists():
+            raise CacheError(f"{path}: not a pqcache; make one with 'pqcache sync SOURCE {path}'")
+        return cache
+
+    def exists(self) -> bool:
+        """Return whether this directory is a cache, published or not."""
+        return (self.path / CONFIG).is_file()
+
+    @property
+    def snapshots_dir(self) -> Path:
+        return self.path / "snapshots"
+
+    @property
+    def tmp_dir(self) -> Path:
+        return self.path / "tmp"
+
+    def current(self) -> Snapshot | None:
+        """Return the published snapshot, or None while there is none."""
+        try:
+            target = os.readlink(self.path / "current")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CacheError(
+                f"{self.path}/current: not a link to a snapshot ({error.strerror}); "
+                "restore it or sync into a new directory"
+            ) from error
+        snapshot = Snapshot(self.snapshots_dir / Path(target).name)
+        if not (snapshot.path / FILES).is_file():
+            raise CacheError(
+                f"{self.path}/current points at {target}, which is not a snapshot; "
+                "remove the link and sync again"
+            )
+        return snapshot
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return all published snapshots, oldest first."""
+        if not self.snapshots_dir.is_dir():
+            return []
+        found = (Snapshot(p) for p in self.snapshots_dir.iterdir() if (p / FILES).is_file())
+        return sorted(found, key=lambda snapshot: snapshot.id)
+
+    def snapshot(self, name: str | None = None) -> Snapshot:
+        """Return the named snapshot, or the current one; a missing one raises CacheError."""
+        if name is None:
+            current = self.current()
+            if current is None:
+                raise CacheError(f"{self.path}: nothing is published yet; run 'pqcache sync {self.path}'")
+            return current
+        for snapshot in self.snapshots():
+            if snapshot.id == name:
+                return snapshot
+        kept = ", ".join(snapshot.id for snapshot in self.snapshots()) or "none"
+        raise CacheError(f"{self.path}: snapshot {name} is not kept any more (kept: {kept})")
+
+    def lease(self) -> tuple[Snapshot, Lease]:
+        """Return the current snapshot, leased; one that is replaced meanwhile is tried again."""
+        while True:
+            snapshot = self.snapshot()
+            try:
+                return snapshot, snapshot.lease()
+            except CacheError:
+                if snapshot == self.current():
+                    raise
+
+    def create(self) -> None:
+        """Make the directory a cache; a directory with other things in it raises UsageError."""
+        if self.exists():
+            return
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path}: exists and is not a directory")
+        ours = {"CACHEDIR.TAG", "lock", "tmp", "snapshots"}
+        if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
+            raise UsageError(f"{self.path}: not empty and not a pqcache; name a new directory")
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.snapshots_dir.mkdir(exist_ok=True)
+        self.tmp_dir.mkdir(exist_ok=True)
+        write_durably(self.path / "CACHEDIR.TAG", _TAG)
+
+    @contextmanager
+    def lock(self, wait: float = 0.0) -> Iterator[None]:
+        """Hold the cache's lock; raises CacheLocked when another run holds it for ``wait`` seconds."""
+        deadline = time.monotonic() + wait
+        with (self.path / "lock").open("ab") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise CacheLocked(
+                            f"{self.path}: another run is at work here; wait for it with --wait SECONDS"
+                        ) from None
+                    time.sleep(min(0.2, max(0.01, wait)))
+            yield
+
+    def new_snapshot_id(self, now: datetime | None = None) -> str:
+        """Return a name for the next snapshot: the time, and a number that never goes back."""
+        moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
+        numbers = [int(s.id.rpartition("-")[2]) for s in self.snapshots() if s.id.rpartition("-")[2].isdigit()]
+        return f"{moment}-{max(numbers, default=0) + 1:04d}"
+
+    def publish(self, built: Path) -> Snapshot:
+        """Make the snapshot built in ``tmp/`` the current one.
+
+        Every file in it must be durable already; directories are made so here, before the rename that
+        makes them visible.
+        """
+        (built / LEASE).touch()
+        fsync_tree(built)
+        final = self.snapshots_dir / self.new_snapshot_id()
+        built.rename(final)
+        fsync_path(self.snapshots_dir)
+        replace_symlink(self.path / "current", f"snapshots/{final.name}")
+        return Snapshot(final)
+
+    def collect(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
+        """Remove all but the current and the newest ``keep`` snapshots; return those removed.
+
+        Leased snapshots stay, and so do those published less than ``older_than`` seconds ago.
+        """
+        current = self.current()
+        candidates = [s for s in self.snapshots() if s != current]
+        removed = []
+        for snapshot in candidates[: max(0, len(candidates) + 1 - max(1, keep))]:
+            if time.time() - snapshot.path.stat().st_mtime < older_than:
+                continue
+            if self._remove(snapshot):
+                removed.append(snapshot)
+        return removed
+
+    def _remove(self, snapshot: Snapshot) -> bool:
+        """Remove a snapshot that nobody reads; the exclusive lock is held until it is out of sight."""
+        try:
+            file = (snapshot.path / LEASE).open("rb")
+        except FileNotFoundError:
+            file = None
+        try:
+            if file is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+            self.tmp_dir.mkdir(exist_ok=True)
+            grave = self.tmp_dir / f"removed-{snapshot.id}-{os.urandom(4).hex()}"
+            snapshot.path.rename(grave)
+        finally:
+            if file is not None:
+                file.close()
+        remove_tree(grave)
+        return True

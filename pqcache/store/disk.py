@@ -1,0 +1,82 @@
+"""The few file-system operations that atomic publishing rests on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+_CANNOT_LINK = {errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+
+def fsync_path(path: Path) -> None:
+    """Make a file's contents, or a directory's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_tree(root: Path) -> None:
+    """Make the names in every directory below ``root`` durable, deepest first."""
+    for directory, _, _ in os.walk(root, topdown=False):
+        fsync_path(Path(directory))
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Give ``source`` a second name, or copy it durably where the file system cannot."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _CANNOT_LINK:
+            raise
+        shutil.copy2(source, target)
+        fsync_path(target)
+
+
+def replace_symlink(link: Path, target: str) -> None:
+    """Point ``link`` at ``target`` in one step and make that durable."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    temporary.symlink_to(target)
+    try:
+        temporary.replace(link)
+    except OSError:
+        temporary.unlink()
+        raise
+    fsync_path(link.parent)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a small file so that a crash leaves the old contents or the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_path(path.parent)
+
+
+def remove_tree(root: Path) -> None:
+    """Remove a directory of ours, read-only files included; a missing one is fine."""
+    if root.is_symlink():
+        root.unlink()
+        return
+
+    def retry_writable(function: object, path: str, _: object) -> None:
+        parent = Path(path).parent
+        parent.chmod(parent.stat().st_mode | stat.S_IRWXU)
+        if function is os.rmdir:
+            os.rmdir(path)
+        else:
+            os.unlink(path)
+
+    if root.exists():
+        shutil.rmtree(root, onerror=retry_writable)

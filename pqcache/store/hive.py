@@ -1,0 +1,99 @@
+"""Hive partition paths and the values they stand for.
+
+``dt=2026%2F11/region=kr/part-0.parquet`` has two partition columns: Hive percent-encodes what a path
+cannot hold, and writes a null as ``__HIVE_DEFAULT_PARTITION__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+_DATA_SUFFIXES = (".parquet", ".parq", ".pq")
+_INT64 = range(-(2**63), 2**63)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether Hadoop's readers skip a file or directory of this name.
+
+    As in Spark, ``_col=1`` is a partition of a column whose name begins with an underscore.
+    """
+    return (
+        name.startswith(".")
+        or (name.startswith("_") and "=" not in name)
+        or name.endswith((".crc", "._COPYING_"))
+    )
+
+
+def is_data(path: str) -> bool:
+    """Return whether ``path`` (relative to the dataset) names a Parquet data file.
+
+    Hive itself writes names without a suffix (``000000_0``), so those count; ``notes.txt`` does not.
+    """
+    segments = path.split("/")
+    name = segments[-1]
+    if any(map(is_hidden, segments)):
+        return False
+    return name.lower().endswith(_DATA_SUFFIXES) or "." not in name
+
+
+def partition_values(directory: str) -> dict[str, str | None]:
+    """Return the partition columns and decoded values in a directory path, outermost first.
+
+    >>> partition_values("dt=2026%2F11/region=__HIVE_DEFAULT_PARTITION__")
+    {'dt': '2026/11', 'region': None}
+    """
+    values: dict[str, str | None] = {}
+    for segment in directory.split("/"):
+        key, equals, value = segment.partition("=")
+        if equals and key:
+            values[unquote(key)] = None if value == NULL else unquote(value)
+    return values
+
+
+def infer_type(values: Iterable[str | None]) -> pa.DataType:
+    """Return int64 when every value is a whole number written the usual way, else string.
+
+    ``007`` stays a string: as a number it could not be written back as the same path.
+    """
+    present = [value for value in values if value is not None]
+    return pa.int64() if present and all(map(_is_integer, present)) else pa.string()
+
+
+def partition_table(directories: Sequence[str]) -> pa.Table:
+    """Return one row per directory and one column per partition column, types inferred from all of them.
+
+    A directory that lacks one of the columns has a null there.
+    """
+    rows = [partition_values(directory) for directory in directories]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        kind = infer_type(values)
+        if pa.types.is_integer(kind):
+            columns[name] = pa.array([None if v is None else int(v) for v in values], kind)
+        else:
+            columns[name] = pa.array(values, kind)
+    if not columns:  # a table without columns cannot say how many rows it has
+        return pa.table({"": pa.nulls(len(rows))}).select([])
+    return pa.table(columns)
+
+
+def parent(path: str) -> str:
+    """Return the directory of a file path relative to the dataset; the dataset itself is ``""``."""
+    return path.rpartition("/")[0]
+
+
+def _is_integer(value: str) -> bool:
+    digits = value.removeprefix("-")
+    return (
+        digits.isascii()
+        and digits.isdigit()
+        and len(digits) < 20
+        and str(int(value)) == value
+        and int(value) in _INT64
+    )
