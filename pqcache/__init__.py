@@ -1,0 +1,54 @@
+"""pqcache keeps lake Parquet (HDFS, S3) on local disk, whole and fresh, and trains from it.
+
+>>> import pqcache
+>>> pqcache.sync("cache/shop", "hdfs://namenode:8020/warehouse/shop")       # doctest: +SKIP
+>>> pqcache.repartition("cache/shop", row_group_size=128 << 20)             # doctest: +SKIP
+>>> from pqcache.torch import ParquetDataset                                # doctest: +SKIP
+"""
+
+from importlib.metadata import version
+
+from pqcache.errors import (
+    CacheError,
+    CacheLocked,
+    Interrupted,
+    ParquetError,
+    PqcacheError,
+    SourceDenied,
+    SourceError,
+    SourceIncomplete,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+)
+from pqcache.store.cache import Cache, Snapshot
+from pqcache.store.inspect import Inspection, inspect
+from pqcache.store.repartition import RepartitionReport, repartition
+from pqcache.store.sync import SyncReport, sync
+from pqcache.units import parse_size
+
+__version__ = version("pqcache")
+
+__all__ = [
+    "Cache",
+    "CacheError",
+    "CacheLocked",
+    "Inspection",
+    "Interrupted",
+    "ParquetError",
+    "PqcacheError",
+    "RepartitionReport",
+    "Snapshot",
+    "SourceDenied",
+    "SourceError",
+    "SourceIncomplete",
+    "SourceNotFound",
+    "SourceUnavailable",
+    "SyncReport",
+    "UsageError",
+    "__version__",
+    "inspect",
+    "parse_size",
+    "repartition",
+    "sync",
+]

@@ -1,16 +1,16 @@
 """Every error a user can meet, each with its exit code.
 
-    PqcacheError                1   something failed; the message says which file and what to do
-    ├── UsageError              2   an option, a URL, a size or a condition that makes no sense
-    ├── SourceError             1   the source cannot be reached, listed or read
-    │   ├── SourceNotFound      1   nothing is there
-    │   ├── SourceDenied        1   wrong or missing credentials, or no permission
-    │   └── SourceUnavailable   1   server down, reset, or too slow: worth another try
-    ├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
-    ├── ParquetError            1   not Parquet, truncated, or something we cannot represent
-    ├── CacheError              1   no cache here, another version of one, or a damaged one
-    │   └── CacheLocked        75   another run holds the lock (EX_TEMPFAIL)
-    └── Interrupted           130   Ctrl-C or SIGTERM
+PqcacheError                1   something failed; the message says which file and what to do
+├── UsageError              2   an option, a URL, a size or a condition that makes no sense
+├── SourceError             1   the source cannot be reached, listed or read
+│   ├── SourceNotFound      1   nothing is there
+│   ├── SourceDenied        1   wrong or missing credentials, or no permission
+│   └── SourceUnavailable   1   server down, reset, or too slow: worth another try
+├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
+├── ParquetError            1   not Parquet, truncated, or something we cannot represent
+├── CacheError              1   no cache here, another version of one, or a damaged one
+│   └── CacheLocked        75   another run holds the lock (EX_TEMPFAIL)
+└── Interrupted           130   Ctrl-C or SIGTERM
 """
 
 from __future__ import annotations

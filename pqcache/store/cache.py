@@ -32,7 +32,7 @@ FILES = "_pqcache/files.arrow"
 ROW_GROUPS = "_pqcache/row_groups.arrow"
 LEASE = "_pqcache/lease"
 CONFIG = "pqcache.toml"
-_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: made from a source, safe to leave out of backups.\n"
+_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ class Lease:
         try:
             self._file = (snapshot.path / LEASE).open("rb")
         except OSError as error:
-            raise CacheError(f"{snapshot.path}: the snapshot is gone ({error.strerror}); open the cache again") from error
+            raise CacheError(
+                f"{snapshot.path}: the snapshot is gone ({error.strerror}); open the cache again"
+            ) from error
         fcntl.flock(self._file, fcntl.LOCK_SH)
         try:  # gc may have moved it away between open and flock
             current = os.stat(snapshot.path / LEASE)
@@ -196,8 +198,8 @@ class Cache:
     def new_snapshot_id(self, now: datetime | None = None) -> str:
         """Return a name for the next snapshot: the time, and a number that never goes back."""
         moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
-        numbers = [int(s.id.rpartition("-")[2]) for s in self.snapshots() if s.id.rpartition("-")[2].isdigit()]
-        return f"{moment}-{max(numbers, default=0) + 1:04d}"
+        numbers = [s.id.rpartition("-")[2] for s in self.snapshots()]
+        return f"{moment}-{max((int(n) for n in numbers if n.isdigit()), default=0) + 1:04d}"
 
     def publish(self, built: Path) -> Snapshot:
         """Make the snapshot built in ``tmp/`` the current one.

@@ -10,6 +10,7 @@ rows                 int64     number of rows
 offset               int64     where its first page begins in the file, in bytes
 bytes                int64     compressed size on disk: what counts against ``--row-group-size``
 uncompressed         int64     size of its pages after decompression
+codec                string    ``SNAPPY``, or ``SNAPPY+UNCOMPRESSED`` where columns differ
 ``C:bytes``          int64     the same two for each top-level column ``C`` of the schema
 ``C:uncompressed``   int64
 ``C:nulls``          int64     number of nulls, where the file says so
@@ -36,19 +37,9 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, ParquetError
 from pqcache.store.hive import parent, partition_table
+from pqcache.store.statistics import BASE, columns_table, read_footer, row_group_columns
 
 FORMAT = 1
-_MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
-_BASE = pa.schema(
-    [
-        ("file", pa.int32()),
-        ("row_group", pa.int32()),
-        ("rows", pa.int64()),
-        ("offset", pa.int64()),
-        ("bytes", pa.int64()),
-        ("uncompressed", pa.int64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -94,115 +85,105 @@ class Index:
         return total
 
 
-def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
-    """Return the index columns of one file's row groups, without ``file``.
-
-    ``schema`` is the file's Arrow schema.
-    """
-    names = [field.name for field in schema]
-    top = [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
-    if any("." in name for name in names):
-        top = _top_level_names(metadata, schema)
-    flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
-    columns: dict[str, list[Any]] = {name: [] for name in _BASE.names[1:]}
-    for name in names:
-        for what in ("bytes", "uncompressed", "nulls"):
-            columns[f"{name}:{what}"] = []
-        if name in flat:
-            columns[f"{name}:min"], columns[f"{name}:max"] = [], []
-    for g in range(metadata.num_row_groups):
-        group = metadata.row_group(g)
-        chunk_bytes = dict.fromkeys(names, 0)
-        chunk_uncompressed = dict.fromkeys(names, 0)
-        nulls: dict[str, int | None] = dict.fromkeys(names)
-        extremes: dict[str, tuple[Any, Any]] = dict.fromkeys(flat, (None, None))
-        start = None
-        for c in range(metadata.num_columns):
-            chunk = group.column(c)
-            name = top[c]
-            chunk_bytes[name] += chunk.total_compressed_size
-            chunk_uncompressed[name] += chunk.total_uncompressed_size
-            first = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                first = min(first, chunk.dictionary_page_offset)
-            start = first if start is None else min(start, first)
-            statistics = chunk.statistics if name in flat else None
-            if statistics is not None:
-                if statistics.has_null_count:
-                    nulls[name] = statistics.null_count
-                extremes[name] = _extremes(statistics)
-        columns["row_group"].append(g)
-        columns["rows"].append(group.num_rows)
-        columns["offset"].append(start or 0)
-        columns["bytes"].append(sum(chunk_bytes.values()))
-        columns["uncompressed"].append(sum(chunk_uncompressed.values()))
-        for name in names:
-            columns[f"{name}:bytes"].append(chunk_bytes[name])
-            columns[f"{name}:uncompressed"].append(chunk_uncompressed[name])
-            columns[f"{name}:nulls"].append(nulls[name])
-            if name in flat:
-                low, high = extremes[name]
-                columns[f"{name}:min"].append(low)
-                columns[f"{name}:max"].append(high)
-    return columns
-
-
-def file_table(metadata: pq.FileMetaData, schema: pa.Schema, file: int = 0) -> pa.Table:
-    """Return the index rows of one file as a table; ``file`` is its position in path order."""
-    columns = row_group_columns(metadata, schema)
-    fields, arrays = [], []
-    for name, values in {"file": [file] * metadata.num_row_groups, **columns}.items():
-        kind = _column_type(name, schema)
-        fields.append(pa.field(name, kind))
-        arrays.append(_array(values, kind))
-    return pa.table(arrays, schema=pa.schema(fields))
-
-
-def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
-    try:
-        with pq.ParquetFile(path) as file:
-            return file.metadata, file.schema_arrow
-    except (pa.ArrowException, OSError) as error:
-        raise not_parquet(str(path), error) from error
-
-
-def not_parquet(name: str, error: BaseException) -> ParquetError:
-    """Return the error for a file whose footer cannot be read."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ParquetError(
-        f"{name}: not a Parquet file, or truncated ({reason}); write it again at the source, or move it away"
-    )
-
-
 def build_index(root: Path, paths: Sequence[str], jobs: int = 8) -> Index:
     """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers."""
+    builder = IndexBuilder()
     ordered = sorted(paths)
     with ThreadPoolExecutor(jobs) as pool:
         footers = pool.map(lambda path: read_footer(root / path), ordered)
-        tables = []
-        schemas: dict[str, tuple[str, pa.Schema]] = {}
-        for position, (path, (metadata, schema)) in enumerate(zip(ordered, footers, strict=True)):
-            tables.append(file_table(metadata, schema, position))
-            schemas.setdefault(schema.remove_metadata().to_string(), (path, schema))
-    return assemble(ordered, tables, schemas.values())
+        for path, footer in zip(ordered, footers, strict=True):
+            builder.add(path, *footer)
+    return builder.finish(ordered)
 
 
-def assemble(
-    paths: Sequence[str], tables: Sequence[pa.Table], schemas: Iterable[tuple[str, pa.Schema]]
-) -> Index:
-    """Join per-file tables (whose ``file`` is already right) into an index.
+class IndexBuilder:
+    """Collects files in any order and makes an index of them.
 
-    ``schemas`` names one file for each distinct schema among the files.
+    Rows wait in small lists per schema and are packed into Arrow tables every few thousand row groups, so
+    that 100,000 files do not mean 100,000 tables.
     """
-    data_schema = unify(schemas)
-    empty = pa.table({f.name: pa.array([], f.type) for f in _BASE}, schema=_BASE)
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._schemas: list[tuple[str, pa.Schema]] = []
+        self._waiting: list[dict[str, list[Any]]] = []
+        self._tables: list[pa.Table] = []
+
+    def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+        """Add one file by its footer and Arrow schema."""
+        columns = row_group_columns(metadata, schema)
+        file = self._ids.setdefault(path, len(self._ids))
+        columns["file"] = [file] * metadata.num_row_groups
+        position = self._schema_position(path, schema)
+        waiting = self._waiting[position]
+        for name, values in columns.items():
+            waiting.setdefault(name, []).extend(values)
+        if len(waiting["file"]) >= 4096:
+            self._pack(position)
+
+    def finish(self, paths: Sequence[str], previous: Index | None = None) -> Index:
+        """Return the index of ``paths``, which are sorted; those not added come from ``previous``."""
+        for position in range(len(self._schemas)):
+            self._pack(position)
+        position_of = {path: position for position, path in enumerate(paths)}
+        tables = []
+        if self._tables:
+            added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
+            tables.append(_renumber(_join(self._tables), added))
+        schemas = list(self._schemas)
+        if previous is not None:
+            kept = np.array(
+                [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths], np.int32
+            )
+            if (kept >= 0).any():
+                table = _renumber(previous.table, kept)
+                tables.append(table)
+                schemas.insert(0, (previous.paths[int(np.argmax(kept >= 0))], _still_there(previous, table)))
+        empty = pa.table({field.name: pa.array([], field.type) for field in BASE}, schema=BASE)
+        table = _join([empty, *tables])
+        order = np.lexsort((table["row_group"].to_numpy(), table["file"].to_numpy()))
+        if not np.array_equal(order, np.arange(len(order))):
+            table = table.take(order)
+        partitions = partition_table([parent(path) for path in paths])
+        return Index(tuple(paths), table.combine_chunks(), unify(schemas), partitions)
+
+    def _schema_position(self, path: str, schema: pa.Schema) -> int:
+        for position, (_, known) in enumerate(self._schemas):
+            if known.equals(schema):
+                return position
+        self._schemas.append((path, schema))
+        self._waiting.append({})
+        return len(self._schemas) - 1
+
+    def _pack(self, position: int) -> None:
+        if self._waiting[position].get("file"):
+            self._tables.append(columns_table(self._waiting[position], self._schemas[position][1]))
+            self._waiting[position] = {}
+
+
+def _join(tables: Sequence[pa.Table]) -> pa.Table:
     try:
-        table = pa.concat_tables([empty, *tables], promote_options="permissive")
+        return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise ParquetError(f"statistics of two files do not fit together: {error}") from error
-    partitions = partition_table([parent(path) for path in paths])
-    return Index(tuple(paths), table.combine_chunks(), data_schema, partitions)
+        raise ParquetError(f"the types of two files do not fit together: {error}") from error
+
+
+def _renumber(table: pa.Table, position_of: npt.NDArray[np.int32]) -> pa.Table:
+    """Return ``table`` with file numbers looked up in ``position_of``; rows that map to -1 are dropped."""
+    files = position_of[table["file"].to_numpy()]
+    if (files < 0).any():
+        table = table.filter(pa.array(files >= 0))
+        files = files[files >= 0]
+    return table.set_column(0, BASE.field("file"), pa.array(files))
+
+
+def _still_there(previous: Index, table: pa.Table) -> pa.Schema:
+    """Return the previous schema without the columns that no kept row group has any more."""
+    if table.num_rows == 0:
+        return previous.data_schema
+    gone = [f.name for f in previous.data_schema if table[f"{f.name}:bytes"].null_count == table.num_rows]
+    fields = [field for field in previous.data_schema if field.name not in gone]
+    return pa.schema(fields, previous.data_schema.metadata)
 
 
 def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
@@ -217,8 +198,7 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
             result = pa.unify_schemas([result, schema], promote_options="permissive")
         except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
             raise ParquetError(
-                f"{path}: its schema does not fit {first} ({error}); "
-                "rewrite one of them with the other's types"
+                f"{path}: its schema does not fit {first} ({error}); rewrite one of them with the other's types"
             ) from error
     return result if result is not None else pa.schema([])
 
@@ -265,72 +245,3 @@ def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:
     for position, path in enumerate(index.paths):
         start, end = int(starts[position]), int(ends[position])
         yield path, index.table.slice(start, end - start)
-
-
-def _top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
-    names: list[str] = []
-    for field in schema:
-        leaves = sum(1 for _ in _leaves(field.type))
-        names.extend([field.name] * leaves)
-    if len(names) != metadata.num_columns:
-        return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
-    return names
-
-
-def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
-    if pa.types.is_struct(kind):
-        for i in range(kind.num_fields):
-            yield from _leaves(kind.field(i).type)
-    elif pa.types.is_map(kind):
-        yield from _leaves(kind.key_type)
-        yield from _leaves(kind.item_type)
-    elif pa.types.is_nested(kind):
-        yield from _leaves(kind.value_type)
-    else:
-        yield kind
-
-
-def _has_order(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_temporal(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-    ) and not pa.types.is_duration(kind)
-
-
-def _extremes(statistics: pq.Statistics) -> tuple[Any, Any]:
-    if not statistics.has_min_max:
-        return None, None
-    try:
-        low, high = statistics.min, statistics.max
-    except (ValueError, OverflowError, pa.ArrowException):  # a date or time that Python's types cannot hold
-        return None, None
-    if any(isinstance(v, str | bytes) and len(v) > _MAX_STATISTIC for v in (low, high)):
-        return None, None
-    if low != low or high != high:  # NaN says nothing
-        return None, None
-    return low, high
-
-
-def _column_type(name: str, schema: pa.Schema) -> pa.DataType:
-    if name in _BASE.names:
-        return _BASE.field(name).type
-    column, _, what = name.rpartition(":")
-    if what not in ("min", "max"):
-        return pa.int64()
-    kind = schema.field(column).type
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
-
-
-def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    try:
-        return pa.array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return pa.nulls(len(values), kind)  # statistics in a type of their own (old writers): prune nothing

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file at the source: its path relative to the source, and its identity."""
+    """A file at the source: its path relative to the source, and its identity.
+
+    ``block_size`` is what HDFS says of it, 0 elsewhere; it is no part of what makes two files equal.
+    """
 
     path: str
     identity: Identity
+    block_size: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +120,7 @@ def read_manifest(path: Path) -> Manifest:
                 entry for i in range(reader.num_record_batches) for entry in _entries(reader.get_batch(i))
             )
     except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise CacheError(
-            f"{path}: the manifest cannot be read ({error}); sync again to rebuild it"
-        ) from error
+        raise CacheError(f"{path}: the manifest cannot be read ({error}); sync again to rebuild it") from error
     return Manifest(files, about["source"], about["created"], about.get("where"))
 
 

@@ -1,0 +1,241 @@
+"""The command line: each command is named like the library function it calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from pqcache.errors import Interrupted, PqcacheError, UsageError
+from pqcache.units import parse_size
+
+app = typer.Typer(
+    name="pqcache",
+    help="Keep lake Parquet (HDFS, S3) on local disk, whole and fresh, and train from it.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if size < 1:
+        raise UsageError(f"{text!r} is too small for a row group")
+    return size
+
+
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-o", "--option", metavar="KEY=VALUE", help="Option of the store, like endpoint=http://host:9000."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per event, a summary at the end.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and do nothing.")]
+Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Files worked on at once.")]
+Wait = Annotated[float, typer.Option(metavar="SECONDS", help="Wait for another run to end.")]
+RowGroupSize = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Largest row group in bytes on disk, like 128MB or 64m."),
+]
+
+
+@app.command()
+def sync(
+    source: Annotated[str, typer.Argument(help="hdfs://, webhdfs://, s3://, file:// or a path; or a CACHE.")],
+    cache: Annotated[Path | None, typer.Argument(help="The local cache directory.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="CONDITION", help="Partitions to take: \"dt >= '2026-11-01'\"; '' for all."),
+    ] = None,
+    row_group_size: RowGroupSize = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Snapshots to keep, 2 at first.")] = None,
+    option: Options = None,
+    jobs: Jobs = 8,
+    wait: Wait = 0.0,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Bring a cache up to date with its source, moving only what changed.
+
+    'pqcache sync CACHE' alone repeats with what the cache remembers.
+    """
+    import pqcache
+    from pqcache import console
+
+    where_from, target = (source, cache) if cache is not None else (None, Path(source))
+    with console.reporter(json, quiet) as on_event:
+        report = pqcache.sync(
+            target,
+            where_from,
+            where=where,
+            row_group_size=None if row_group_size is None else _size(row_group_size),
+            options=_options(option),
+            keep=keep,
+            jobs=jobs,
+            wait=wait,
+            dry_run=dry_run,
+            on_event=on_event,
+        )
+    _show(report.to_dict(), json, quiet, lambda: console.print_sync(report))
+
+
+@app.command()
+def repartition(
+    source: Annotated[str, typer.Argument(help="A cache, a directory or a URL.")],
+    dest: Annotated[Path | None, typer.Argument(help="A new directory; not needed for a cache.")] = None,
+    row_group_size: RowGroupSize = "128MB",
+    option: Options = None,
+    jobs: Jobs = 8,
+    wait: Wait = 0.0,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Rewrite row groups so that they fill the block and never exceed it.
+
+    A cache gets a new snapshot, and later syncs cut what is new the same way.
+    """
+    import pqcache
+    from pqcache import console
+
+    with console.reporter(json, quiet) as on_event:
+        report = pqcache.repartition(
+            source,
+            dest,
+            row_group_size=_size(row_group_size or "128MB"),
+            options=_options(option),
+            jobs=jobs,
+            wait=wait,
+            dry_run=dry_run,
+            on_event=on_event,
+        )
+    _show(report.to_dict(), json, quiet, lambda: console.print_repartition(report))
+
+
+@app.command()
+def inspect(
+    target: Annotated[str, typer.Argument(help="A cache, a directory, a file or a URL.")],
+    block_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Block size to measure against; HDFS's own, or 128MB.")
+    ] = None,
+    option: Options = None,
+    jobs: Jobs = 16,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object; see pqcache-inspect(1).")] = False,
+) -> None:
+    """Show what is in a dataset: partitions, row-group sizes, columns, compression."""
+    import pqcache
+    from pqcache import console
+
+    with console.reporter(json_lines=False, quiet=json) as on_event:
+        found = pqcache.inspect(
+            target,
+            options=_options(option),
+            block_size=None if block_size is None else _size(block_size),
+            jobs=jobs,
+            on_event=on_event,
+        )
+    _show(found.to_dict(), json, False, lambda: console.print_inspection(found))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"pqcache {version('pqcache')}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Keep lake Parquet (HDFS, S3) on local disk, whole and fresh, and train from it."""
+
+
+def _options(pairs: list[str] | None) -> dict[str, str]:
+    options = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise UsageError(f"-o {key}: write it as KEY=VALUE")
+        options[key] = value
+    return options
+
+
+def _show(summary: dict[str, Any], json: bool, quiet: bool, for_people: Callable[[], None]) -> None:
+    from pqcache import console
+
+    if json:
+        console.print_json({"event": "summary", **summary} if "partitions" not in summary else summary)
+    elif not quiet:
+        for_people()
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with its exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    code = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == Interrupted.exit_code:
+        os._exit(code)  # a thread may hang in a read; the cache is as it was
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        result = app(arguments, prog_name="pqcache", standalone_mode=False)
+        return int(result or 0)
+    except KeyboardInterrupt:
+        return _fail(Interrupted("interrupted; the cache is as it was"), arguments)
+    except PqcacheError as error:
+        return _fail(error, arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001  the last resort: a line instead of a traceback
+        return _unexpected(error, arguments)
+
+
+def _unexpected(error: Exception, arguments: list[str]) -> int:
+    show = getattr(error, "show", None)  # the parser's own errors know how to show themselves
+    if show is not None:
+        show()
+        return 2
+    if type(error).__name__ == "Abort":
+        return _fail(Interrupted("interrupted; the cache is as it was"), arguments)
+    text = str(error).splitlines()[0] if str(error) else ""
+    name = type(error).__name__
+    return _fail(
+        PqcacheError(f"{name}: {text} (a bug? PQCACHE_DEBUG=1 shows the traceback; please report it)"),
+        arguments,
+    )
+
+
+def _fail(error: PqcacheError, arguments: list[str]) -> int:
+    from pqcache.console import print_error
+
+    if os.environ.get("PQCACHE_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    print_error(error, "--json" in arguments)
+    return error.exit_code

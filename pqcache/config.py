@@ -1,0 +1,98 @@
+"""What a cache remembers of its source and options, in ``pqcache.toml``, which people may edit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tomlkit
+import tomlkit.exceptions
+
+from pqcache.errors import CacheError
+from pqcache.store.cache import CONFIG
+from pqcache.store.disk import write_durably
+from pqcache.units import parse_size
+
+FORMAT = 1
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Config:
+    """A cache's source and options; ``row_group_size`` is in bytes, None leaves files as they come."""
+
+    source: str
+    where: str | None = None
+    row_group_size: int | None = None
+    keep: int = KEEP
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise CacheError(f"keep = {self.keep}: at least one snapshot has to be kept")
+
+
+def read_config(cache: Path) -> Config:
+    """Read ``pqcache.toml``; a missing, malformed or newer one raises CacheError."""
+    path = cache / CONFIG
+    try:
+        document: Mapping[str, Any] = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+    except FileNotFoundError as error:
+        raise CacheError(f"{cache}: not a pqcache; make one with 'pqcache sync SOURCE {cache}'") from error
+    except (OSError, UnicodeDecodeError, tomlkit.exceptions.ParseError) as error:
+        raise CacheError(f"{path}: cannot be read ({error}); mend it, or sync into a new directory") from error
+    if document.get("format") != FORMAT:
+        raise CacheError(
+            f"{path}: format {document.get('format')} is not {FORMAT}, which this pqcache reads; "
+            "upgrade pqcache, or sync into a new directory"
+        )
+    size = document.get("row_group_size")
+    try:
+        return Config(
+            source=str(document["source"]),
+            where=document.get("where"),
+            row_group_size=None if size is None else parse_size(size),
+            keep=int(document.get("keep", KEEP)),
+            options={str(k): str(v) for k, v in document.get("options", {}).items()},
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CacheError(f"{path}: {error}; mend it, or sync into a new directory") from error
+
+
+def write_config(cache: Path, config: Config) -> None:
+    """Write ``pqcache.toml``, keeping a person's comments; secrets must not be in ``config.options``."""
+    path = cache / CONFIG
+    if path.is_file():
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    else:
+        document = tomlkit.document()
+        document.add(tomlkit.comment("Written by pqcache; 'pqcache sync CACHE' repeats with what is here."))
+    before = tomlkit.dumps(document)
+    size = config.row_group_size
+    values = {
+        "format": FORMAT,
+        "source": config.source,
+        "where": config.where,
+        "row_group_size": None if size is None else _size_text(size),
+        "keep": config.keep,
+        "options": dict(config.options) or None,
+    }
+    for name, value in values.items():
+        if value is None:
+            document.pop(name, None)
+        elif document.get(name) != value:
+            document[name] = value
+    after = tomlkit.dumps(document)
+    if after != before or not path.is_file():
+        write_durably(path, after.encode())
+
+
+def _size_text(size: int) -> str:
+    """Return ``size`` as people write it: ``128MB`` where that is exact."""
+    for unit, power in (("GB", 30), ("MB", 20), ("KB", 10)):
+        if size % (1 << power) == 0:
+            return f"{size >> power}{unit}"
+    return str(size)

@@ -1,0 +1,324 @@
+"""The only module that prints: for a person (rich), as JSON lines, or quietly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from pqcache.errors import PqcacheError
+from pqcache.events import Advanced, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.store.inspect import Inspection
+from pqcache.store.repartition import RepartitionReport
+from pqcache.store.sync import SyncReport
+from pqcache.units import format_count, format_seconds, format_size
+
+_LINE_SECONDS = 60.0  # how often a run without a terminal says where it is
+_VERB = {"fetch": "fetching", "rewrite": "rewriting", "read": "reading footers"}
+
+
+def out() -> Console:
+    """Return the console for results; it wraps nothing when it is not a terminal."""
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def err() -> Console:
+    """Return the console for progress, warnings and errors."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def reporter(json_lines: bool, quiet: bool) -> Iterator[OnEvent]:
+    """Yield an ``on_event`` that shows a run's events the way its user wants them."""
+    if json_lines:
+        yield _json_events
+    elif quiet:
+        yield lambda event: None
+    elif sys.stderr.isatty():
+        with _Bars() as bars:
+            yield bars
+    else:
+        yield _Lines()
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """Print one JSON object on a line of its own."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(error: PqcacheError, json_lines: bool) -> None:
+    """Print an error as one line, and as an event where events are wanted."""
+    if json_lines:
+        kind = type(error).__name__
+        print_json({"event": "error", "kind": kind, "message": str(error), "exit_code": error.exit_code})
+    message = " ".join(str(error).split())
+    err().print(f"[bold red]pqcache: error:[/] {escape(message)}")
+
+
+def print_sync(report: SyncReport) -> None:
+    """Print the one line of a sync."""
+    moved = _changes(report)
+    if report.dry_run:
+        text = f"would sync: {moved}, {format_size(report.fetched_bytes)} to fetch"
+        if report.rewritten:
+            text += f", {_directories(report.rewritten)} to rewrite"
+        out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)
+        return
+    held = (
+        f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
+    )
+    if report.published:
+        text = f"synced {moved}, {format_size(report.fetched_bytes)} fetched"
+        if report.rewritten:
+            text += f", {_directories(report.rewritten)} rewritten"
+        out().print(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
+    else:
+        out().print(
+            f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}"
+        )
+
+
+def print_repartition(report: RepartitionReport) -> None:
+    """Print the one line of a repartition."""
+    if report.dry_run:
+        out().print(
+            f"would rewrite {report.rewritten:,} of {_directories(report.directories)}, "
+            f"{format_size(report.bytes_before)}"
+        )
+        return
+    if report.snapshot is not None and not report.rewritten:
+        out().print(f"nothing to do: all {_directories(report.directories)} are cut this way already")
+        return
+    text = (
+        f"repartitioned {_directories(report.rewritten)} in {format_seconds(report.seconds)}: "
+        f"{report.files_before:,} -> {format_count(report.files_after, 'file')}, "
+        f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
+        f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}"
+    )
+    out().print(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
+
+
+def print_inspection(found: Inspection) -> None:
+    """Print what is in a dataset: a header, the row-group sizes, partitions and columns."""
+    console = out()
+    console.print(f"[bold]{escape(found.target)}[/]")
+    if found.source:
+        console.print(f"  source       {escape(found.source)}")
+        console.print(f"  snapshot     {found.snapshot}, made {found.created}")
+    partitions = format_count(len(found.partitions), "partition")
+    files = format_count(found.files, "file")
+    console.print(f"  holds        {partitions}, {files}, {format_count(found.rows, 'row')}")
+    codecs = ", ".join(f"{name} {_share(size, found)}" for name, size in found.compression.items())
+    ratio = found.uncompressed / max(1, sum(found.compression.values()))
+    console.print(f"  size         {format_size(found.bytes)}; {codecs or 'no row groups'}; ratio {ratio:.1f}")
+    _print_histogram(console, found)
+    _print_partitions(console, found)
+    _print_columns(console, found)
+
+
+def _print_histogram(console: Console, found: Inspection) -> None:
+    sizes = found.row_group_bytes
+    console.print(
+        f"\n[bold]{format_count(found.row_groups, 'row group')}[/] against a block of "
+        f"{format_size(found.block_size)}: smallest {format_size(sizes['min'])}, "
+        f"median {format_size(sizes['median'])}, largest {format_size(sizes['max'])}"
+    )
+    most = max((item.count for item in found.histogram), default=0)
+    for item in found.histogram:
+        if not item.count and item.low > sizes["max"]:
+            continue
+        over = item.low > found.block_size
+        bar = "█" * round(32 * item.count / most) if most else ""
+        if item.count and not bar:
+            bar = "▏"
+        if console.encoding not in ("utf-8", "utf8"):
+            bar = bar.replace("█", "#").replace("▏", "|")
+        style = "red" if over else "green"
+        low, high = format_size(item.low - (item.low % 2)), format_size(item.high - 1)
+        label = f"over {low}" if over and item.high - 1 > 2 * found.block_size else f"{low} to {high}"
+        console.print(f"  {label:>20}  [{style}]{bar:<32}[/] {item.count:>8,}")
+    over_text = f"{found.over_block:,} of {found.row_groups:,} over the block size"
+    console.print(f"  {'[red]' if found.over_block else '[green]'}{over_text}[/]")
+    if found.straddling is not None and found.blocks_touched is not None:
+        each = found.blocks_touched / max(1, found.row_groups)
+        console.print(
+            f"  {found.straddling:,} lie across a block boundary; a row group is in {each:.2f} blocks on average"
+        )
+    if found.over_block:
+        command = f"pqcache repartition {found.target}"
+        if found.kind != "cache":
+            command += " DEST" if found.kind == "directory" else ""
+        if found.kind == "remote":
+            command = f"pqcache sync {found.target} CACHE"
+        console.print(
+            f"  to mend that: {escape(command)} --row-group-size {format_size(found.block_size).replace(' ', '')}"
+        )
+
+
+def _print_partitions(console: Console, found: Inspection, most: int = 20) -> None:
+    if len(found.partitions) == 1 and not found.partitions[0].path:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("  partition", overflow="fold")
+    for name in ("files", "row groups", "rows", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = found.partitions
+    if len(shown) > most:
+        shown = (*shown[: most // 2], *shown[-most // 2 :])
+    for position, item in enumerate(shown):
+        if len(found.partitions) > most and position == most // 2:
+            table.add_row(f"  … {len(found.partitions) - most:,} more", "", "", "", "")
+        table.add_row(
+            f"  {escape(item.path or '(no partition)')}",
+            f"{item.files:,}",
+            f"{item.row_groups:,}",
+            f"{item.rows:,}",
+            format_size(item.bytes),
+        )
+    console.print()
+    console.print(table)
+
+
+def _print_columns(console: Console, found: Inspection) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("  column", overflow="fold")
+    table.add_column("type", overflow="fold")
+    for name in ("on disk", "share", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for item in found.columns:
+        if item.partition:
+            table.add_row(f"  {escape(item.name)}", f"{item.type} (partition)", "", "", "")
+        else:
+            table.add_row(
+                f"  {escape(item.name)}",
+                escape(item.type),
+                format_size(item.bytes),
+                _share(item.bytes, found),
+                f"{item.uncompressed / max(1, item.bytes):.1f}",
+            )
+    console.print()
+    console.print(table)
+
+
+def _share(size: int, found: Inspection) -> str:
+    share = size / max(1, sum(found.compression.values()))
+    return "100 %" if share == 1 else f"{100 * share:.1f} %"
+
+
+def _changes(report: SyncReport) -> str:
+    parts = [
+        format_count(count, f"{what} file")
+        for count, what in (
+            (report.added, "new"),
+            (report.changed, "changed"),
+            (report.removed, "removed"),
+        )
+        if count
+    ]
+    if parts:
+        return ", ".join(parts)
+    return "no changed file" if report.fetched_bytes or report.rewritten else "nothing to do"
+
+
+def _directories(count: int) -> str:
+    return format_count(count, "directory", "directories")
+
+
+def _json_events(event: Event) -> None:
+    if not isinstance(event, Advanced):
+        print_json({"event": type(event).__name__.lower(), **asdict(event)})
+
+
+def _note(event: Event) -> str | None:
+    """Return the line that a person should see about an event, whatever else is shown."""
+    if isinstance(event, Warned):
+        return f"warning: {event.message}"
+    if isinstance(event, Retried):
+        return f"trying again in {event.wait:.1f} s: {event.error}"
+    return None
+
+
+class _Bars:
+    """Progress bars on a terminal."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<16}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[amount]}"),
+            TimeRemainingColumn(compact=True),
+            console=err(),
+            transient=True,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._units: dict[str, str] = {}
+
+    def __enter__(self) -> _Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        note = _note(event)
+        if note is not None:
+            self._progress.console.print(escape(note), style="yellow")
+        elif isinstance(event, Started):
+            self._units[event.phase] = event.unit
+            if event.total:
+                self._tasks[event.phase] = self._progress.add_task(
+                    _VERB[event.phase], total=event.total, amount=""
+                )
+        elif isinstance(event, Advanced) and event.phase in self._tasks:
+            task = self._tasks[event.phase]
+            self._progress.advance(task, event.amount)
+            state = self._progress.tasks[self._progress.task_ids.index(task)]
+            self._progress.update(task, amount=_amount(state.completed, self._units[event.phase]))
+        elif isinstance(event, Listed):
+            files = format_count(event.files, "file")
+            self._progress.console.print(f"source holds {files}, {format_size(event.bytes)}", style="dim")
+
+
+class _Lines:
+    """A line a minute where there is no terminal, and warnings at once."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _LINE_SECONDS
+        self._totals: dict[str, tuple[int, str]] = {}
+        self._done: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        note = _note(event)
+        if note is not None:
+            err().print(escape(note))
+        elif isinstance(event, Started):
+            self._totals[event.phase] = (event.total, event.unit)
+            self._done[event.phase] = 0
+        elif isinstance(event, Advanced) and event.phase in self._totals:
+            with self._lock:
+                self._done[event.phase] += event.amount
+                if time.monotonic() < self._next:
+                    return
+                self._next = time.monotonic() + _LINE_SECONDS
+            total, unit = self._totals[event.phase]
+            err().print(
+                f"{_VERB[event.phase]}: {_amount(self._done[event.phase], unit)} of {_amount(total, unit)}"
+            )
+
+
+def _amount(amount: float, unit: str) -> str:
+    return format_size(amount) if unit == "bytes" else f"{int(amount):,} {unit}"

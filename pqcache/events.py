@@ -1,0 +1,95 @@
+"""What the library reports while it works; a caller passes ``on_event`` and gets these.
+
+The library never prints: ``console.py`` turns events into lines, bars or JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The source was listed: its Parquet files after ``where``, and their bytes."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A phase (``fetch``, ``rewrite``, ``index``, ``read``) begins and will advance by ``total`` in all.
+
+    ``total`` counts bytes, or files where ``unit`` says so.
+    """
+
+    phase: str
+    total: int
+    unit: str = "bytes"
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """A phase came ``amount`` further; a negative amount takes back what has to be done again."""
+
+    phase: str
+    amount: int
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """One file arrived from the source, whole and checked."""
+
+    path: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Rewrote:
+    """One partition directory was repartitioned."""
+
+    directory: str
+    files_before: int
+    files_after: int
+    row_groups: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Retried:
+    """Something transient failed and is tried again after ``wait`` seconds."""
+
+    path: str
+    error: str
+    wait: float
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something the user should know that does not stop the run."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """A new snapshot is current."""
+
+    snapshot: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """An old snapshot was removed."""
+
+    snapshot: str
+
+
+Event = Listed | Started | Advanced | Fetched | Rewrote | Retried | Warned | Published | Collected
+OnEvent = Callable[[Event], None]
+
+
+def ignore(_: Event) -> None:
+    """The default for ``on_event``."""

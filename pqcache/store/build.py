@@ -1,0 +1,308 @@
+"""Apply a plan: fetch, rewrite, index, put a snapshot together in ``tmp/`` and publish it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import CacheError, PqcacheError
+from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
+from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
+from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
+from pqcache.store.index import IndexBuilder, write_index
+from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
+from pqcache.store.plan import DirectoryPlan, Plan
+from pqcache.store.rewrite import RewriteOptions, rewrite_directory
+from pqcache.store.source import Source
+from pqcache.store.statistics import read_footer
+from pqcache.store.transfer import Stopwatch, disk_error, fetch
+from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
+from pqcache.units import format_size
+
+_SPARE = 64 << 20  # bytes left for indexes and metadata
+_ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a build works on; ``source`` is None when nothing has to be fetched."""
+
+    cache: Cache
+    plan: Plan
+    source: Source | None
+    source_url: str
+    where: str | None
+    rewrite: RewriteOptions | None
+    jobs: int
+    on_event: OnEvent
+
+
+@dataclass(frozen=True)
+class Built:
+    """A file of the new snapshot that is not in the old one: where it lies, and its entry."""
+
+    file: Path
+    entry: FileEntry
+
+
+def build_snapshot(job: Job) -> Snapshot:
+    """Apply ``job.plan`` and publish the result; whatever fails leaves the current snapshot as it is."""
+    run = make_workdir(job.cache)
+    try:
+        keys = {file_key(job.source_url, file) for file in job.plan.downloads}
+        adopt(job.cache, run, keys, {_rewrite_key(job, d, _inputs(d)) for d in job.plan.directories})
+        held = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+        check_space(job.cache.path, job.plan, held)
+        index = IndexBuilder()
+        built = list(_make_files(job, run, index))
+        target = _assemble(job, run, built, index)
+        snapshot = job.cache.publish(target)
+    except OSError as error:
+        raise disk_error(Path(error.filename or job.cache.path), error) from error
+    job.on_event(Published(snapshot.id))
+    remove_tree(run)
+    return snapshot
+
+
+def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
+    """Raise PqcacheError when the plan needs more bytes than the cache's disk has free.
+
+    Rewriting needs room for its output beside its input; links need none.
+    """
+    needed = plan.fetch_bytes - already + plan.rewrite_bytes + _SPARE
+    free = shutil.disk_usage(cache).free
+    if needed > free:
+        raise PqcacheError(
+            f"{cache}: needs {format_size(needed)} of free space, has {format_size(free)}; "
+            "free some, take fewer partitions with --where, or put the cache on a larger disk"
+        )
+
+
+def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
+    """Fetch and rewrite what the plan says, several files at once; yield the new snapshot's new files.
+
+    A directory is rewritten as soon as its last file has arrived, while others are still fetched.
+    """
+    plan, stop = job.plan, threading.Event()
+    job.on_event(Started("fetch", plan.fetch_bytes))
+    if plan.rewrites:
+        job.on_event(Started("rewrite", plan.rewrite_bytes))
+    finished = {d.directory for d in plan.directories if d.rewrite and _is_finished(job, run, d)}
+    waiting = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
+    arrived: dict[SourceFile, tuple[SourceFile, int]] = {}
+
+    def bring(task: tuple[DirectoryPlan, SourceFile]) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
+        return _bring(job, run, task[1], stop.is_set)
+
+    with ThreadPoolExecutor(max(1, job.jobs)) as fetchers, ThreadPoolExecutor(1) as rewriter:
+        rewriting: list[Future[list[Built]]] = []
+
+        def rewrite(directory: DirectoryPlan) -> None:
+            here = {file: arrived.pop(file, (file, 0)) for file in directory.downloads}
+            rewriting.append(rewriter.submit(_rewrite, job, run, directory, here, stop.is_set))
+
+        try:
+            for directory in plan.directories:
+                if directory.rewrite and not waiting[directory.directory]:
+                    rewrite(directory)
+            tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
+            for (directory, file), (copied, metadata, schema) in _pooled(fetchers, bring, tasks, job.jobs):
+                if not directory.rewrite:
+                    index.add(copied.path, metadata, schema)
+                    yield Built(run / "fetch" / file_key(job.source_url, copied), _entry(copied, metadata))
+                    continue
+                arrived[file] = (copied, metadata.num_rows)
+                waiting[directory.directory] -= 1
+                if not waiting[directory.directory]:
+                    rewrite(directory)
+                for done in [future for future in rewriting if future.done()]:
+                    done.result()  # an error there stops the fetching here
+            for future in rewriting:
+                for item in future.result():
+                    index.add(item.entry.path, *read_footer(item.file))
+                    yield item
+        except BaseException:
+            stop.set()
+            fetchers.shutdown(wait=False, cancel_futures=True)
+            rewriter.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _pooled(
+    pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int
+) -> Iterator[tuple[T, R]]:
+    """Yield each task with what ``call`` made of it, as they finish; only a few wait in the pool."""
+    tasks = iter(tasks)
+    running: dict[Future[R], T] = {}
+    while True:
+        for task in islice(tasks, max(1, 4 * jobs) - len(running)):
+            running[pool.submit(call, task)] = task
+        if not running:
+            return
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            yield running.pop(future), future.result()
+
+
+def _bring(
+    job: Job, run: Path, file: SourceFile, stopped: Callable[[], bool]
+) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
+    if job.source is None:
+        raise CacheError(f"{file.path}: is not in the cache any more; run 'pqcache sync {job.cache.path}'")
+    watch = Stopwatch()
+    copied, metadata, schema = fetch(
+        job.source, file, lambda f: run / "fetch" / file_key(job.source_url, f), job.on_event, stopped
+    )
+    job.on_event(Fetched(copied.path, copied.identity.size, watch.seconds))
+    return copied, metadata, schema
+
+
+def _rewrite(
+    job: Job,
+    run: Path,
+    plan: DirectoryPlan,
+    arrived: dict[SourceFile, tuple[SourceFile, int]],
+    stopped: Callable[[], bool],
+) -> list[Built]:
+    """Rewrite one directory, unless a run that died had done so already."""
+    assert job.rewrite is not None
+    sources: list[tuple[SourceFile, ...]] = []
+    files: list[tuple[str, Path]] = []
+    rows: list[int] = []
+    current = job.cache.current()
+    for item in plan.rewrite:
+        if item.entry is not None:
+            assert current is not None
+            sources.append(item.entry.sources)
+            name = item.file.path if item.file is not None else item.entry.path
+            files.append((Path(name).name, current.path / item.entry.path))
+            rows.append(item.entry.rows)
+        elif item.file is not None:
+            copied, count = arrived[item.file]
+            sources.append((copied,))
+            files.append((Path(copied.path).name, run / "fetch" / file_key(job.source_url, copied)))
+            rows.append(count)
+    target = run / "rewrite" / _rewrite_key(job, plan, [file for part in sources for file in part])
+    if target.is_dir():
+        rows = json.loads((target / _ROWS).read_text())
+        job.on_event(Advanced("fetch", sum(file.identity.size for file in plan.downloads)))
+        job.on_event(Advanced("rewrite", sum(item.size for item in plan.rewrite)))
+    else:
+        _rewrite_files(job, run, plan.directory, files, rows, target, stopped)
+    for _, path in files:
+        if path.parent == run / "fetch":
+            path.unlink(missing_ok=True)  # its rows are in the rewritten files, or it is linked there
+    made = sorted(path for path in target.iterdir() if path.name != _ROWS)
+    footers = [read_footer(path)[0] for path in made]
+    assigned = assign_sources(rows, [footer.num_rows for footer in footers])
+    built = []
+    for path, footer, positions in zip(made, footers, assigned, strict=True):
+        came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
+        name = f"{plan.directory}/{path.name}" if plan.directory else path.name
+        entry = FileEntry(
+            name, path.stat().st_size, footer.num_rows, footer.num_row_groups, came_from, job.plan.recipe
+        )
+        built.append(Built(path, entry))
+    total = sum(item.entry.size for item in built)
+    groups = sum(item.entry.row_groups for item in built)
+    job.on_event(Rewrote(plan.directory, len(files), len(built), groups, total))
+    return built
+
+
+def _rewrite_files(
+    job: Job,
+    run: Path,
+    directory: str,
+    files: list[tuple[str, Path]],
+    rows: list[int],
+    target: Path,
+    stopped: Callable[[], bool],
+) -> None:
+    """Rewrite ``files`` into ``target``, which appears only when it is whole and durable."""
+    assert job.rewrite is not None
+    inputs = run / f"{target.name}.in"
+    inputs.mkdir()
+    for name, path in files:
+        link_or_copy(path, inputs / name)
+    unfinished = target.with_name(target.name + ".new")
+
+    def progress(amount: int) -> None:
+        job.on_event(Advanced("rewrite", amount))
+        if stopped():
+            raise KeyboardInterrupt
+
+    result = rewrite_directory([inputs / name for name, _ in files], unfinished, job.rewrite, progress)
+    for warning in result.warnings:
+        job.on_event(Warned(f"{directory}: {warning}" if directory else warning))
+    for path in unfinished.iterdir():
+        path.chmod(0o444)
+    (unfinished / _ROWS).write_text(json.dumps(rows))
+    fsync_path(unfinished / _ROWS)
+    fsync_path(unfinished)
+    unfinished.rename(target)
+    remove_tree(inputs)
+
+
+def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> Path:
+    """Put the new snapshot together in ``tmp/`` and return where it lies."""
+    target = run / "snapshot"
+    previous = job.cache.current()
+    kept = [entry for directory in job.plan.directories for entry in directory.keep]
+    files: list[tuple[FileEntry, Path]] = [(item.entry, item.file) for item in built]
+    if previous is not None:
+        files.extend((entry, previous.path / entry.path) for entry in kept)
+    files.sort(key=lambda pair: pair[0].path)
+    (target / "_pqcache").mkdir(parents=True)
+    made: set[Path] = set()
+    for entry, path in files:
+        name = target / entry.path
+        if name.parent not in made:
+            name.parent.mkdir(parents=True, exist_ok=True)
+            made.add(name.parent)
+        link_or_copy(path, name)
+    paths = [entry.path for entry, _ in files]
+    write_index(index.finish(paths, previous.index() if previous and kept else None), target / ROW_GROUPS)
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    manifest = Manifest(tuple(entry for entry, _ in files), job.source_url, created, job.where)
+    write_manifest(manifest, target / FILES)
+    fsync_path(target / ROW_GROUPS)
+    fsync_path(target / FILES)
+    return target
+
+
+def _inputs(plan: DirectoryPlan) -> list[SourceFile]:
+    """Return the source files that a directory is rewritten from, in row order."""
+    files: list[SourceFile] = []
+    for item in plan.rewrite:
+        if item.entry is not None:
+            files.extend(item.entry.sources)
+        elif item.file is not None:
+            files.append(item.file)
+    return files
+
+
+def _rewrite_key(job: Job, plan: DirectoryPlan, files: Sequence[SourceFile]) -> str:
+    return rewrite_key(job.source_url, plan.directory, files, job.plan.recipe)
+
+
+def _is_finished(job: Job, run: Path, plan: DirectoryPlan) -> bool:
+    """Return whether a run that died had rewritten this directory from the same files."""
+    return (run / "rewrite" / _rewrite_key(job, plan, _inputs(plan)) / _ROWS).is_file()
+
+
+def _entry(file: SourceFile, metadata: pq.FileMetaData) -> FileEntry:
+    return FileEntry(file.path, file.identity.size, metadata.num_rows, metadata.num_row_groups, (file,))

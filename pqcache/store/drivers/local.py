@@ -1,0 +1,80 @@
+"""A dataset in a local (or mounted) directory, or one local file."""
+
+from __future__ import annotations
+
+import os
+import stat as stat_module
+from collections.abc import Iterator, Mapping
+
+from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.source import option_names
+
+_CHUNK = 4 << 20
+
+
+class LocalSource:
+    """A Source over ``os``; see ``pqcache.store.source.Source``."""
+
+    def __init__(self, path: str, options: Mapping[str, str]) -> None:
+        option_names("a local path", options, {})
+        self._root = os.path.abspath(os.path.expanduser(path))
+        self._only = ""
+        if os.path.isfile(self._root):
+            self._root, self._only = os.path.split(self._root)
+        self.url = os.path.join(self._root, self._only) if self._only else self._root
+
+    def list(self) -> Iterator[SourceFile]:
+        if self._only:
+            yield SourceFile(self._only, self.stat(self._only))
+            return
+        pending = [""]
+        while pending:
+            directory = pending.pop()
+            try:
+                with os.scandir(os.path.join(self._root, directory)) as entries:
+                    for entry in entries:
+                        path = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.is_dir():
+                            pending.append(path)
+                        else:
+                            yield SourceFile(path, _identity(entry.stat()))
+            except OSError as error:
+                raise self._error(directory, error) from error
+
+    def stat(self, path: str) -> Identity:
+        try:
+            return _identity(os.stat(self._name(path)))
+        except OSError as error:
+            raise self._error(path, error) from error
+
+    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        try:
+            with open(self._name(path), "rb", buffering=0) as file:
+                file.seek(offset)
+                while length > 0 and (chunk := file.read(min(_CHUNK, length))):
+                    length -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise self._error(path, error) from error
+
+    def close(self) -> None:
+        pass
+
+    def _name(self, path: str) -> str:
+        return os.path.join(self._root, path)
+
+    def _error(self, path: str, error: OSError) -> SourceError:
+        name = self._name(path).rstrip("/")
+        if isinstance(error, FileNotFoundError):
+            return SourceNotFound(f"{name}: no such file or directory; check the path")
+        if isinstance(error, NotADirectoryError):
+            return SourceNotFound(f"{name}: not a directory; check the path")
+        if isinstance(error, PermissionError):
+            return SourceDenied(f"{name}: permission denied; make it readable for this user")
+        return SourceUnavailable(f"{name}: {error.strerror}")
+
+
+def _identity(status: os.stat_result) -> Identity:
+    size = status.st_size if stat_module.S_ISREG(status.st_mode) else -1
+    return Identity(size, status.st_mtime_ns)

@@ -1,0 +1,181 @@
+"""A dataset on S3 or a compatible store, through boto3: the leanest client that was measured.
+
+Credentials, region, profile and endpoint come from where every AWS tool finds them (``AWS_*`` variables,
+``~/.aws``, instance roles), or from ``-o``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.source import option_names, redact, userinfo
+
+try:
+    import boto3
+    import botocore.exceptions
+    from botocore import UNSIGNED
+    from botocore.config import Config
+except ImportError as error:
+    raise UsageError("s3:// needs boto3; install it with: pip install 'pqcache[s3]'") from error
+
+OPTIONS = {
+    "endpoint": "URL of a compatible store, as AWS_ENDPOINT_URL",
+    "profile": "profile in ~/.aws/config, as AWS_PROFILE",
+    "region": "region, as AWS_DEFAULT_REGION",
+    "anon": "true reads public buckets without credentials",
+    "key": "access key id, as AWS_ACCESS_KEY_ID",
+    "secret": "secret access key, as AWS_SECRET_ACCESS_KEY",
+    "token": "session token, as AWS_SESSION_TOKEN",
+    "addressing": "path or virtual; by default what the endpoint needs",
+    "requester_pays": "true pays for the requests",
+}
+_CHUNK = 1 << 20  # measured: larger reads cost more CPU per byte
+_DENIED = {
+    "403", "401", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken",
+    "InvalidToken", "TokenRefreshRequired", "AllAccessDisabled", "AccountProblem", "RequestTimeTooSkewed",
+}  # fmt: skip
+_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
+
+
+class S3Source:
+    """A Source over boto3; see ``pqcache.store.source.Source``."""
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        option_names("s3://", options, OPTIONS)
+        parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
+        self.url = redact(url).rstrip("/")
+        self._bucket = parts.netloc.rpartition("@")[2]
+        self._root = url.partition("://")[2].partition("/")[2].strip("/")
+        self._only = ""
+        if not self._bucket:
+            raise UsageError(f"{self.url}: no bucket; write s3://BUCKET/PATH")
+        self._extra = {"RequestPayer": "requester"} if _is_true(options, "requester_pays") else {}
+        self._client = _client(url, options)
+
+    def list(self) -> Iterator[SourceFile]:
+        prefix = f"{self._root}/" if self._root else ""
+        found = False
+        try:
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=prefix, **self._extra
+            )
+            for page in pages:
+                for item in page.get("Contents", ()):
+                    found = True
+                    path = item["Key"][len(prefix) :]
+                    if path and not (path.endswith("/") and item["Size"] == 0):
+                        yield SourceFile(path, _identity(item["Size"], item["LastModified"], item["ETag"]))
+            if not found and self._root and self._is_file():
+                yield SourceFile(self._only, self.stat(self._only))
+        except _ERRORS as error:
+            raise self._error("", error) from error
+
+    def stat(self, path: str) -> Identity:
+        try:
+            head = self._client.head_object(Bucket=self._bucket, Key=self._key(path), **self._extra)
+        except _ERRORS as error:
+            raise self._error(path, error) from error
+        return _identity(head["ContentLength"], head["LastModified"], head["ETag"])
+
+    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        if length <= 0:
+            return
+        try:
+            answer = self._client.get_object(
+                Bucket=self._bucket,
+                Key=self._key(path),
+                Range=f"bytes={offset}-{offset + length - 1}",
+                **self._extra,
+            )
+            if answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
+                raise SourceError(f"{self._name(path)}: the server ignores ranges; it cannot be read safely")
+            with answer["Body"] as body:
+                while length > 0 and (chunk := body.read(min(_CHUNK, length))):
+                    length -= len(chunk)
+                    yield chunk
+        except _ERRORS as error:
+            raise self._error(path, error) from error
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _is_file(self) -> bool:
+        """Return whether the URL names one object; if so, its directory becomes the root."""
+        try:
+            self._client.head_object(Bucket=self._bucket, Key=self._root, **self._extra)
+        except botocore.exceptions.ClientError:
+            return False
+        self._root, _, self._only = self._root.rpartition("/")
+        return True
+
+    def _key(self, path: str) -> str:
+        return f"{self._root}/{path}" if self._root else path
+
+    def _name(self, path: str) -> str:
+        return f"s3://{self._bucket}/{self._key(path)}".rstrip("/")
+
+    def _error(self, path: str, error: Exception) -> SourceError:
+        name = self._name(path)
+        if isinstance(error, botocore.exceptions.ClientError):
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            if code in _MISSING or status == 404:
+                what = "no such bucket" if code == "NoSuchBucket" else "no such object"
+                return SourceNotFound(f"{name}: {what}; check the URL")
+            if code in _DENIED or status in (401, 403):
+                return SourceDenied(
+                    f"{name}: access denied ({code}); check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
+                    "-o profile=NAME, or -o anon=true for public data)"
+                )
+            if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
+                return SourceUnavailable(f"{name}: the server answers {status} {code}; try again later")
+            return SourceError(f"{name}: the server answers {status} {code}")
+        if isinstance(error, _NO_CREDENTIALS):
+            return SourceDenied(
+                f"{name}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+                "AWS_PROFILE, or -o anon=true for public data"
+            )
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return SourceUnavailable(f"{name}: {reason}; check the endpoint and the network")
+
+
+def _client(url: str, options: Mapping[str, str]) -> Any:
+    user, password = userinfo(url)
+    config = Config(
+        connect_timeout=5,
+        read_timeout=float(options.get("timeout", 30)),
+        retries={"total_max_attempts": 1},  # transfer.py retries, and knows where a download stopped
+        max_pool_connections=64,
+        signature_version=UNSIGNED if _is_true(options, "anon") else None,
+        s3={"addressing_style": options["addressing"]} if "addressing" in options else None,
+        response_checksum_validation="when_required",
+        request_checksum_calculation="when_required",
+    )
+    try:
+        session = boto3.Session(
+            aws_access_key_id=options.get("key") or user or None,
+            aws_secret_access_key=options.get("secret") or password or None,
+            aws_session_token=options.get("token"),
+            profile_name=options.get("profile"),
+            region_name=options.get("region"),
+        )
+        region = session.region_name or "us-east-1"
+        return session.client("s3", region_name=region, endpoint_url=options.get("endpoint"), config=config)
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise UsageError(f"{redact(url)}: {error}") from error
+
+
+_NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
+_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
+
+
+def _identity(size: int, modified: Any, etag: str) -> Identity:
+    return Identity(size, int(modified.timestamp()) * 1_000_000_000, etag.strip('"'))
+
+
+def _is_true(options: Mapping[str, str], name: str) -> bool:
+    return options.get(name, "").lower() in ("1", "true", "yes")

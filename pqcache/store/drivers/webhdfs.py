@@ -1,0 +1,129 @@
+"""A dataset on HDFS over HTTP (WebHDFS or HttpFS), through fsspec."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.source import option_names, redact, userinfo
+
+try:
+    import requests
+    from fsspec.implementations.webhdfs import WebHDFS
+except ImportError as error:
+    raise UsageError("webhdfs:// needs requests; install it with: pip install 'pqcache[hdfs]'") from error
+
+OPTIONS = {
+    "user": "user name, as in webhdfs://USER@HOST:PORT",
+    "password": "password, for HttpFS behind basic authentication",
+    "token": "delegation token",
+    "kerberos": "true authenticates with the Kerberos ticket cache",
+    "https": "true talks HTTPS",
+}
+_PIECE = 32 << 20  # every range costs 25 ms, so few and large ones
+_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
+
+
+class WebHdfsSource:
+    """A Source over fsspec's WebHDFS; see ``pqcache.store.source.Source``."""
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        option_names("webhdfs://", options, OPTIONS)
+        parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
+        user, password = userinfo(url)
+        self.url = redact(url).rstrip("/")
+        self._host = parts.netloc.rpartition("@")[2]
+        self._root = "/" + url.partition("://")[2].partition("/")[2].strip("/")
+        self._only = ""
+        if not parts.hostname:
+            raise UsageError(f"{self.url}: no host; write webhdfs://HOST:PORT/PATH")
+        user = options.get("user") or user
+        password = options.get("password") or password
+        self._fs = WebHDFS(
+            host=parts.hostname,
+            port=parts.port or 9870,
+            user=user or None,
+            password=password or None,
+            token=options.get("token"),
+            kerberos=options.get("kerberos", "").lower() == "true",
+            use_https=options.get("https", "").lower() == "true",
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+        session = self._fs.session
+        session.request = functools.partial(session.request, timeout=(5, 60))  # it has none of its own
+
+    def list(self) -> Iterator[SourceFile]:
+        try:
+            info = self._fs.info(self._root)
+            if info["type"] != "directory":
+                self._root, _, self._only = self._root.rpartition("/")
+                yield SourceFile(self._only, _identity(info), info.get("blockSize", 0))
+                return
+            pending = [""]
+            while pending:
+                directory = pending.pop()
+                for item in self._fs.ls(f"{self._root}/{directory}".rstrip("/") or "/", detail=True):
+                    # the server's own name: fsspec decodes nothing, but joins with a '/' too many at times
+                    path = f"{directory}/{item['pathSuffix']}" if directory else item["pathSuffix"]
+                    if item["type"] == "directory":
+                        pending.append(path)
+                    else:
+                        yield SourceFile(path, _identity(item), item.get("blockSize", 0))
+        except _ERRORS as error:
+            raise self._error(self._root, error) from error
+
+    def stat(self, path: str) -> Identity:
+        name = self._name(path)
+        try:
+            return _identity(self._fs.info(name))
+        except _ERRORS as error:
+            raise self._error(name, error) from error
+
+    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        name = self._name(path)
+        try:
+            while length > 0:
+                piece = min(_PIECE, length)
+                data = self._fs.cat_file(name, offset, offset + piece)
+                if not data:
+                    return
+                yield data
+                offset += len(data)
+                length -= len(data)
+        except _ERRORS as error:
+            raise self._error(name, error) from error
+
+    def close(self) -> None:
+        self._fs.session.close()
+
+    def _name(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}"
+
+    def _error(self, name: str, error: Exception) -> SourceError:
+        show = f"webhdfs://{self._host}{unquote(name)}"
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, SourceError):
+            return error
+        if isinstance(error, requests.HTTPError) and error.response is not None:
+            status = error.response.status_code
+            if status in (401, 403):
+                return SourceDenied(f"{show}: access denied; check the user, its permissions and the ticket")
+            if status == 404:
+                return SourceUnavailable(f"{show}: no WebHDFS here; check that the port is the HTTP port")
+            return SourceUnavailable(f"{show}: the server answers {status}; try again later")
+        if isinstance(error, requests.ConnectionError | requests.Timeout):
+            return SourceUnavailable(f"{show}: cannot connect; check the host, the HTTP port and the network")
+        if isinstance(error, FileNotFoundError):
+            return SourceNotFound(f"{show}: no such file or directory; check the URL")
+        if isinstance(error, PermissionError):
+            return SourceDenied(f"{show}: permission denied; check the user and the directory's permissions")
+        return SourceUnavailable(f"{show}: {text}")
+
+
+def _identity(info: Mapping[str, Any]) -> Identity:
+    return Identity(int(info["size"]), int(info["modificationTime"]) * 1_000_000)

@@ -1,0 +1,53 @@
+"""The history of a cache: one zstd frame with one JSON line appended per run; ``zstdcat`` reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+HISTORY = "history.jsonl.zst"
+
+
+def append_history(cache: Path, record: Mapping[str, Any]) -> None:
+    """Append one run's record durably; a torn frame left by a crash is cut off first."""
+    path = cache / HISTORY
+    frame = zstandard.ZstdCompressor().compress(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+    with open(path, "ab") as file:
+        if file.tell():
+            good = _whole_frames(path.read_bytes())[1]
+            if good < file.tell():
+                file.truncate(good)
+        file.write(frame)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_history(cache: Path) -> list[dict[str, Any]]:
+    """Return all runs' records, oldest first; a torn last frame is ignored."""
+    path = cache / HISTORY
+    if not path.exists():
+        return []
+    text, _ = _whole_frames(path.read_bytes())
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _whole_frames(data: bytes) -> tuple[bytes, int]:
+    """Return what the whole frames hold, and where the last of them ends."""
+    parts: list[bytes] = []
+    position = 0
+    while position < len(data):
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            text = frame.decompress(data[position:])
+        except zstandard.ZstdError:
+            break
+        if not frame.eof:
+            break
+        parts.append(text)
+        position = len(data) - len(frame.unused_data)
+    return b"".join(parts), position

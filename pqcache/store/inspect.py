@@ -1,0 +1,259 @@
+"""Inspect: what is in a dataset, from its row-group index or, where there is none, from its footers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.events import Advanced, OnEvent, Started, ignore
+from pqcache.store.cache import Cache
+from pqcache.store.hive import parent
+from pqcache.store.index import Index, IndexBuilder
+from pqcache.store.manifest import SourceFile
+from pqcache.store.source import Source, open_source, url_scheme
+from pqcache.store.statistics import not_parquet
+from pqcache.store.sync import list_source
+
+BLOCK_SIZE = 128 << 20
+_TAIL = 64 << 10  # most footers fit
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition directory; sizes in bytes."""
+
+    path: str
+    files: int
+    row_groups: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; ``bytes`` on disk and ``uncompressed`` are 0 for partition columns."""
+
+    name: str
+    type: str
+    partition: bool
+    bytes: int
+    uncompressed: int
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A bar of the row-group size histogram: sizes from ``low`` up to, not including, ``high`` bytes."""
+
+    low: int
+    high: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is in a dataset.
+
+    ``kind`` is cache, directory or remote. ``over_block`` counts row groups of more compressed bytes than
+    ``block_size``, ``straddling`` those that lie across a block boundary where the files are stored on HDFS,
+    with ``blocks_touched`` in all; both are None elsewhere. ``compression`` maps codecs to bytes.
+    """
+
+    target: str
+    kind: str
+    source: str | None
+    snapshot: str | None
+    created: str | None
+    files: int
+    rows: int
+    row_groups: int
+    bytes: int
+    uncompressed: int
+    block_size: int
+    over_block: int
+    straddling: int | None
+    blocks_touched: int | None
+    row_group_bytes: Mapping[str, int]
+    histogram: tuple[Bin, ...]
+    compression: Mapping[str, int]
+    partitions: tuple[Partition, ...]
+    columns: tuple[Column, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the inspection as plain values."""
+        return asdict(self)
+
+
+def inspect(
+    target: str | os.PathLike[str],
+    *,
+    options: Mapping[str, str] | None = None,
+    block_size: int | None = None,
+    jobs: int = 16,
+    on_event: OnEvent = ignore,
+) -> Inspection:
+    """Describe a cache, a local directory or file, or a remote dataset.
+
+    A cache answers from its index; of anything else only the footers are read. ``block_size`` in bytes is
+    what row groups are measured against: by default the block size of the files on HDFS, else 128 MB.
+
+    Raises UsageError, SourceError, SourceIncomplete (no Parquet there) or ParquetError.
+    """
+    text = os.fspath(target)
+    cache = Cache(Path(text).absolute())
+    if url_scheme(text) == "" and cache.exists():
+        snapshot, lease = cache.lease()
+        with lease:
+            manifest, index = snapshot.manifest(), snapshot.index()
+        sizes = np.array([entry.size for entry in manifest.files], np.int64)
+        about = {"kind": "cache", "source": manifest.source, "snapshot": snapshot.id}
+        about["created"] = manifest.created
+        return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, None)
+    source = open_source(text, options)
+    try:
+        files = sorted(list_source(source, None, on_event), key=lambda file: file.path)
+        index = read_remote_index(source, files, jobs, on_event)
+    finally:
+        source.close()
+    kind = "directory" if url_scheme(text) in ("", "file") else "remote"
+    blocks = np.array([block_size or file.block_size for file in files], np.int64)
+    sizes = np.array([file.identity.size for file in files], np.int64)
+    on_hdfs = all(file.block_size for file in files)
+    default = int(blocks.max()) if on_hdfs else BLOCK_SIZE
+    return _describe(
+        source.url, {"kind": kind}, index, sizes, block_size or default, blocks if on_hdfs else None
+    )
+
+
+def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
+    """Build the index of a source's files from their footers, ``jobs`` at a time."""
+    builder = IndexBuilder()
+    on_event(Started("read", len(files), "files"))
+    with ThreadPoolExecutor(jobs) as pool:
+        footers = pool.map(lambda file: read_remote_footer(source, file), files)
+        for file, footer in zip(files, footers, strict=True):
+            builder.add(file.path, *footer)
+            on_event(Advanced("read", 1))
+    return builder.finish([file.path for file in files])
+
+
+def read_remote_footer(source: Source, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return a remote file's footer and Arrow schema; only the end of the file is read."""
+    size = file.identity.size
+    tail = b"".join(source.read(file.path, max(0, size - _TAIL), min(size, _TAIL)))
+    length = int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == b"PAR1" else 0
+    if len(tail) < length <= size - 4:
+        tail = b"".join(source.read(file.path, size - length, length))
+    try:
+        with pq.ParquetFile(pa.BufferReader(b"PAR1" + tail[-length:] if length else tail)) as parquet:
+            return parquet.metadata, parquet.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise not_parquet(f"{source.url}/{file.path}", error) from error
+
+
+def _describe(
+    target: str,
+    about: Mapping[str, str],
+    index: Index,
+    sizes: npt.NDArray[np.int64],
+    block_size: int,
+    blocks: npt.NDArray[np.int64] | None,
+) -> Inspection:
+    groups = index.numbers("bytes")
+    straddling = touched = None
+    if blocks is not None:
+        first = index.numbers("offset")
+        block = blocks[index.numbers("file")]
+        count = (first + np.maximum(groups, 1) - 1) // block - first // block + 1
+        straddling, touched = int((count > 1).sum()), int(count.sum())
+    return Inspection(
+        target=target,
+        kind=about["kind"],
+        source=about.get("source"),
+        snapshot=about.get("snapshot"),
+        created=about.get("created"),
+        files=len(index.paths),
+        rows=int(index.rows.sum()),
+        row_groups=len(index),
+        bytes=int(sizes.sum()),
+        uncompressed=int(index.uncompressed().sum()),
+        block_size=block_size,
+        over_block=int((groups > block_size).sum()),
+        straddling=straddling,
+        blocks_touched=touched,
+        row_group_bytes=_spread(groups),
+        histogram=_histogram(groups, block_size),
+        compression=_compression(index, groups),
+        partitions=_partitions(index, sizes, groups),
+        columns=_columns(index),
+    )
+
+
+def _spread(groups: npt.NDArray[np.int64]) -> dict[str, int]:
+    if not len(groups):
+        return {"min": 0, "median": 0, "mean": 0, "max": 0}
+    return {
+        "min": int(groups.min()),
+        "median": int(np.median(groups)),
+        "mean": int(groups.mean()),
+        "max": int(groups.max()),
+    }
+
+
+def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[Bin, ...]:
+    """Return bars at eighths of the block size and two above it; a full block counts as not above."""
+    edges = [block_size * i // 8 for i in range(9)] + [2 * block_size]
+    edges.append(max(edges[-1], int(groups.max(initial=0))) + 1)
+    edges = [edge + 1 if i >= 1 else edge for i, edge in enumerate(edges)]
+    counts, _ = np.histogram(groups, edges)
+    bins = zip(edges[:-1], edges[1:], counts.tolist(), strict=True)
+    return tuple(Bin(low, high, count) for low, high, count in bins)
+
+
+def _compression(index: Index, groups: npt.NDArray[np.int64]) -> dict[str, int]:
+    names = index.table["codec"].to_pylist()
+    totals: dict[str, int] = {}
+    for name, size in zip(names, groups.tolist(), strict=True):
+        totals[name] = totals.get(name, 0) + size
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _partitions(
+    index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]
+) -> tuple[Partition, ...]:
+    files = index.numbers("file")
+    count = len(index.paths)
+    rows = np.bincount(files, index.rows, count).astype(np.int64)
+    row_groups = np.bincount(files, minlength=count)
+    totals: dict[str, list[int]] = {}
+    for position, path in enumerate(index.paths):
+        total = totals.setdefault(parent(path), [0, 0, 0, 0])
+        total[0] += 1
+        total[1] += int(row_groups[position])
+        total[2] += int(rows[position])
+        total[3] += int(sizes[position])
+    return tuple(Partition(path, *numbers) for path, numbers in sorted(totals.items()))
+
+
+def _columns(index: Index) -> tuple[Column, ...]:
+    columns = []
+    for field in index.schema:
+        partition = field.name in index.partitions.column_names
+        size = 0 if partition else _sum(index, f"{field.name}:bytes")
+        uncompressed = 0 if partition else _sum(index, f"{field.name}:uncompressed")
+        columns.append(Column(field.name, str(field.type), partition, size, uncompressed))
+    return tuple(columns)
+
+
+def _sum(index: Index, column: str) -> int:
+    if column not in index.table.column_names:
+        return 0
+    return int(np.nansum(index.table[column].to_numpy()))

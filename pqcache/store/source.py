@@ -1,0 +1,139 @@
+"""A source: one dataset at one URL, whatever the store it lives in.
+
+``open_source`` picks the driver; every driver lists, stats and reads in the same terms and raises the same
+errors, so nothing else in pqcache knows which store it talks to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from pqcache.errors import UsageError
+from pqcache.store.manifest import Identity, SourceFile
+
+_SECRET = re.compile(r"secret|password|passwd|token|credential|access_?key|(^|_)key$", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Source(Protocol):
+    """One dataset at a source. All methods may be called from several threads at once.
+
+    ``url`` is fit to be shown: it never holds a password. Paths are relative to it, with ``/`` between
+    segments.
+    """
+
+    url: str
+
+    def list(self) -> Iterator[SourceFile]:
+        """Yield every file below the source, hidden ones included; a failure raises SourceError."""
+
+    def stat(self, path: str) -> Identity:
+        """Return a file's identity now; raises SourceNotFound when it is gone."""
+
+    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        """Yield ``length`` bytes from ``offset`` in pieces of at most a few MiB.
+
+        The range must lie within the file. Fewer bytes than asked for mean that the connection broke.
+        """
+
+    def close(self) -> None:
+        """Give connections back."""
+
+
+def open_source(url: str, options: Mapping[str, str] | None = None) -> Source:
+    """Open the dataset at ``url`` with the store options ``options`` (``-o key=value``).
+
+    Nothing is contacted yet. An unknown scheme, a malformed URL or a missing extra raises UsageError.
+    """
+    known = dict(options or {})
+    scheme = url_scheme(url)
+    if scheme in ("", "file"):
+        from pqcache.store.drivers.local import LocalSource
+
+        return LocalSource(local_path(url), known)
+    if scheme == "s3":
+        from pqcache.store.drivers.s3 import S3Source
+
+        return S3Source(url, known)
+    if scheme == "hdfs":
+        from pqcache.store.drivers.hdfs import HdfsSource
+
+        return HdfsSource(url, known)
+    if scheme == "webhdfs":
+        from pqcache.store.drivers.webhdfs import WebHdfsSource
+
+        return WebHdfsSource(url, known)
+    raise UsageError(
+        f"{redact(url)}: unknown scheme {scheme}://; use hdfs://, webhdfs://, s3://, file:// or a path"
+    )
+
+
+def url_scheme(url: str) -> str:
+    """Return the lower-case scheme of a URL, or an empty string for a path."""
+    match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
+    return match[1].lower() if match else ""
+
+
+def local_path(url: str) -> str:
+    """Return the path in a ``file://`` URL, or the path itself."""
+    if url_scheme(url) != "file":
+        return url
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(f"{url}: a file URL has three slashes: file:///{parts.netloc}{parts.path}")
+    return unquote(parts.path)
+
+
+def is_secret(option: str) -> bool:
+    """Return whether an option of this name must never be stored or shown."""
+    return _SECRET.search(option) is not None
+
+
+def redact(url: str) -> str:
+    """Return ``url`` without the password in it."""
+    scheme = url_scheme(url)
+    if not scheme or "@" not in url:
+        return url
+    parts = urlsplit(url)
+    userinfo, at, host = parts.netloc.rpartition("@")
+    user = userinfo.partition(":")[0]
+    return urlunsplit(parts._replace(netloc=f"{user}{at}{host}" if scheme != "s3" else host))
+
+
+def userinfo(url: str) -> tuple[str, str]:
+    """Return the user and the password in a URL; both may be empty."""
+    user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+    return unquote(user), unquote(password)
+
+
+def option_names(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+    """Raise UsageError when ``options`` holds a name that is not in ``known`` (name -> what it means)."""
+    for name in options:
+        if name not in known:
+            choices = ", ".join(sorted(known)) or "none"
+            raise UsageError(f"-o {name}=...: {driver} has no such option; it has: {choices}")
+
+
+def check_path(path: str) -> str | None:
+    """Return what is wrong with a source path, or None if it is safe to use below the cache.
+
+    Object keys are hostile input: no name may leave the cache or be two things at once on disk.
+    """
+    if _CONTROL.search(path):
+        return "has a control character in its name"
+    segments = path.split("/")
+    if path.startswith("/") or "" in segments:
+        return "has an empty segment in its path"
+    if "." in segments or ".." in segments:
+        return "has a '.' or '..' segment in its path"
+    if any(len(segment.encode("utf-8", "surrogateescape")) > 255 for segment in segments):
+        return "has a name longer than 255 bytes"
+    return None
+
+
+def printable(path: str) -> str:
+    """Return ``path`` with control characters percent-encoded, fit for one line of output."""
+    return _CONTROL.sub(lambda match: quote(match[0], safe=""), path)

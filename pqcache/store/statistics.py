@@ -1,0 +1,175 @@
+"""What a Parquet footer says about each row group, as columns of the row-group index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError
+
+_MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
+BASE = pa.schema(
+    [
+        ("file", pa.int32()),
+        ("row_group", pa.int32()),
+        ("rows", pa.int64()),
+        ("offset", pa.int64()),
+        ("bytes", pa.int64()),
+        ("uncompressed", pa.int64()),
+        ("codec", pa.string()),
+    ]
+)
+
+
+def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
+    """Return the index columns of one file's row groups, without ``file``.
+
+    ``schema`` is the file's Arrow schema.
+    """
+    names = [field.name for field in schema]
+    top = [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
+    if any("." in name for name in names):
+        top = _top_level_names(metadata, schema)
+    flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
+    columns: dict[str, list[Any]] = {name: [] for name in BASE.names[1:]}
+    for name in names:
+        for what in ("bytes", "uncompressed", "nulls"):
+            columns[f"{name}:{what}"] = []
+        if name in flat:
+            columns[f"{name}:min"], columns[f"{name}:max"] = [], []
+    for g in range(metadata.num_row_groups):
+        group = metadata.row_group(g)
+        chunk_bytes = dict.fromkeys(names, 0)
+        chunk_uncompressed = dict.fromkeys(names, 0)
+        nulls: dict[str, int | None] = dict.fromkeys(names)
+        extremes: dict[str, tuple[Any, Any]] = dict.fromkeys(flat, (None, None))
+        start = None
+        codecs: dict[str, None] = {}
+        for c in range(metadata.num_columns):
+            chunk = group.column(c)
+            name = top[c]
+            chunk_bytes[name] += chunk.total_compressed_size
+            chunk_uncompressed[name] += chunk.total_uncompressed_size
+            codecs[chunk.compression] = None
+            first = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                first = min(first, chunk.dictionary_page_offset)
+            start = first if start is None else min(start, first)
+            statistics = chunk.statistics if name in flat else None
+            if statistics is not None:
+                if statistics.has_null_count:
+                    nulls[name] = statistics.null_count
+                extremes[name] = _extremes(statistics)
+        columns["row_group"].append(g)
+        columns["rows"].append(group.num_rows)
+        columns["offset"].append(start or 0)
+        columns["bytes"].append(sum(chunk_bytes.values()))
+        columns["uncompressed"].append(sum(chunk_uncompressed.values()))
+        columns["codec"].append("+".join(codecs))
+        for name in names:
+            columns[f"{name}:bytes"].append(chunk_bytes[name])
+            columns[f"{name}:uncompressed"].append(chunk_uncompressed[name])
+            columns[f"{name}:nulls"].append(nulls[name])
+            if name in flat:
+                low, high = extremes[name]
+                columns[f"{name}:min"].append(low)
+                columns[f"{name}:max"].append(high)
+    return columns
+
+
+def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
+    """Return index columns as a table; ``schema`` is the Arrow schema of the files they come from."""
+    names = [*BASE.names, *(name for name in columns if name not in BASE.names)]
+    kinds = [_column_type(name, schema) for name in names]
+    arrays = [_array(columns[name], kind) for name, kind in zip(names, kinds, strict=True)]
+    return pa.table(arrays, schema=pa.schema(list(zip(names, kinds, strict=True))))
+
+
+def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.metadata, file.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise not_parquet(str(path), error) from error
+
+
+def not_parquet(name: str, error: BaseException) -> ParquetError:
+    """Return the error for a file whose footer cannot be read."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return ParquetError(
+        f"{name}: not a Parquet file, or truncated ({reason}); write it again at the source, or move it away"
+    )
+
+
+def _top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+    """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
+    names: list[str] = []
+    for field in schema:
+        leaves = sum(1 for _ in _leaves(field.type))
+        names.extend([field.name] * leaves)
+    if len(names) != metadata.num_columns:
+        return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
+    return names
+
+
+def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            yield from _leaves(kind.field(i).type)
+    elif pa.types.is_map(kind):
+        yield from _leaves(kind.key_type)
+        yield from _leaves(kind.item_type)
+    elif pa.types.is_nested(kind):
+        yield from _leaves(kind.value_type)
+    else:
+        yield kind
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_temporal(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    ) and not pa.types.is_duration(kind)
+
+
+def _extremes(statistics: pq.Statistics) -> tuple[Any, Any]:
+    if not statistics.has_min_max:
+        return None, None
+    try:
+        low, high = statistics.min, statistics.max
+    except (ValueError, OverflowError, pa.ArrowException):  # a date or time that Python's types cannot hold
+        return None, None
+    if any(isinstance(v, str | bytes) and len(v) > _MAX_STATISTIC for v in (low, high)):
+        return None, None
+    if low != low or high != high:  # NaN says nothing
+        return None, None
+    return low, high
+
+
+def _column_type(name: str, schema: pa.Schema) -> pa.DataType:
+    if name in BASE.names:
+        return BASE.field(name).type
+    column, _, what = name.rpartition(":")
+    if what not in ("min", "max"):
+        return pa.int64()
+    kind = schema.field(column).type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.nulls(len(values), kind)  # statistics in a type of their own (old writers): prune nothing

@@ -1,0 +1,188 @@
+"""One file brought safely to local disk.
+
+A download goes to a temporary name by ranged reads. It goes on where it stopped after a lost connection, is
+checked for its length and for a footer that parses, is made durable, and the source is asked once more
+whether the file is still the one that was listed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tenacity
+
+from pqcache.errors import (
+    ParquetError,
+    PqcacheError,
+    SourceIncomplete,
+    SourceNotFound,
+    SourceUnavailable,
+)
+from pqcache.events import Advanced, OnEvent, Retried
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.source import Source
+from pqcache.store.statistics import not_parquet
+
+RETRIES = 4
+_MOVED = 3  # how often a file may change while it is copied before the run gives up
+
+
+class _Moved(PqcacheError):
+    """The source file is no longer the one that was listed."""
+
+    def __init__(self, identity: Identity) -> None:
+        super().__init__()
+        self.identity = identity
+
+
+def fetch(
+    source: Source,
+    file: SourceFile,
+    target: Callable[[SourceFile], Path],
+    on_event: OnEvent,
+    stopped: Callable[[], bool] = lambda: False,
+    retries: int = RETRIES,
+) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
+    """Copy ``file`` to ``target(file)``; return it as it was copied, with its footer and Arrow schema.
+
+    A file that changes meanwhile is fetched again, and the returned identity is that of the copy. One that
+    vanished, or keeps changing, raises SourceIncomplete.
+    """
+    for attempt in range(_MOVED + 1):
+        final = target(file)
+        part = final.with_name(final.name + ".part")
+        if final.exists() and not part.exists():  # whole, from a run that died: check it like any other
+            final.rename(part)
+        try:
+            metadata, schema = _fetch_version(source, file, part, on_event, stopped, retries)
+        except SourceNotFound as error:
+            raise SourceIncomplete(
+                f"{file.path}: vanished from {source.url} while it was copied; nothing was published, "
+                "sync again when the source is complete"
+            ) from error
+        except _Moved as moved:
+            written = part.stat().st_size if part.exists() else 0
+            on_event(Advanced("fetch", -written))
+            part.unlink(missing_ok=True)
+            if attempt == _MOVED:
+                break
+            file = SourceFile(file.path, moved.identity, file.block_size)
+            continue
+        part.chmod(0o444)
+        part.replace(final)
+        return file, metadata, schema
+    raise SourceIncomplete(
+        f"{file.path}: keeps changing at {source.url} while it is copied; nothing was published, "
+        "sync again when its writer has finished"
+    )
+
+
+def with_retries(call: Callable[[], None], path: str, retries: int, on_event: OnEvent) -> None:
+    """Run ``call`` again, after growing jittered waits, while what it raises may pass by itself."""
+
+    def report(state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        wait = state.next_action.sleep if state.next_action else 0.0
+        on_event(Retried(path, str(error), round(wait, 1)))
+
+    tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(retries + 1),
+        wait=tenacity.wait_random_exponential(multiplier=0.3, max=20),
+        retry=tenacity.retry_if_exception_type(SourceUnavailable),
+        before_sleep=report,
+        reraise=True,
+    )(call)
+
+
+def _fetch_version(
+    source: Source,
+    file: SourceFile,
+    part: Path,
+    on_event: OnEvent,
+    stopped: Callable[[], bool],
+    retries: int,
+) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
+
+    def go_on() -> None:
+        _append(source, file, part, on_event, stopped)
+
+    error: PqcacheError | None = None
+    try:
+        with_retries(go_on, file.path, retries, on_event)
+        metadata, schema = _footer(source, file, part)
+    except (SourceUnavailable, ParquetError) as failure:
+        error = failure  # it may have failed because the file changed under the copy: ask before telling
+    now = source.stat(file.path)
+    if now != file.identity:
+        raise _Moved(now)
+    if error is not None:
+        raise error
+    return metadata, schema
+
+
+def _append(
+    source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]
+) -> None:
+    """Fetch what ``part`` lacks and make it durable."""
+    size = file.identity.size
+    try:
+        with open(part, "ab", buffering=0) as out:
+            written = out.tell()
+            if written < size:
+                for chunk in source.read(file.path, written, size - written):
+                    if written + len(chunk) > size:
+                        chunk = chunk[: size - written]
+                    _write_all(out.fileno(), chunk)
+                    written += len(chunk)
+                    on_event(Advanced("fetch", len(chunk)))
+                    if stopped():
+                        raise KeyboardInterrupt
+            if written < size:
+                raise SourceUnavailable(
+                    f"{source.url}/{file.path}: the connection ended after {written:,} of {size:,} bytes"
+                )
+            os.fsync(out.fileno())
+    except OSError as error:
+        raise disk_error(part, error) from error
+
+
+def _write_all(descriptor: int, chunk: bytes) -> None:
+    view = memoryview(chunk)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _footer(source: Source, file: SourceFile, part: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+    try:
+        with pq.ParquetFile(part) as parquet:
+            return parquet.metadata, parquet.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise not_parquet(f"{source.url}/{file.path}", error) from error
+
+
+def disk_error(path: Path, error: OSError) -> PqcacheError:
+    """Return the error for a failed write below the cache."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return PqcacheError(
+            f"{path.parent}: no space left on the device; free some, or put the cache on a larger disk"
+        )
+    return PqcacheError(f"{path}: {error.strerror}; check the cache's disk and its permissions")
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start, to the millisecond."""
+        return round(time.monotonic() - self._start, 3)

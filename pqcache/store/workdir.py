@@ -1,0 +1,78 @@
+"""The run's own directory in ``tmp/``, and what it takes over from runs that died.
+
+    tmp/<boot>-<pid>-<random>/
+      fetch/KEY        a whole, checked and durable download      KEY.part: the beginning of one
+      rewrite/KEY/     a directory's rewritten files, durable     KEY.new/: unfinished
+      snapshot/        the snapshot being put together
+
+KEY is made from a file's source, path and identity, so a later run can use what an earlier one brought.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from pqcache.store.cache import Cache
+from pqcache.store.disk import remove_tree
+from pqcache.store.manifest import SourceFile
+
+
+def file_key(source: str, file: SourceFile) -> str:
+    """Return a name for one version of one source file."""
+    return _digest(source, file.path, file.identity.size, file.identity.mtime_ns, file.identity.tag)
+
+
+def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe: str) -> str:
+    """Return a name for what ``recipe`` makes of a directory's source files, given in row order."""
+    return _digest(source, directory, recipe, *(file_key(source, file) for file in files))
+
+
+def make_workdir(cache: Cache) -> Path:
+    """Make a new, empty directory for this run."""
+    run = cache.tmp_dir / f"{_boot_id()}-{os.getpid()}-{os.urandom(4).hex()}"
+    for name in ("fetch", "rewrite"):
+        (run / name).mkdir(parents=True)
+    return run
+
+
+def adopt(cache: Cache, run: Path, downloads: Collection[str], rewrites: Collection[str]) -> None:
+    """Move what dead runs left and this one needs into ``run``, and remove the rest of ``tmp/``.
+
+    The beginning of a download is used only if the machine has not restarted since: what was not made
+    durable may then be zeros.
+    """
+    for other in sorted(cache.tmp_dir.iterdir()):
+        if other == run:
+            continue
+        same_boot = other.name.startswith(_boot_id() + "-")
+        for kind, wanted in (("fetch", downloads), ("rewrite", rewrites)):
+            if not (other / kind).is_dir() or (other / kind).is_symlink():
+                continue
+            for left in (other / kind).iterdir():
+                key, dot, _ = left.name.partition(".")
+                if key in wanted and (not dot or (kind == "fetch" and same_boot)):
+                    _move(left, run / kind / left.name)
+        if other.is_dir():
+            remove_tree(other)
+        else:
+            other.unlink()
+
+
+def _move(left: Path, target: Path) -> None:
+    if not target.exists() and not left.is_symlink():
+        left.rename(target)
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8]
+    except OSError:
+        return "unknown"
