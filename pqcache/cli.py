@@ -202,10 +202,10 @@ def main() -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        result = app(arguments, prog_name="pqcache", standalone_mode=False)
-        return int(result or 0)
-    except KeyboardInterrupt:
-        return _fail(Interrupted("interrupted; the cache is as it was"), arguments)
+        code = int(app(arguments, prog_name="pqcache", standalone_mode=False) or 0)
+        if code == Interrupted.exit_code:  # Typer has caught the KeyboardInterrupt
+            return _fail(Interrupted("interrupted; the cache is as it was"), arguments)
+        return code
     except PqcacheError as error:
         return _fail(error, arguments)
     except BrokenPipeError:
@@ -220,8 +220,6 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
     if show is not None:
         show()
         return 2
-    if type(error).__name__ == "Abort":
-        return _fail(Interrupted("interrupted; the cache is as it was"), arguments)
     text = str(error).splitlines()[0] if str(error) else ""
     name = type(error).__name__
     return _fail(

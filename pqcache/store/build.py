@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import islice
@@ -108,38 +109,45 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
     def bring(task: tuple[DirectoryPlan, SourceFile]) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
         return _bring(job, run, task[1], stop.is_set)
 
-    with ThreadPoolExecutor(max(1, job.jobs)) as fetchers, ThreadPoolExecutor(1) as rewriter:
+    with _pool(job.jobs, stop) as fetchers, _pool(1, stop) as rewriter:
         rewriting: list[Future[list[Built]]] = []
 
         def rewrite(directory: DirectoryPlan) -> None:
             here = {file: arrived.pop(file, (file, 0)) for file in directory.downloads}
             rewriting.append(rewriter.submit(_rewrite, job, run, directory, here, stop.is_set))
 
-        try:
-            for directory in plan.directories:
-                if directory.rewrite and not waiting[directory.directory]:
-                    rewrite(directory)
-            tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
-            for (directory, file), (copied, metadata, schema) in _pooled(fetchers, bring, tasks, job.jobs):
-                if not directory.rewrite:
-                    index.add(copied.path, metadata, schema)
-                    yield Built(run / "fetch" / file_key(job.source_url, copied), _entry(copied, metadata))
-                    continue
-                arrived[file] = (copied, metadata.num_rows)
-                waiting[directory.directory] -= 1
-                if not waiting[directory.directory]:
-                    rewrite(directory)
-                for done in [future for future in rewriting if future.done()]:
-                    done.result()  # an error there stops the fetching here
-            for future in rewriting:
-                for item in future.result():
-                    index.add(item.entry.path, *read_footer(item.file))
-                    yield item
-        except BaseException:
-            stop.set()
-            fetchers.shutdown(wait=False, cancel_futures=True)
-            rewriter.shutdown(wait=False, cancel_futures=True)
-            raise
+        for directory in plan.directories:
+            if directory.rewrite and not waiting[directory.directory]:
+                rewrite(directory)
+        tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
+        for (directory, file), (copied, metadata, schema) in _pooled(fetchers, bring, tasks, job.jobs):
+            if not directory.rewrite:
+                index.add(copied.path, metadata, schema)
+                yield Built(run / "fetch" / file_key(job.source_url, copied), _entry(copied, metadata))
+                continue
+            arrived[file] = (copied, metadata.num_rows)
+            waiting[directory.directory] -= 1
+            if not waiting[directory.directory]:
+                rewrite(directory)
+            for done in [future for future in rewriting if future.done()]:
+                done.result()  # an error there stops the fetching here
+        for future in rewriting:
+            for item in future.result():
+                index.add(item.entry.path, *read_footer(item.file))
+                yield item
+
+
+@contextmanager
+def _pool(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
+    """Yield a thread pool that on an error is told to stop and not waited for: a read may hang."""
+    pool = ThreadPoolExecutor(max(1, threads))
+    try:
+        yield pool
+    except BaseException:
+        stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _pooled(

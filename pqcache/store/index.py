@@ -14,6 +14,7 @@ codec                string    ``SNAPPY``, or ``SNAPPY+UNCOMPRESSED`` where colu
 ``C:bytes``          int64     the same two for each top-level column ``C`` of the schema
 ``C:uncompressed``   int64
 ``C:nulls``          int64     number of nulls, where the file says so
+``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one
 ``C:min``, ``C:max`` type of C from the file's statistics; only for flat columns, null where unknown
 ==================== ========= ==========================================================================
 
@@ -127,6 +128,7 @@ class IndexBuilder:
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
         tables = []
+        unify(self._schemas)  # before the statistics are joined: it names the files that do not fit
         if self._tables:
             added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
             tables.append(_renumber(_join(self._tables), added))
@@ -139,13 +141,14 @@ class IndexBuilder:
                 table = _renumber(previous.table, kept)
                 tables.append(table)
                 schemas.insert(0, (previous.paths[int(np.argmax(kept >= 0))], _still_there(previous, table)))
+        schema = unify(schemas)
         empty = pa.table({field.name: pa.array([], field.type) for field in BASE}, schema=BASE)
         table = _join([empty, *tables])
         order = np.lexsort((table["row_group"].to_numpy(), table["file"].to_numpy()))
         if not np.array_equal(order, np.arange(len(order))):
             table = table.take(order)
         partitions = partition_table([parent(path) for path in paths])
-        return Index(tuple(paths), table.combine_chunks(), unify(schemas), partitions)
+        return Index(tuple(paths), table.combine_chunks(), schema, partitions)
 
     def _schema_position(self, path: str, schema: pa.Schema) -> int:
         for position, (_, known) in enumerate(self._schemas):

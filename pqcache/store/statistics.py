@@ -35,7 +35,9 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     if any("." in name for name in names):
         top = _top_level_names(metadata, schema)
     flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
+    lists = {f.name for f in schema if _is_flat_list(f.type)}
     columns: dict[str, list[Any]] = {name: [] for name in BASE.names[1:]}
+    columns.update({f"{name}:values": [] for name in lists})
     for name in names:
         for what in ("bytes", "uncompressed", "nulls"):
             columns[f"{name}:{what}"] = []
@@ -54,6 +56,8 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             name = top[c]
             chunk_bytes[name] += chunk.total_compressed_size
             chunk_uncompressed[name] += chunk.total_uncompressed_size
+            if name in lists:
+                columns[f"{name}:values"].append(chunk.num_values)
             codecs[chunk.compression] = None
             first = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset:
@@ -142,6 +146,10 @@ def _has_order(kind: pa.DataType) -> bool:
         or pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
     ) and not pa.types.is_duration(kind)
+
+
+def _is_flat_list(kind: pa.DataType) -> bool:
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(kind.value_type)
 
 
 def _extremes(statistics: pq.Statistics) -> tuple[Any, Any]:

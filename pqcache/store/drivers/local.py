@@ -38,13 +38,13 @@ class LocalSource:
                         if entry.is_dir():
                             pending.append(path)
                         else:
-                            yield SourceFile(path, _identity(entry.stat()))
+                            yield SourceFile(path, self._identity(path, entry.stat()))
             except OSError as error:
                 raise self._error(directory, error) from error
 
     def stat(self, path: str) -> Identity:
         try:
-            return _identity(os.stat(self._name(path)))
+            return self._identity(path, os.stat(self._name(path)))
         except OSError as error:
             raise self._error(path, error) from error
 
@@ -61,6 +61,11 @@ class LocalSource:
     def close(self) -> None:
         pass
 
+    def _identity(self, path: str, status: os.stat_result) -> Identity:
+        if not stat_module.S_ISREG(status.st_mode):
+            raise SourceError(f"{self._name(path)}: not a regular file; move it away")
+        return Identity(status.st_size, status.st_mtime_ns)
+
     def _name(self, path: str) -> str:
         return os.path.join(self._root, path)
 
@@ -73,8 +78,3 @@ class LocalSource:
         if isinstance(error, PermissionError):
             return SourceDenied(f"{name}: permission denied; make it readable for this user")
         return SourceUnavailable(f"{name}: {error.strerror}")
-
-
-def _identity(status: os.stat_result) -> Identity:
-    size = status.st_size if stat_module.S_ISREG(status.st_mode) else -1
-    return Identity(size, status.st_mtime_ns)

@@ -1,0 +1,39 @@
+# Everything on a fresh machine, with Python and make alone:
+#   make demo    the main job on a dataset it makes itself
+#   make test    the tests, against a real HDFS and a real S3 on 127.0.0.1
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint types check bench clean
+
+demo: $(READY)
+	$(BIN)/python demo/demo.py
+
+test: $(READY)
+	$(BIN)/python -m tests.servers.install
+	$(BIN)/python -m pytest -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+check: lint types test
+
+bench: $(READY)
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# torch first and alone: its CPU build must be chosen before anything asks for a newer one
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist demo/data .mypy_cache .ruff_cache .pytest_cache .hypothesis

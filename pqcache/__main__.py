@@ -1,0 +1,5 @@
+"""``python -m pqcache``."""
+
+from pqcache.cli import main
+
+main()

@@ -1,0 +1,364 @@
+"""Source files of one partition directory as a stream of pieces, decoded ahead of their use.
+
+Memory is bounded by the size of a piece, not by the sources' row groups: those are read in slices.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from pqcache.errors import ParquetError
+from pqcache.store import footer
+from pqcache.store.schema import conformed
+
+_READ_BUFFER = 1 << 20  # per column; without one, pyarrow reads a column chunk whole
+_MAX_RATIO = 4.0
+_NS_PER_US = 1000
+_NS_RANGE_US = (2**63 - 1) // _NS_PER_US
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the footer of a source file says; ``int96`` is the unit its INT96 time stamps are read in."""
+
+    path: Path
+    size: int
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    elements: list[footer.Struct]
+    int96: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive rows of one source file.
+
+    ``weights`` are the bytes that each top-level column is guessed to take on disk; ``done`` is how many bytes
+    of the sources are behind the reader after this piece.
+    """
+
+    table: pa.Table
+    ratios: npt.NDArray[np.float64]
+    weights: npt.NDArray[np.float64]
+    path: Path
+    first_row: int
+    done: int
+
+
+def weigh(table: pa.Table, ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return a guess of the bytes each column takes on disk: its Arrow bytes times ``ratios``, plus a bit a row."""
+    sizes = [_bytes_of(column) for column in table.columns]
+    result: npt.NDArray[np.float64] = np.asarray(sizes, np.float64) * ratios + table.num_rows / 8
+    return result
+
+
+def _bytes_of(column: pa.ChunkedArray) -> int:
+    if pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
+        return sum(chunk.indices.nbytes for chunk in column.chunks)
+    return int(column.nbytes)
+
+
+def open_source(path: Path, int96_unit: str = "ns") -> pq.ParquetFile:
+    """Return ``path`` opened for reading in slices.
+
+    Raises:
+        ParquetError: missing, not Parquet, truncated or encrypted.
+    """
+    try:
+        # An open file, because pyarrow takes some path strings for URLs.
+        return pq.ParquetFile(
+            pa.OSFile(os.fsencode(path)),
+            pre_buffer=False,
+            buffer_size=_READ_BUFFER,
+            coerce_int96_timestamp_unit=int96_unit,
+            page_checksum_verification=True,
+        )
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise ParquetError(f"{path}: cannot be read as Parquet ({_line(error)}); fetch it again") from error
+
+
+def _line(error: BaseException) -> str:
+    return str(error).split("\n", 1)[0].rstrip(". ")
+
+
+def sources_of(paths: Sequence[Path]) -> list[Source]:
+    """Return the source files with INT96 time stamps in the unit that holds all of them without loss."""
+    opened = [_source(path, "us") for path in paths]
+    if has_int96(opened):
+        unit = int96_unit(opened)
+        if unit != "us":
+            opened = [_source(path, unit) for path in paths]
+    return opened
+
+
+def _source(path: Path, unit: str) -> Source:
+    data = footer.read_footer(path)
+    elements = footer.schema_of(footer.decode(data, str(path), until=2), str(path))
+    with open_source(path, unit) as file:
+        try:
+            schema = file.schema_arrow
+        except pa.ArrowException as error:
+            raise ParquetError(f"{path}: has a schema that Arrow cannot hold ({_line(error)})") from error
+        return Source(path, path.stat().st_size, file.metadata, schema, elements, unit)
+
+
+def has_int96(sources: Sequence[Source]) -> bool:
+    """Return whether any file has a column of INT96 time stamps."""
+    return any(_int96_columns(source) for source in sources)
+
+
+def _int96_columns(source: Source) -> list[str]:
+    schema = source.metadata.schema
+    columns = (schema.column(number) for number in range(len(schema)))
+    return [column.path for column in columns if column.physical_type == "INT96"]
+
+
+def int96_unit(sources: Sequence[Source]) -> str:
+    """Return "us" if that holds every INT96 value of ``sources``, else "ns".
+
+    Microseconds come first: that is what Spark and Hive mean, and it spans 290,000 years around 1970.
+
+    Raises:
+        ParquetError: neither unit holds all values.
+    """
+    finer: Path | None = None
+    farther: Path | None = None
+    for source in sources:
+        columns = _int96_columns(source)
+        if not columns or source.metadata.num_rows == 0:
+            continue
+        with open_source(source.path, "us") as coarse, open_source(source.path, "ns") as fine:
+            batches = zip(
+                coarse.iter_batches(columns=columns), fine.iter_batches(columns=columns), strict=True
+            )
+            try:
+                for one, other in batches:
+                    for us, ns in zip(_leaf_values(one), _leaf_values(other), strict=True):
+                        with np.errstate(over="ignore"):  # out of range, both wrap alike
+                            if finer is None and not np.array_equal(us * _NS_PER_US, ns):
+                                finer = source.path
+                        if farther is None and len(us) and max(us.max(), -us.min()) > _NS_RANGE_US:
+                            farther = source.path
+            except (pa.ArrowException, OSError) as error:
+                raise ParquetError(
+                    f"{source.path}: cannot be decoded ({_line(error)}); fetch it again"
+                ) from error
+    if finer and farther:
+        raise ParquetError(
+            f"{finer} has INT96 times finer than a microsecond and {farther} has some outside the years 1677 to 2262: "
+            "no 64-bit time holds both; round or repair them at the source"
+        )
+    return "ns" if finer else "us"
+
+
+def _leaf_values(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.int64]]:
+    def leaves(array: pa.Array) -> Iterator[pa.Array]:
+        if pt.is_struct(array.type):
+            for child in array.flatten():
+                yield from leaves(child)
+        elif pt.is_map(array.type):
+            yield from leaves(array.keys)
+            yield from leaves(array.items)
+        elif pt.is_nested(array.type):
+            yield from leaves(array.flatten())
+        elif pt.is_timestamp(array.type):
+            yield array
+
+    for column in batch.columns:
+        for leaf in leaves(column):
+            yield leaf.drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def pieces(sources: Sequence[Source], schema: pa.Schema, target: int) -> Iterator[Piece]:
+    """Yield the rows of ``sources`` in order, under ``schema``, in pieces of about ``target`` Arrow bytes.
+
+    Raises:
+        ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
+    """
+    done = 0
+    for source in sources:
+        name = str(source.path)
+        columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
+        read = 0
+        with open_source(source.path, source.int96) as file:
+            # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
+            together = 0 if any(_nested_dictionary(field.type) for field in source.schema) else target
+            for groups in _runs(source.metadata, together):
+                ratios = _ratios(source, groups, columns, schema)
+                rows = 0
+                expected = sum(source.metadata.row_group(number).num_rows for number in groups)
+                for table in _tables(file, groups, _batch_rows(source, groups, target), name):
+                    whole = conformed(table, schema, name)
+                    rows += whole.num_rows
+                    part = source.size * (read + rows) // max(1, source.metadata.num_rows)
+                    yield Piece(
+                        whole,
+                        ratios,
+                        weigh(whole, ratios),
+                        source.path,
+                        read + rows - whole.num_rows,
+                        done + part,
+                    )
+                if rows != expected:
+                    raise ParquetError(
+                        f"{name}: row groups {groups[0]} to {groups[-1]} hold {rows:,} rows, and {expected:,} in the "
+                        "footer; fetch the file again"
+                    )
+                read += rows
+        done += source.size
+
+
+def _runs(metadata: pq.FileMetaData, target: int) -> Iterator[list[int]]:
+    """Yield the row groups to be read in one go: one, or several small ones."""
+    run: list[int] = []
+    size = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if group.num_rows == 0:
+            continue
+        if run and size + group.total_byte_size > target:
+            yield run
+            run, size = [], 0
+        run.append(number)
+        size += group.total_byte_size
+    if run:
+        yield run
+
+
+def _nested_dictionary(kind: pa.DataType) -> bool:
+    if not pt.is_nested(kind):
+        return False
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pt.is_dictionary(child) or _nested_dictionary(child) for child in inner)
+
+
+def _tables(file: pq.ParquetFile, groups: list[int], rows: int, name: str) -> Iterator[pa.Table]:
+    try:
+        for batch in file.iter_batches(batch_size=rows, row_groups=groups):
+            yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(f"{name}: cannot be decoded ({_line(error)}); fetch the file again") from error
+
+
+def _fixed_width(kind: pa.DataType) -> float:
+    """Return the least bytes a value of ``kind`` takes in Arrow."""
+    if pt.is_struct(kind):
+        return sum(_fixed_width(inner.type) for inner in kind.fields)
+    if pt.is_fixed_size_list(kind):
+        return float(kind.list_size * _fixed_width(kind.value_type))
+    try:
+        return float(kind.bit_width / 8)
+    except ValueError:
+        return 4.0
+
+
+def _batch_rows(source: Source, groups: list[int], target: int) -> int:
+    rows = size = 0
+    for number in groups:
+        group = source.metadata.row_group(number)
+        rows += group.num_rows
+        size += max(0, group.total_byte_size)
+    # What Parquet stores in a few bits, Arrow may hold in eight bytes.
+    width = max(size / rows, sum(_fixed_width(field.type) for field in source.schema), 1 / 8)
+    return max(1, int(target / width))
+
+
+def _ratios(
+    source: Source, groups: list[int], columns: npt.NDArray[np.int64], schema: pa.Schema
+) -> npt.NDArray[np.float64]:
+    """Return compressed / uncompressed bytes of ``groups`` for each column of ``schema``."""
+    totals = np.zeros((2, len(source.schema)), np.float64)
+    for number in groups:
+        group = source.metadata.row_group(number)
+        for position in range(group.num_columns):
+            chunk = group.column(position)
+            totals[:, columns[position]] += chunk.total_compressed_size, chunk.total_uncompressed_size
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = totals[0] / totals[1]
+    found = np.where(np.isfinite(found) & (found > 0), np.minimum(found, _MAX_RATIO), 1.0)
+    if source.schema.names == schema.names:
+        return found
+    by_name = dict(zip(source.schema.names, found, strict=True))
+    return np.array([by_name.get(name, 1.0) for name in schema.names])
+
+
+def joined(stream: Iterator[Piece], target: int) -> Iterator[Piece]:
+    """Yield ``stream`` with tiny neighbours joined, so that four hundred tiny files cost as much as one."""
+    waiting: list[Piece] = []
+    size = 0
+    for piece in stream:
+        if waiting and size + piece.table.nbytes > target:
+            yield _join(waiting)
+            waiting, size = [], 0
+        waiting.append(piece)
+        size += piece.table.nbytes
+        if size > target // 2:
+            yield _join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(waiting: list[Piece]) -> Piece:
+    if len(waiting) == 1:
+        return waiting[0]
+    table = pa.concat_tables([piece.table for piece in waiting]).unify_dictionaries().combine_chunks()
+    weights = np.sum([piece.weights for piece in waiting], axis=0)
+    rows = np.array([max(1, piece.table.num_rows) for piece in waiting], np.float64)
+    ratios = np.average([piece.ratios for piece in waiting], axis=0, weights=rows)
+    last = waiting[-1]
+    return Piece(table, ratios, weights, waiting[0].path, waiting[0].first_row, last.done)
+
+
+_END = object()
+
+
+def prefetched(stream: Iterator[Piece], limit: int) -> Generator[Piece, None, None]:
+    """Yield ``stream``, computed on a thread that runs ahead by up to ``limit`` Arrow bytes."""
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room = threading.Condition()
+    held = 0
+    stopped = False
+
+    def produce() -> None:
+        nonlocal held
+        try:
+            for piece in stream:
+                with room:
+                    while held > limit and not stopped:
+                        room.wait()
+                    if stopped:
+                        return
+                    held += piece.table.nbytes
+                ready.put(piece)
+            ready.put(_END)
+        except BaseException as error:  # noqa: BLE001 - raised again where the pieces are used
+            ready.put(error)
+
+    thread = threading.Thread(target=produce, name="pqcache-decode", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            with room:
+                held -= item.table.nbytes
+                room.notify()
+    finally:
+        with room:
+            stopped = True
+            room.notify()
+        thread.join()

@@ -1,0 +1,173 @@
+"""How each column is encoded and compressed, chosen by trying it on a sample.
+
+Data is written once and read many times, so a scheme that costs decoding time has to earn it in size: plain
+is the rule, and a dictionary, DELTA, BYTE_STREAM_SPLIT or a codec is used only for the columns it helps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_WORTH = 0.95  # a scheme must make a column this much smaller to be used
+_LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
+_PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
+
+
+@dataclass(frozen=True)
+class Encodings:
+    """The writer's settings, by leaf path as pyarrow names it ("a.list.element")."""
+
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    dictionary: Sequence[str] = ()
+    special: Mapping[str, str] = field(default_factory=dict)
+    statistics: Sequence[str] = ()
+    level: int | None = None
+    decimal_as_integer: bool = False
+
+    def open(self, sink: Any, schema: pa.Schema, collected: list[Any] | None = None) -> pq.ParquetWriter:
+        """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own."""
+        levels = {
+            path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")
+        }
+        more = {} if collected is None else {"metadata_collector": collected}
+        return pq.ParquetWriter(
+            sink,
+            schema,
+            version="2.6",
+            store_schema=False,
+            use_compliant_nested_type=False,  # keeps the list's item name, whatever it is
+            store_decimal_as_integer=self.decimal_as_integer,
+            compression=dict(self.codecs) or "none",
+            compression_level=levels if self.level is not None and levels else None,
+            use_dictionary=list(self.dictionary) or False,
+            column_encoding=dict(self.special) or None,
+            write_statistics=list(self.statistics) or False,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """What a sample tells of a leaf column."""
+
+    path: str
+    physical: str
+    repeated: bool
+    plain: int
+    values: int
+
+
+def sizes(sample: pa.Table, encodings: Encodings) -> list[int]:
+    """Return what each leaf column of ``sample`` takes on disk, page headers and dictionary included."""
+    return [column.total_compressed_size for column in _columns(sample, encodings)]
+
+
+def _columns(sample: pa.Table, encodings: Encodings) -> list[Any]:
+    collected: list[Any] = []
+    # MockOutputStream counts the bytes and forgets them.
+    with encodings.open(pa.MockOutputStream(), sample.schema, collected) as writer:
+        writer.write_table(sample, row_group_size=max(1, sample.num_rows))
+    group = collected[0].row_group(0)
+    return [group.column(number) for number in range(group.num_columns)]
+
+
+def _leaves(sample: pa.Table, decimal_as_integer: bool) -> list[_Leaf]:
+    collected: list[Any] = []
+    with Encodings(decimal_as_integer=decimal_as_integer).open(
+        pa.MockOutputStream(), sample.schema, collected
+    ) as writer:
+        writer.write_table(sample, row_group_size=max(1, sample.num_rows))
+    group, schema = collected[0].row_group(0), collected[0].schema
+    result = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        result.append(
+            _Leaf(
+                column.path_in_schema,
+                column.physical_type,
+                schema.column(number).max_repetition_level > 0,
+                column.total_compressed_size,
+                column.num_values,
+            )
+        )
+    return result
+
+
+# Left out: BYTE_STREAM_SPLIT of fixed-length bytes, which DuckDB cannot read, and DELTA_BYTE_ARRAY, which pyarrow
+# cannot read into a dictionary and which decodes several times slower.
+_SPECIAL = {
+    "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
+    "INT64": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
+    "FLOAT": ("BYTE_STREAM_SPLIT",),
+    "DOUBLE": ("BYTE_STREAM_SPLIT",),
+}
+
+
+def chosen(
+    sample: pa.Table,
+    codec: Callable[[int], str],
+    level: int | None = None,
+    compat: bool = False,
+    decimal_as_integer: bool = False,
+) -> Encodings:
+    """Return the encodings that serve ``sample`` best.
+
+    Args:
+        sample: some thousand rows of the data to come.
+        codec: codec to try for each leaf column, by position.
+        level: compression level for codecs that have one.
+        compat: only what readers of ten years ago know: plain and dictionary.
+        decimal_as_integer: store decimals of up to 18 digits as INT32 and INT64.
+    """
+    leaves = _leaves(sample, decimal_as_integer)
+    packed = {leaf.path: codec(number) for number, leaf in enumerate(leaves)}
+    statistics = [
+        leaf.path for leaf in leaves if not leaf.repeated and leaf.plain <= _LARGE_VALUE * max(1, leaf.values)
+    ]
+    base = Encodings(packed, statistics=statistics, level=level, decimal_as_integer=decimal_as_integer)
+    if sample.num_rows == 0:
+        return base
+    # Settings go by path, and paths need not be unique: such columns may be of different types.
+    count = Counter(leaf.path for leaf in leaves)
+    schemes: list[dict[str, str]] = [
+        {leaf.path: _PLAIN for leaf in leaves},
+        {leaf.path: _DICTIONARY for leaf in leaves if leaf.physical != "BOOLEAN" and count[leaf.path] == 1},
+    ]
+    if not compat:
+        for turn in range(2):
+            named = [(leaf, _SPECIAL.get(leaf.physical, ())) for leaf in leaves if count[leaf.path] == 1]
+            scheme = {leaf.path: names[turn] for leaf, names in named if len(names) > turn}
+            if scheme:
+                schemes.append(scheme)
+    best = {leaf.path: (leaf.plain, _PLAIN, "none") for leaf in leaves}
+    for scheme in schemes:
+        for codecs in ({leaf.path: "none" for leaf in leaves}, packed):
+            if scheme is schemes[0] and codecs is not packed:
+                continue  # that is where ``best`` starts
+            trial = with_schemes(base, scheme, codecs)
+            for leaf, size in zip(leaves, sizes(sample, trial), strict=True):
+                if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):
+                    continue
+                if size < _WORTH * best[leaf.path][0]:
+                    best[leaf.path] = (size, scheme[leaf.path], codecs[leaf.path])
+    return with_schemes(
+        base,
+        {path: scheme for path, (_, scheme, _) in best.items()},
+        {path: c for path, (_, _, c) in best.items()},
+    )
+
+
+def with_schemes(base: Encodings, scheme: Mapping[str, str], codecs: Mapping[str, str]) -> Encodings:
+    """Return ``base`` with these encodings and codecs, by leaf path."""
+    return replace(
+        base,
+        codecs=dict(codecs),
+        dictionary=[path for path, name in scheme.items() if name == _DICTIONARY],
+        special={path: name for path, name in scheme.items() if name not in (_PLAIN, _DICTIONARY)},
+    )

@@ -1,0 +1,430 @@
+"""Parquet footers taken apart and put together: a thrift compact codec and what a rewriter needs on top.
+
+A footer is one thrift struct, ``FileMetaData`` of parquet.thrift in
+https://github.com/apache/parquet-format, in the compact protocol of
+https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. The codec is generic: it
+keeps fields it does not know, so what goes in comes out byte for byte. Input is untrusted: whatever is wrong
+with it raises `ParquetError`, in time and memory proportional to its length.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pqcache.errors import ParquetError
+
+MAGIC = b"PAR1"
+
+BOOL, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
+_FALSE = 2
+_VARINTS = (I16, I32, I64)
+_MAX_DEPTH = 32  # a footer nests eight deep
+_MAX_VALUES = 8_000_000  # a Python object takes some hundred bytes: this bounds what a hostile footer costs
+_MAX_FOOTER = 1 << 30
+_MAX_SCHEMA_DEPTH = 512
+
+
+class Items(NamedTuple):
+    """A thrift list or set: the kind of its elements, and the elements."""
+
+    kind: int
+    values: list[Any]
+
+
+class Pairs(NamedTuple):
+    """A thrift map: the kinds of its keys and values, and the pairs."""
+
+    kinds: tuple[int, int]
+    values: list[tuple[Any, Any]]
+
+
+Struct = dict[int, tuple[int, Any]]
+"""A thrift struct: field id -> (kind, value), in the order of the bytes.
+
+A value is an int, bool, bytes (also for DOUBLE: its eight bytes), `Items`, `Pairs` or another `Struct`.
+"""
+
+
+class _Decoder:
+    """The compact protocol, read from ``data`` with every length checked before it is believed."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+        self.left = _MAX_VALUES
+
+    def varint(self) -> int:
+        result = shift = 0
+        while True:
+            byte = self.data[self.at]
+            self.at += 1
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return result & 0xFFFF_FFFF_FFFF_FFFF
+            shift += 7
+            if shift > 63:
+                raise ValueError("an integer of more than 64 bits")
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.data):
+            raise IndexError
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+    def value(self, kind: int, depth: int) -> Any:
+        if kind in _VARINTS:
+            number = self.varint()
+            return (number >> 1) ^ -(number & 1)
+        if kind == BINARY:
+            return self.take(self.varint())
+        if kind == STRUCT:
+            return self.struct(depth + 1)
+        if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list or map
+            return self.take(1)[0]
+        if kind == DOUBLE:
+            return self.take(8)
+        if kind in (LIST, SET):
+            return self.items(depth + 1)
+        if kind == MAP:
+            return self.pairs(depth + 1)
+        raise ValueError(f"a value of unknown kind {kind}")
+
+    def spend(self, count: int, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"values nested more than {_MAX_DEPTH} deep")
+        self.left -= count
+        if count > len(self.data) - self.at:  # an element takes a byte at least
+            raise IndexError
+        if self.left < 0:
+            raise ValueError(f"more than {_MAX_VALUES:,} values")
+
+    def items(self, depth: int) -> Items:
+        head = self.take(1)[0]
+        count = head >> 4
+        if count == 15:
+            count = self.varint()
+        kind = head & 15
+        self.spend(count, depth)
+        return Items(kind, [self.value(kind, depth) for _ in range(count)])
+
+    def pairs(self, depth: int) -> Pairs:
+        count = self.varint()
+        if count == 0:
+            return Pairs((0, 0), [])
+        self.spend(2 * count, depth)
+        kinds = self.take(1)[0]
+        key, value = kinds >> 4, kinds & 15
+        return Pairs((key, value), [(self.value(key, depth), self.value(value, depth)) for _ in range(count)])
+
+    def struct(self, depth: int, until: int | None = None) -> Struct:
+        """Read one struct, or only its fields up to and including ``until``."""
+        result: Struct = {}
+        field = 0
+        while True:
+            self.spend(1, depth)
+            head = self.take(1)[0]
+            if head == 0:
+                return result
+            if head >> 4:
+                field += head >> 4
+            else:
+                number = self.varint()
+                field = (number >> 1) ^ -(number & 1)
+            kind = head & 15
+            if field in result:
+                raise ValueError(f"field {field} twice in one struct")
+            if kind in (BOOL, _FALSE):
+                result[field] = (BOOL, kind == BOOL)
+            else:
+                result[field] = (kind, self.value(kind, depth))
+            if field == until:
+                return result
+
+
+def _put_varint(out: bytearray, number: int) -> None:
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+
+
+def _put_int(out: bytearray, number: int) -> None:
+    _put_varint(out, (number << 1) ^ (number >> 63))
+
+
+def _put_value(out: bytearray, kind: int, value: Any) -> None:
+    if kind in _VARINTS:
+        _put_int(out, value)
+    elif kind == BINARY:
+        _put_varint(out, len(value))
+        out += value
+    elif kind == STRUCT:
+        if isinstance(value, bytes):  # encoded before
+            out += value
+        else:
+            _put_struct(out, value)
+    elif kind in (LIST, SET):
+        if len(value.values) < 15:
+            out.append(len(value.values) << 4 | value.kind)
+        else:
+            out.append(0xF0 | value.kind)
+            _put_varint(out, len(value.values))
+        for element in value.values:
+            _put_value(out, value.kind, element)
+    elif kind == MAP:
+        _put_varint(out, len(value.values))
+        if value.values:
+            out.append(value.kinds[0] << 4 | value.kinds[1])
+        for key, element in value.values:
+            _put_value(out, value.kinds[0], key)
+            _put_value(out, value.kinds[1], element)
+    elif kind == DOUBLE:
+        out += value
+    else:
+        out.append(value)
+
+
+def _put_struct(out: bytearray, fields: Struct) -> None:
+    before = 0
+    for field, (kind, value) in fields.items():
+        wire = kind if kind != BOOL else BOOL if value else _FALSE
+        if 0 < field - before <= 15:
+            out.append((field - before) << 4 | wire)
+        else:
+            out.append(wire)
+            _put_int(out, field)
+        if kind != BOOL:
+            _put_value(out, kind, value)
+        before = field
+    out.append(0)
+
+
+def encode(fields: Struct) -> bytes:
+    """Return ``fields`` in the compact protocol."""
+    out = bytearray()
+    _put_struct(out, fields)
+    return bytes(out)
+
+
+def decode(data: bytes, name: str, until: int | None = None) -> Struct:
+    """Return the struct that ``data`` starts with, or its fields up to and including ``until``.
+
+    ``name`` is the file to blame in the `ParquetError` that anything malformed raises.
+    """
+    try:
+        return _Decoder(data).struct(0, until)
+    except IndexError:
+        raise ParquetError(f"{name}: the Parquet footer ends in the middle; fetch the file again") from None
+    except ValueError as error:
+        raise ParquetError(f"{name}: the Parquet footer is damaged ({error}); fetch the file again") from None
+
+
+def read_footer(path: Path) -> bytes:
+    """Return the bytes of the footer of the Parquet file ``path``, without length and magic."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < 12:
+                raise ParquetError(f"{path}: {size} bytes are too few for Parquet; fetch the file again")
+            file.seek(size - 8)
+            tail = file.read(8)
+            if tail[4:] == b"PARE":
+                raise ParquetError(f"{path}: the footer is encrypted, which cannot be read; decrypt it first")
+            if tail[4:] != MAGIC:
+                raise ParquetError(f"{path}: not Parquet, or cut off (no PAR1 at its end); fetch it again")
+            length = int.from_bytes(tail[:4], "little")
+            if length > min(size - 12, _MAX_FOOTER):
+                raise ParquetError(
+                    f"{path}: damaged: a footer of {length:,} bytes in a file of {size:,}; fetch it again"
+                )
+            file.seek(size - 8 - length)
+            return file.read(length)
+    except OSError as error:
+        raise ParquetError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def frame(footer: Struct) -> bytes:
+    """Return the end of a Parquet file: the footer, its length and the magic."""
+    data = encode(footer)
+    return data + struct.pack("<I", len(data)) + MAGIC
+
+
+# ---- FileMetaData: 1 version, 2 schema, 3 num_rows, 4 row_groups, 5 key_value_metadata, 6 created_by,
+#      7 column_orders. RowGroup: 1 columns, 2 total_byte_size, 3 num_rows, 4 sorting_columns, 5 file_offset,
+#      6 total_compressed_size, 7 ordinal. ColumnChunk: 1 file_path, 2 file_offset, 3 meta_data,
+#      4-5 offset index, 6-7 column index, 8-9 encryption. ColumnMetaData: 3 path_in_schema,
+#      7 total_compressed_size, 9 data_page_offset, 10 index_page_offset, 11 dictionary_page_offset,
+#      14-15 bloom filter.
+
+
+def schema_of(footer: Struct, name: str) -> list[Struct]:
+    """Return the schema elements of ``footer``, depth first, the root included."""
+    kind, elements = footer.get(2, (0, None))
+    if kind != LIST or elements.kind != STRUCT or not elements.values:
+        raise ParquetError(f"{name}: the Parquet footer has no schema; fetch the file again")
+    return list(elements.values)
+
+
+def row_groups_of(footer: Struct, name: str) -> list[Struct]:
+    """Return the row groups of ``footer``."""
+    kind, groups = footer.get(4, (LIST, Items(STRUCT, [])))
+    if kind != LIST or (groups.values and groups.kind != STRUCT):
+        raise ParquetError(f"{name}: the Parquet footer has no list of row groups; fetch the file again")
+    return list(groups.values)
+
+
+def _field(fields: Struct, number: int, kind: int, name: str) -> Any:
+    found, value = fields.get(number, (0, None))
+    if found != kind:
+        raise ParquetError(f"{name}: the Parquet footer lacks field {number}; fetch the file again")
+    return value
+
+
+def columns_of(group: Struct, name: str) -> list[Struct]:
+    """Return the ColumnMetaData of each column chunk of a row group."""
+    chunks = _field(group, 1, LIST, name).values
+    return [_field(chunk, 3, STRUCT, name) for chunk in chunks]
+
+
+def compressed_sizes(group: Struct, name: str) -> list[int]:
+    """Return the bytes on disk of each column chunk of a row group, page headers and dictionary included."""
+    return [_field(column, 7, I64, name) for column in columns_of(group, name)]
+
+
+def moved(
+    group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[bytes]] | None, name: str
+) -> Struct:
+    """Return a row group as it reads when its pages lie ``delta`` bytes later, as number ``ordinal``.
+
+    Page indexes and bloom filters lie outside the row group, so they are dropped. ``paths`` are new
+    path_in_schema values. A chunk that lives in another file or is encrypted raises `ParquetError`.
+    """
+    chunks = []
+    for number, chunk in enumerate(_field(group, 1, LIST, name).values):
+        if 1 in chunk or 8 in chunk or 9 in chunk:
+            raise ParquetError(
+                f"{name}: a column chunk is encrypted or in another file, which cannot be moved"
+            )
+        meta = dict(_field(chunk, 3, STRUCT, name))
+        for offset in (9, 10, 11):
+            # Writers that mean "no dictionary" have been seen to store offset 0.
+            if offset in meta and (meta[offset][1] > 0 or offset == 9):
+                meta[offset] = (I64, meta[offset][1] + delta)
+            else:
+                meta.pop(offset, None)
+        for gone in (14, 15):
+            meta.pop(gone, None)
+        if paths is not None:
+            meta[3] = (LIST, Items(BINARY, list(paths[number])))
+        kept = {field: entry for field, entry in chunk.items() if field not in (4, 5, 6, 7)}
+        if kept.get(2, (I64, 0))[1] > 0:
+            kept[2] = (I64, kept[2][1] + delta)
+        kept[3] = (STRUCT, meta)
+        chunks.append(kept)
+    result = dict(group)
+    result[1] = (LIST, Items(STRUCT, chunks))
+    if result.get(5, (I64, 0))[1] > 0:
+        result[5] = (I64, result[5][1] + delta)
+    result.pop(7, None)
+    if ordinal < 1 << 15:  # the field is an i16, and optional
+        result[7] = (I16, ordinal)
+    return result
+
+
+def assembled(
+    template: Struct,
+    schema: Sequence[Struct],
+    groups: Sequence[Struct | bytes],
+    rows: int,
+    keyvalues: Mapping[bytes, bytes | None],
+) -> Struct:
+    """Return the footer of a file that holds ``groups``; version, created_by and orders are ``template``'s.
+
+    ``groups`` may be encoded already: a thousand row groups take far less memory that way.
+    """
+    fields: Struct = {
+        **template,
+        2: (LIST, Items(STRUCT, list(schema))),
+        3: (I64, rows),
+        4: (LIST, Items(STRUCT, list(groups))),
+    }
+    fields.pop(5, None)
+    if keyvalues:
+        pairs: list[Struct] = [
+            {1: (BINARY, key)} | ({} if value is None else {2: (BINARY, value)})
+            for key, value in keyvalues.items()
+        ]
+        fields[5] = (LIST, Items(STRUCT, pairs))
+    return dict(sorted(fields.items()))
+
+
+class Leaf(NamedTuple):
+    """A leaf of a schema: its element's and column's position, its path, and what shapes its levels."""
+
+    element: int
+    column: int
+    path: tuple[bytes, ...]
+    shape: tuple[int, ...]
+    """The repetition types on the way down that add a level: 1 optional, 2 repeated."""
+
+
+def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
+    """Return the leaves of a schema in order."""
+    leaves: list[Leaf] = []
+    open_groups: list[tuple[int, tuple[bytes, ...], tuple[int, ...]]] = []
+    column = -1
+    for number, element in enumerate(schema):
+        children = element.get(5, (I32, 0))[1]
+        if number == 0:
+            path: tuple[bytes, ...] = ()
+            shape: tuple[int, ...] = ()
+        else:
+            while open_groups and open_groups[-1][0] == 0:
+                open_groups.pop()
+            if not open_groups:
+                raise ParquetError(f"{name}: the Parquet schema is not a tree; fetch the file again")
+            left, path, shape = open_groups[-1]
+            open_groups[-1] = (left - 1, path, shape)
+            column += not path
+            path = (*path, _field(element, 4, BINARY, name))
+            repetition = element.get(3, (I32, 0))[1]
+            shape = (*shape, repetition) if repetition else shape
+        if number == 0 or children:
+            if not isinstance(children, int) or children < 0 or len(open_groups) > _MAX_SCHEMA_DEPTH:
+                raise ParquetError(f"{name}: the Parquet schema is damaged; fetch the file again")
+            open_groups.append((children, path, shape))
+        else:
+            leaves.append(Leaf(number, column, path, shape))
+    if any(left for left, _, _ in open_groups):
+        raise ParquetError(f"{name}: the Parquet schema is not a tree; fetch the file again")
+    return leaves
+
+
+_TYPE_FIELDS = (1, 2, 6, 7, 8, 10)  # type, type_length, converted_type, scale, precision, logicalType
+
+
+def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str) -> list[Struct] | None:
+    """Return ``wanted`` as the schema of data stored under ``written``, or None where it does not describe it.
+
+    Arrow normalizes what it reads: two-level lists, ENUM, group names and legacy annotations come out different
+    although the levels and values are the same. Given the same levels leaf by leaf, the source's own elements
+    stay true; a leaf whose physical type did change (INT96, a decimal's storage) keeps its name and field id
+    and takes its type from ``written``.
+    """
+    ours, theirs = leaves_of(written, name), leaves_of(wanted, name)
+    if [leaf.shape for leaf in ours] != [leaf.shape for leaf in theirs]:
+        return None
+    schema = list(wanted)
+    for our, their in zip(ours, theirs, strict=True):
+        mine, other = written[our.element], wanted[their.element]
+        if (mine.get(1), mine.get(2)) != (other.get(1), other.get(2)):
+            kept = {field: entry for field, entry in other.items() if field not in _TYPE_FIELDS}
+            kept |= {field: mine[field] for field in _TYPE_FIELDS if field in mine}
+            schema[their.element] = dict(sorted(kept.items()))
+    return schema

@@ -1,0 +1,225 @@
+"""One schema for files that drifted apart, and data brought to it without loss.
+
+``unified`` finds the narrowest schema that holds every value of every file, or says which two files disagree.
+``working`` is that schema in types that can be sliced, measured and written piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pqcache.errors import ParquetError
+
+_UNITS = ("s", "ms", "us", "ns")
+_FLOATS = (pa.float16(), pa.float32(), pa.float64())
+
+
+class _Differ(Exception):
+    """Two types have no common one; the argument is the dotted path below the column."""
+
+
+def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    if pt.is_signed_integer(a) == pt.is_signed_integer(b):
+        return max(a, b, key=lambda t: t.bit_width)
+    signed, unsigned = (a, b) if pt.is_signed_integer(a) else (b, a)
+    bits = max(signed.bit_width, 2 * unsigned.bit_width)
+    return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)
+
+
+def _wider_decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    scale = max(a.scale, b.scale)
+    precision = max(a.precision - a.scale, b.precision - b.scale) + scale
+    if precision <= 38:
+        return pa.decimal128(precision, scale)
+    return pa.decimal256(precision, scale) if precision <= 76 else None
+
+
+def _wider_text(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    for small, large, view in (
+        (pa.string(), pa.large_string(), pa.string_view()),
+        (pa.binary(), pa.large_binary(), pa.binary_view()),
+    ):
+        if {a, b} <= {small, large, view}:
+            return large
+    return None
+
+
+def _merged_fields(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[pa.Field]:
+    """Return the fields of two structs or schemas, by name: ``a``'s in order, then those only ``b`` has."""
+    if [f.name for f in a] == [f.name for f in b]:
+        return [_merged_field(x, y) for x, y in zip(a, b, strict=True)]
+    for fields in (a, b):
+        doubled = [name for name, count in Counter(f.name for f in fields).items() if count > 1]
+        if doubled:
+            raise _Differ(f".{doubled[0]} (which occurs twice)")
+    others = {field.name: field for field in b}
+    merged = [
+        _merged_field(field, others.pop(field.name)) if field.name in others else field.with_nullable(True)
+        for field in a
+    ]
+    return merged + [field.with_nullable(True) for field in others.values()]
+
+
+def _merged_field(a: pa.Field, b: pa.Field) -> pa.Field:
+    try:
+        kind = _merged_type(a.type, b.type)
+    except _Differ as error:
+        raise _Differ(f".{a.name}{error}") from None
+    field = a.with_type(kind).with_nullable(
+        a.nullable or b.nullable or pt.is_null(a.type) or pt.is_null(b.type)
+    )
+    if b.metadata and not a.metadata:
+        field = field.with_metadata(b.metadata)
+    return field
+
+
+def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
+    """Return the narrowest type that holds every value of ``a`` and ``b``, or raise `_Differ`."""
+    if a == b or pt.is_null(b):
+        return a
+    if pt.is_null(a):
+        return b
+    found: pa.DataType | None = None
+    if pt.is_integer(a) and pt.is_integer(b):
+        found = _wider_int(a, b)
+    elif a in _FLOATS and b in _FLOATS:
+        found = max(a, b, key=lambda t: t.bit_width)
+    elif pt.is_decimal(a) and pt.is_decimal(b):
+        found = _wider_decimal(a, b)
+    elif pt.is_dictionary(a) or pt.is_dictionary(b):
+        values = [t.value_type if pt.is_dictionary(t) else t for t in (a, b)]
+        found = _merged_type(*values)
+        if pt.is_dictionary(a) and pt.is_dictionary(b):
+            found = pa.dictionary(pa.int32(), found, a.ordered and b.ordered)
+    elif pt.is_timestamp(a) and pt.is_timestamp(b) and a.tz == b.tz:
+        found = pa.timestamp(max(a.unit, b.unit, key=_UNITS.index), a.tz)
+    elif pt.is_time(a) and pt.is_time(b):
+        unit = max(a.unit, b.unit, key=_UNITS.index)
+        found = pa.time64(unit) if unit in ("us", "ns") else pa.time32(unit)
+    elif pt.is_duration(a) and pt.is_duration(b):
+        found = pa.duration(max(a.unit, b.unit, key=_UNITS.index))
+    elif pt.is_struct(a) and pt.is_struct(b):
+        found = pa.struct(_merged_fields(a.fields, b.fields))
+    elif pt.is_map(a) and pt.is_map(b):
+        found = pa.map_(_merged_field(a.key_field, b.key_field), _merged_field(a.item_field, b.item_field))
+    elif _is_list(a) and _is_list(b):
+        item = _merged_field(a.value_field, b.value_field)
+        if pt.is_fixed_size_list(a) and pt.is_fixed_size_list(b) and a.list_size == b.list_size:
+            found = pa.list_(item, a.list_size)
+        else:
+            found = pa.large_list(item) if pt.is_large_list(a) or pt.is_large_list(b) else pa.list_(item)
+    else:
+        found = _wider_text(a, b)
+    if found is None:
+        raise _Differ("")
+    return found
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pt.is_list(kind)
+        or pt.is_large_list(kind)
+        or pt.is_fixed_size_list(kind)
+        or pt.is_list_view(kind)
+        or pt.is_large_list_view(kind)
+    )
+
+
+def unified(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+    """Return the schema that holds every row of every file without loss.
+
+    Columns are matched by name; the first file's order rules and new columns follow. Key-value metadata is the
+    first file's, with the keys that only later files have.
+
+    Args:
+        named: file name and schema, in order.
+
+    Raises:
+        ParquetError: a column's types have no common one; names the two files and the types.
+    """
+    name, schema = named[0]
+    origin = dict.fromkeys(schema.names, name)
+    for other_name, other in named[1:]:
+        if not other.equals(schema, check_metadata=True):
+            try:
+                fields = _merged_fields(list(schema), list(other))
+            except _Differ as error:
+                column = str(error)[1:]
+                top = next((n for n in schema.names if column == n or column.startswith(f"{n}.")), None)
+                if top is None or top not in other.names:
+                    raise ParquetError(
+                        f"{origin.get(column, name)} and {other_name}: the columns differ, and a name "
+                        f"is not unique: {column}; make the files agree"
+                    ) from None
+                raise ParquetError(
+                    f"{origin[top]} and {other_name}: column {column} has types that do not mix without loss: "
+                    f"{schema.field(top).type} and {other.field(top).type}; make the files agree at the source"
+                ) from None
+            metadata = {**(other.metadata or {}), **(schema.metadata or {})}
+            before = {field.name: field.type for field in schema}
+            schema = pa.schema(fields, metadata=metadata or None)
+            for field in schema:
+                if field.name not in before or before[field.name] != field.type:
+                    origin[field.name] = other_name
+    return schema
+
+
+def _working_type(kind: pa.DataType, top: bool) -> pa.DataType:
+    def field(inner: pa.Field) -> pa.Field:
+        return inner.with_type(_working_type(inner.type, False))
+
+    if pt.is_dictionary(kind):
+        value = _working_type(kind.value_type, False)
+        return pa.dictionary(pa.int32(), value, kind.ordered) if top else value
+    if pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_struct(kind):
+        return pa.struct([field(inner) for inner in kind.fields])
+    if pt.is_map(kind):
+        return pa.map_(field(kind.key_field), field(kind.item_field), kind.keys_sorted)
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(field(kind.value_field), kind.list_size)
+    if pt.is_large_list(kind) or pt.is_large_list_view(kind):
+        return pa.large_list(field(kind.value_field))
+    if _is_list(kind):
+        return pa.list_(field(kind.value_field))
+    return kind
+
+
+def working(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` in types that write the same Parquet but can be measured and joined in pieces.
+
+    Views do not tell the size of a slice, nested dictionaries cannot be unified, and a narrow dictionary index
+    overflows when many files' dictionaries meet in one row group. Metadata is left out: it goes to the footer.
+    """
+    return pa.schema([field.with_type(_working_type(field.type, True)) for field in schema])
+
+
+def conformed(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+    """Return ``table`` under ``schema``, which came from `unified` and `working`; ``name`` is the file to blame."""
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    by_position = table.schema.names == schema.names
+    for number, field in enumerate(schema):
+        position = number if by_position else table.schema.get_field_index(field.name)
+        if position < 0:
+            columns.append(pa.chunked_array([pa.nulls(table.num_rows, field.type)]))
+            continue
+        column = table.column(position)
+        if column.type != field.type:
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowException as error:
+                raise ParquetError(
+                    f"{name}: column {field.name} cannot be brought from {column.type} to {field.type} "
+                    f"without loss ({error}); make the files agree at the source"
+                ) from error
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema)

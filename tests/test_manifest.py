@@ -1,0 +1,78 @@
+"""The manifest: it comes back as written, and every source file is accounted for."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pqcache.errors import CacheError
+from pqcache.store.manifest import (
+    FileEntry,
+    Identity,
+    Manifest,
+    SourceFile,
+    assign_sources,
+    read_manifest,
+    write_manifest,
+)
+
+_SOURCE = st.builds(
+    SourceFile,
+    st.text(st.characters(codec="utf-8"), max_size=20),
+    st.builds(
+        Identity, st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.text("0123456789abcdef-", max_size=8)
+    ),
+)
+_ENTRY = st.builds(
+    FileEntry,
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+    st.integers(0, 2**62),
+    st.integers(0, 2**62),
+    st.integers(0, 2**31),
+    st.lists(_SOURCE, max_size=3).map(tuple),
+    st.sampled_from(["", "row_group_size=134217728"]),
+)
+
+
+@given(st.lists(_ENTRY, max_size=20), st.sampled_from([None, "dt > '1'"]))
+@settings(deadline=None)
+def test_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[FileEntry], where: str | None
+) -> None:
+    path = tmp_path_factory.mktemp("m") / "files.arrow"
+    manifest = Manifest(tuple(entries), "s3://lake/shop", "2026-11-20T04:00:03+00:00", where)
+    write_manifest(manifest, path)
+    assert read_manifest(path) == manifest
+
+
+@given(st.lists(st.integers(0, 5), max_size=8), st.data())
+def test_every_row_and_every_source_is_assigned(source_rows: list[int], data: st.DataObject) -> None:
+    total = sum(source_rows)
+    cuts = data.draw(st.lists(st.integers(0, total), max_size=4).map(sorted))
+    edges = [0, *cuts, total]
+    output_rows = [b - a for a, b in pairwise(edges)]
+    assigned = assign_sources(source_rows, output_rows)
+    assert sorted({position for part in assigned for position in part}) == list(range(len(source_rows)))
+    starts = [sum(source_rows[:i]) for i in range(len(source_rows) + 1)]
+    for output, part in enumerate(assigned):
+        low, high = edges[output], edges[output + 1]
+        overlapping = {i for i in range(len(source_rows)) if max(low, starts[i]) < min(high, starts[i + 1])}
+        assert overlapping <= set(part)
+        assert part == sorted(set(part))
+
+
+def test_damage_and_other_formats_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "files.arrow"
+    with pytest.raises(CacheError, match=r"files\.arrow"):
+        read_manifest(path)
+    path.write_bytes(b"garbage")
+    with pytest.raises(CacheError, match="cannot be read"):
+        read_manifest(path)
+    with pa.OSFile(str(path), "wb") as sink:
+        schema = pa.schema([], {"pqcache": '{"format": 99}'})
+        pa.ipc.new_file(sink, schema).close()
+    with pytest.raises(CacheError, match="format 99"):
+        read_manifest(path)

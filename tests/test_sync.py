@@ -1,0 +1,234 @@
+"""Sync against every store: what a run brings, and what the next one leaves alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.events import Event, Fetched
+from pqcache.store.history import read_history
+from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
+from tests.remote import Remote, make_remote
+
+STORES = [
+    "path",
+    "file",
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+    pytest.param("webhdfs", marks=pytest.mark.hdfs),
+    pytest.param("s3", marks=pytest.mark.s3),
+]
+
+
+@pytest.fixture(params=STORES)
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    yield from make_remote(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A local dataset of three days; what the remote is made to hold."""
+    return write_shop(tmp_path / "made")
+
+
+def sync(cache: Path, source: str | None = None, **how: object) -> tuple[pqcache.SyncReport, set[str]]:
+    """Run a sync; return its report and the source files that really moved."""
+    events: list[Event] = []
+    report = pqcache.sync(cache, source, on_event=events.append, **how)  # type: ignore[arg-type]
+    return report, {event.path for event in events if isinstance(event, Fetched)}
+
+
+def test_first_run_then_nothing_then_only_what_changed(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    report, moved = sync(cache, remote.url)
+    assert report.published
+    assert report.added == 9
+    assert moved == set(files_of(shop))
+    assert files_of(cache / "current") == files_of(shop)
+    assert rows_of(cache / "current") == rows_of(shop)
+    assert report.rows == 3600
+
+    again, moved = sync(cache)
+    assert not again.published
+    assert moved == set()
+    assert again.snapshot == report.snapshot
+    assert again.unchanged == 9
+
+    changed = "dt=2026-11-01/part-00001.parquet"
+    pq.write_table(shop_table(700_000, 10), shop / changed)
+    remote.put(changed, (shop / changed).read_bytes())
+    # one file less, one file more, one partition less, one partition more
+    remote.delete("dt=2026-11-02/part-00000.parquet")
+    (shop / "dt=2026-11-02/part-00000.parquet").unlink()
+    write_day(shop, "2026-11-04", files=1, first=900_000)
+    for name in ("part-00000.parquet", "_SUCCESS"):
+        remote.put(f"dt=2026-11-04/{name}", (shop / "dt=2026-11-04" / name).read_bytes())
+    for number in range(3):
+        remote.delete(f"dt=2026-11-03/part-{number:05d}.parquet")
+        (shop / f"dt=2026-11-03/part-{number:05d}.parquet").unlink()
+
+    plan, moved = sync(cache, dry_run=True)
+    assert moved == set()
+    assert (plan.added, plan.changed, plan.removed) == (1, 1, 4)
+    report, moved = sync(cache)
+    assert moved == {changed, "dt=2026-11-04/part-00000.parquet"}
+    assert (report.added, report.changed, report.removed) == (1, 1, 4)
+    assert files_of(cache / "current") == files_of(shop)
+    assert rows_of(cache / "current") == rows_of(shop)
+    assert not any((cache / "tmp").iterdir())
+
+
+def test_a_change_of_the_same_size_is_seen(remote: Remote, tmp_path: Path) -> None:
+    """What size-only and newer-than comparisons miss: other values in as many bytes, and then the old ones."""
+    cache, versions = tmp_path / "cache", []
+    for value in (1, 2):
+        sink = pa.BufferOutputStream()
+        plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        pq.write_table(pa.table({"id": [value] * 100}), sink, **plain)
+        versions.append(sink.getvalue().to_pybytes())
+    assert len(versions[0]) == len(versions[1])
+    for version in (0, 1, 0):
+        remote.put("dt=1/part-0.parquet", versions[version])
+        report, moved = sync(cache, remote.url)
+        assert moved == {"dt=1/part-0.parquet"}
+        assert report.published
+        assert rows_of(cache / "current")[0] == (version + 1, 1)
+
+
+def test_unchanged_files_are_the_same_inodes(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    sync(cache, remote.url)
+    kept = cache / "current" / "dt=2026-11-02" / "part-00000.parquet"
+    before = kept.stat().st_ino
+    remote.delete("dt=2026-11-01/part-00000.parquet")
+    report, moved = sync(cache)
+    assert report.published
+    assert moved == set()
+    assert kept.stat().st_ino == before
+    assert kept.stat().st_mode & 0o777 == 0o444
+    assert kept.stat().st_nlink == 2
+
+
+def test_where_takes_partitions_and_is_remembered(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    report, moved = sync(cache, remote.url, where="dt >= '2026-11-02' and dt in ('2026-11-01', '2026-11-02')")
+    assert {path.split("/")[0] for path in moved} == {"dt=2026-11-02"}
+    assert report.added == 3
+    assert not sync(cache)[0].published
+    report, moved = sync(cache, where="")
+    assert (report.added, report.unchanged) == (6, 3)
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+def test_repartitioned_cache_stays_incremental(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    report, _ = sync(cache, remote.url, row_group_size=64 << 10)
+    assert report.rewritten == 3
+    assert rows_of(cache / "current") == rows_of(shop)
+    again, moved = sync(cache)
+    assert not again.published
+    assert moved == set()
+
+    before = {path: (cache / "current" / path).stat().st_ino for path in files_of(cache / "current")}
+    write_day(shop, "2026-11-02", files=2, first=100_000, seed=2)
+    (shop / "dt=2026-11-02/part-00002.parquet").unlink()
+    remote.delete("dt=2026-11-02/part-00002.parquet")
+    for number in range(2):
+        name = f"dt=2026-11-02/part-{number:05d}.parquet"
+        remote.put(name, (shop / name).read_bytes())
+    report, moved = sync(cache)
+    assert {path.split("/")[0] for path in moved} == {"dt=2026-11-02"}
+    assert report.rewritten == 1
+    after = {path: (cache / "current" / path).stat().st_ino for path in files_of(cache / "current")}
+    assert {p: i for p, i in before.items() if "11-02" not in p} == {
+        p: i for p, i in after.items() if "11-02" not in p
+    }
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+def test_current_is_a_plain_hive_directory(shop: Path, tmp_path: Path) -> None:
+    sync(tmp_path / "cache", str(shop))
+    frame = pd.read_parquet(tmp_path / "cache" / "current")
+    assert len(frame) == 3600
+    assert frame["id"].is_unique
+    assert sorted(frame["dt"].astype(str).unique()) == ["2026-11-01", "2026-11-02", "2026-11-03"]
+
+
+def test_a_damaged_local_file_is_fetched_again(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    victim = (cache / "current").resolve() / "dt=2026-11-02" / "part-00001.parquet"
+    victim.chmod(0o644)
+    os.truncate(victim, 100)
+    (victim.parent / "part-00002.parquet").unlink()
+    report, moved = sync(cache)
+    assert moved == {"dt=2026-11-02/part-00001.parquet", "dt=2026-11-02/part-00002.parquet"}
+    assert report.published
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    before = os.readlink(cache / "current")
+    shop.rename(tmp_path / "away")
+    with pytest.raises(pqcache.SourceNotFound, match="no such file"):
+        sync(cache)
+    shop.mkdir()
+    (shop / "_SUCCESS").touch()
+    with pytest.raises(pqcache.SourceIncomplete, match="no Parquet file"):
+        sync(cache)
+    assert os.readlink(cache / "current") == before
+    assert rows_of(cache / "current") == rows_of(tmp_path / "away")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" + bytes(1000) + b"PAR1"])
+def test_what_is_not_parquet_publishes_nothing(content: bytes, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    before = os.readlink(cache / "current")
+    (shop / "dt=2026-11-02" / "part-00001.parquet").write_bytes(content)
+    with pytest.raises(pqcache.ParquetError, match=r"dt=2026-11-02/part-00001\.parquet: not a Parquet file"):
+        sync(cache)
+    assert os.readlink(cache / "current") == before
+
+
+def test_truncated_parquet_is_named(shop: Path, tmp_path: Path) -> None:
+    victim = shop / "dt=2026-11-02" / "part-00001.parquet"
+    os.truncate(victim, victim.stat().st_size - 20)
+    with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
+        sync(tmp_path / "cache", str(shop))
+    assert not (tmp_path / "cache" / "current").exists()
+
+
+def test_keep_leaves_that_many_snapshots(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for version in range(5):
+        write_day(shop, "2026-11-01", files=1, seed=version)
+        sync(cache, str(shop), keep=3 if version else None)
+    snapshots = pqcache.Cache.open(cache).snapshots()
+    assert len(snapshots) == 3
+    assert snapshots[-1] == pqcache.Cache.open(cache).current()
+    assert [record["command"] for record in read_history(cache)] == ["sync"] * 5
+
+
+def test_options_and_secrets(shop: Path, tmp_path: Path) -> None:
+    with pytest.raises(pqcache.UsageError, match="no such option"):
+        sync(tmp_path / "cache", str(shop), options={"secret": "hunter2"})
+    assert not (tmp_path / "cache").exists()
+
+
+def test_cache_and_source_must_lie_apart(shop: Path) -> None:
+    for inside in (shop / "cache", shop, shop.parent):
+        with pytest.raises(pqcache.UsageError, match=r"apart|not empty"):
+            sync(inside, str(shop))
