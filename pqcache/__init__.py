@@ -22,6 +22,8 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.store.cache import Cache, Snapshot
+from pqcache.store.gc import GcReport, gc
+from pqcache.store.history import history
 from pqcache.store.inspect import Inspection, inspect
 from pqcache.store.repartition import RepartitionReport, repartition
 from pqcache.store.sync import SyncReport, sync
@@ -33,6 +35,7 @@ __all__ = [
     "Cache",
     "CacheError",
     "CacheLocked",
+    "GcReport",
     "Inspection",
     "Interrupted",
     "ParquetError",
@@ -47,6 +50,8 @@ __all__ = [
     "SyncReport",
     "UsageError",
     "__version__",
+    "gc",
+    "history",
     "inspect",
     "parse_size",
     "repartition",

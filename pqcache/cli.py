@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pqcache.errors import Interrupted, PqcacheError, UsageError
-from pqcache.units import parse_size
+from pqcache.units import parse_duration, parse_size
 
 app = typer.Typer(
     name="pqcache",
@@ -34,15 +34,14 @@ def _size(text: str) -> int:
 
 Options = Annotated[
     list[str] | None,
-    typer.Option(
-        "-o", "--option", metavar="KEY=VALUE", help="Option of the store, like endpoint=http://host:9000."
-    ),
+    typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the store, like endpoint=http://host:9000."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per event, a summary at the end.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and do nothing.")]
 Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Files worked on at once.")]
 Wait = Annotated[float, typer.Option(metavar="SECONDS", help="Wait for another run to end.")]
+Keep = Annotated[int | None, typer.Option(min=1, help="Snapshots to keep, the current one among them; 2 at first.")]
 RowGroupSize = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Largest row group in bytes on disk, like 128MB or 64m."),
@@ -58,9 +57,22 @@ def sync(
         typer.Option(metavar="CONDITION", help="Partitions to take: \"dt >= '2026-11-01'\"; '' for all."),
     ] = None,
     row_group_size: RowGroupSize = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="Snapshots to keep, 2 at first.")] = None,
+    keep: Keep = None,
+    marker: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Take only partitions that hold this file, like _SUCCESS.")
+    ] = None,
+    settle: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Leave files younger than this, like 10m.")
+    ] = None,
+    max_delete: Annotated[
+        str | None, typer.Option(metavar="N|P%", help="Refuse to drop more files than this; 50% at first.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Drop them all the same.")] = False,
+    hdfs_driver: Annotated[str | None, typer.Option(metavar="NAME", help="hdfs-native or hdfs3.")] = None,
     option: Options = None,
     jobs: Jobs = 8,
+    retries: Annotated[int, typer.Option(min=0, help="Tries after a passing failure.")] = 4,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Longest silence of a server.")] = 30.0,
     wait: Wait = 0.0,
     dry_run: DryRun = False,
     json: Json = False,
@@ -82,7 +94,14 @@ def sync(
             row_group_size=None if row_group_size is None else _size(row_group_size),
             options=_options(option),
             keep=keep,
+            marker=marker,
+            settle=None if settle is None else parse_duration(settle),
+            max_delete=max_delete,
+            force=force,
+            hdfs_driver=hdfs_driver,
             jobs=jobs,
+            retries=retries,
+            timeout=timeout,
             wait=wait,
             dry_run=dry_run,
             on_event=on_event,
@@ -146,6 +165,47 @@ def inspect(
             on_event=on_event,
         )
     _show(found.to_dict(), json, False, lambda: console.print_inspection(found))
+
+
+@app.command()
+def log(
+    cache: Annotated[Path, typer.Argument(help="The cache directory.")],
+    last: Annotated[int, typer.Option("-n", "--last", min=1, help="How many runs to show.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per run.")] = False,
+) -> None:
+    """Show what each run did to a cache."""
+    import pqcache
+    from pqcache import console
+
+    records = pqcache.history(cache)[-last:]
+    if json:
+        for record in records:
+            console.print_json(record)
+    else:
+        console.print_history(records)
+
+
+@app.command()
+def gc(
+    cache: Annotated[Path, typer.Argument(help="The cache directory.")],
+    keep: Keep = None,
+    older_than: Annotated[
+        str, typer.Option(metavar="DURATION", help="Remove only snapshots older than this, like 48h.")
+    ] = "0s",
+    wait: Wait = 0.0,
+    dry_run: DryRun = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Remove old snapshots that nobody reads."""
+    import pqcache
+    from pqcache import console
+
+    with console.reporter(json, quiet) as on_event:
+        report = pqcache.gc(
+            cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
+        )
+    _show(report.to_dict(), json, quiet, lambda: console.print_gc(report))
 
 
 def _version(wanted: bool) -> None:

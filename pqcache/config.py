@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 import tomlkit
 import tomlkit.exceptions
 
-from pqcache.errors import CacheError
+from pqcache.errors import CacheError, UsageError
 from pqcache.store.cache import CONFIG
 from pqcache.store.disk import write_durably
-from pqcache.units import parse_size
+from pqcache.store.guards import MAX_DELETE, parse_max_delete
+from pqcache.store.source import HDFS_NATIVE
+from pqcache.units import parse_duration, parse_size
 
 FORMAT = 1
 KEEP = 2
@@ -28,11 +30,24 @@ class Config:
     where: str | None = None
     row_group_size: int | None = None
     keep: int = KEEP
+    marker: str | None = None
+    settle: float = 0.0
+    max_delete: str = MAX_DELETE
+    hdfs_driver: str = HDFS_NATIVE
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise CacheError(f"keep = {self.keep}: at least one snapshot has to be kept")
+            raise UsageError(f"keep = {self.keep}: at least one snapshot has to be kept")
+        if self.row_group_size is not None and self.row_group_size < 1:
+            raise UsageError(f"row_group_size = {self.row_group_size}: has to be at least one byte")
+        parse_max_delete(self.max_delete)
+
+
+def updated(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return ``config`` with ``changes``; None leaves a field as it is, an empty string clears it."""
+    given: dict[str, Any] = {name: None if v == "" else v for name, v in changes.items() if v is not None}
+    return replace(config, **given)
 
 
 def read_config(cache: Path) -> Config:
@@ -56,6 +71,10 @@ def read_config(cache: Path) -> Config:
             where=document.get("where"),
             row_group_size=None if size is None else parse_size(size),
             keep=int(document.get("keep", KEEP)),
+            marker=document.get("marker"),
+            settle=parse_duration(document.get("settle", 0.0)),
+            max_delete=str(document.get("max_delete", MAX_DELETE)),
+            hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
             options={str(k): str(v) for k, v in document.get("options", {}).items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -78,6 +97,10 @@ def write_config(cache: Path, config: Config) -> None:
         "where": config.where,
         "row_group_size": None if size is None else _size_text(size),
         "keep": config.keep,
+        "marker": config.marker,
+        "settle": f"{config.settle:g}s" if config.settle else None,
+        "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
+        "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
         "options": dict(config.options) or None,
     }
     for name, value in values.items():

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from pqcache.errors import PqcacheError
 from pqcache.events import Advanced, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.store.gc import GcReport
 from pqcache.store.inspect import Inspection
 from pqcache.store.repartition import RepartitionReport
 from pqcache.store.sync import SyncReport
@@ -75,18 +76,14 @@ def print_sync(report: SyncReport) -> None:
             text += f", {_directories(report.rewritten)} to rewrite"
         out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)
         return
-    held = (
-        f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
-    )
+    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.published:
         text = f"synced {moved}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} rewritten"
         out().print(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
     else:
-        out().print(
-            f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}"
-        )
+        out().print(f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}")
 
 
 def print_repartition(report: RepartitionReport) -> None:
@@ -107,6 +104,35 @@ def print_repartition(report: RepartitionReport) -> None:
         f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}"
     )
     out().print(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
+
+
+def print_gc(report: GcReport) -> None:
+    """Print the one line of a gc."""
+    what = "would remove" if report.dry_run else "removed"
+    removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
+    out().print(f"{what} {removed}, kept {format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}")
+
+
+def print_history(records: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table of runs, the newest last."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("time", "command"):
+        table.add_column(name, no_wrap=True)
+    for name in ("new", "changed", "removed", "fetched", "took"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("snapshot", overflow="fold")
+    for record in records:
+        table.add_row(
+            str(record["time"])[:19].replace("T", " "),
+            str(record["command"]),
+            f"{record['added']:,}",
+            f"{record['changed']:,}",
+            f"{record['removed']:,}",
+            format_size(record["fetched_bytes"]),
+            format_seconds(record["seconds"]),
+            str(record["snapshot"]) + ("" if record["published"] else " (as before)"),
+        )
+    out().print(table if records else "no run yet")
 
 
 def print_inspection(found: Inspection) -> None:
@@ -279,9 +305,7 @@ class _Bars:
         elif isinstance(event, Started):
             self._units[event.phase] = event.unit
             if event.total:
-                self._tasks[event.phase] = self._progress.add_task(
-                    _VERB[event.phase], total=event.total, amount=""
-                )
+                self._tasks[event.phase] = self._progress.add_task(_VERB[event.phase], total=event.total, amount="")
         elif isinstance(event, Advanced) and event.phase in self._tasks:
             task = self._tasks[event.phase]
             self._progress.advance(task, event.amount)
@@ -315,9 +339,7 @@ class _Lines:
                     return
                 self._next = time.monotonic() + _LINE_SECONDS
             total, unit = self._totals[event.phase]
-            err().print(
-                f"{_VERB[event.phase]}: {_amount(self._done[event.phase], unit)} of {_amount(total, unit)}"
-            )
+            err().print(f"{_VERB[event.phase]}: {_amount(self._done[event.phase], unit)} of {_amount(total, unit)}")
 
 
 def _amount(amount: float, unit: str) -> str:

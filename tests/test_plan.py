@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pqcache.errors import SourceError
+from pqcache.store.guards import check_listing
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.store.plan import check_listing, plan_repartition, plan_sync
+from pqcache.store.plan import plan_repartition, plan_sync
 
 
 def source(path: str, version: int = 1, size: int = 10) -> SourceFile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,10 +16,11 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError, PqcacheError
+from pqcache.errors import CacheError
 from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
+from pqcache.store.guards import check_space
 from pqcache.store.index import IndexBuilder, write_index
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
 from pqcache.store.plan import DirectoryPlan, Plan
@@ -29,9 +29,7 @@ from pqcache.store.source import Source
 from pqcache.store.statistics import read_footer
 from pqcache.store.transfer import Stopwatch, disk_error, fetch
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
-from pqcache.units import format_size
 
-_SPARE = 64 << 20  # bytes left for indexes and metadata
 _ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
 
 T = TypeVar("T")
@@ -49,6 +47,7 @@ class Job:
     where: str | None
     rewrite: RewriteOptions | None
     jobs: int
+    retries: int
     on_event: OnEvent
 
 
@@ -77,20 +76,6 @@ def build_snapshot(job: Job) -> Snapshot:
     job.on_event(Published(snapshot.id))
     remove_tree(run)
     return snapshot
-
-
-def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
-    """Raise PqcacheError when the plan needs more bytes than the cache's disk has free.
-
-    Rewriting needs room for its output beside its input; links need none.
-    """
-    needed = plan.fetch_bytes - already + plan.rewrite_bytes + _SPARE
-    free = shutil.disk_usage(cache).free
-    if needed > free:
-        raise PqcacheError(
-            f"{cache}: needs {format_size(needed)} of free space, has {format_size(free)}; "
-            "free some, take fewer partitions with --where, or put the cache on a larger disk"
-        )
 
 
 def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
@@ -150,9 +135,7 @@ def _pool(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def _pooled(
-    pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int
-) -> Iterator[tuple[T, R]]:
+def _pooled(pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
     """Yield each task with what ``call`` made of it, as they finish; only a few wait in the pool."""
     tasks = iter(tasks)
     running: dict[Future[R], T] = {}
@@ -173,7 +156,7 @@ def _bring(
         raise CacheError(f"{file.path}: is not in the cache any more; run 'pqcache sync {job.cache.path}'")
     watch = Stopwatch()
     copied, metadata, schema = fetch(
-        job.source, file, lambda f: run / "fetch" / file_key(job.source_url, f), job.on_event, stopped
+        job.source, file, lambda f: run / "fetch" / file_key(job.source_url, f), job.on_event, stopped, job.retries
     )
     job.on_event(Fetched(copied.path, copied.identity.size, watch.seconds))
     return copied, metadata, schema
@@ -221,9 +204,7 @@ def _rewrite(
     for path, footer, positions in zip(made, footers, assigned, strict=True):
         came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
         name = f"{plan.directory}/{path.name}" if plan.directory else path.name
-        entry = FileEntry(
-            name, path.stat().st_size, footer.num_rows, footer.num_row_groups, came_from, job.plan.recipe
-        )
+        entry = FileEntry(name, path.stat().st_size, footer.num_rows, footer.num_row_groups, came_from, job.plan.recipe)
         built.append(Built(path, entry))
     total = sum(item.entry.size for item in built)
     groups = sum(item.entry.row_groups for item in built)

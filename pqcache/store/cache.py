@@ -129,8 +129,7 @@ class Cache:
         snapshot = Snapshot(self.snapshots_dir / Path(target).name)
         if not (snapshot.path / FILES).is_file():
             raise CacheError(
-                f"{self.path}/current points at {target}, which is not a snapshot; "
-                "remove the link and sync again"
+                f"{self.path}/current points at {target}, which is not a snapshot; remove the link and sync again"
             )
         return snapshot
 
@@ -167,6 +166,7 @@ class Cache:
     def create(self) -> None:
         """Make the directory a cache; a directory with other things in it raises UsageError."""
         if self.exists():
+            self.check_layout()
             return
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path}: exists and is not a directory")
@@ -178,10 +178,19 @@ class Cache:
         self.tmp_dir.mkdir(exist_ok=True)
         write_durably(self.path / "CACHEDIR.TAG", _TAG)
 
+    def check_layout(self) -> None:
+        """Raise CacheError when a part of the cache is a link: nothing is ever written outside of it."""
+        for name in ("snapshots", "tmp", "lock", CONFIG, "history.jsonl.zst"):
+            if (self.path / name).is_symlink():
+                raise CacheError(f"{self.path / name}: is a symbolic link; a cache lives in one directory")
+        self.snapshots_dir.mkdir(exist_ok=True)
+        self.tmp_dir.mkdir(exist_ok=True)
+
     @contextmanager
     def lock(self, wait: float = 0.0) -> Iterator[None]:
         """Hold the cache's lock; raises CacheLocked when another run holds it for ``wait`` seconds."""
         deadline = time.monotonic() + wait
+        self.check_layout()
         with (self.path / "lock").open("ab") as file:
             while True:
                 try:
@@ -216,19 +225,18 @@ class Cache:
         return Snapshot(final)
 
     def collect(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
-        """Remove all but the current and the newest ``keep`` snapshots; return those removed.
+        """Remove all but the newest ``keep`` snapshots, the current one among them; return those removed.
 
         Leased snapshots stay, and so do those published less than ``older_than`` seconds ago.
         """
+        return [snapshot for snapshot in self.collectable(keep, older_than) if self._remove(snapshot)]
+
+    def collectable(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
+        """Return the snapshots that ``collect`` would remove if nobody reads them."""
         current = self.current()
-        candidates = [s for s in self.snapshots() if s != current]
-        removed = []
-        for snapshot in candidates[: max(0, len(candidates) + 1 - max(1, keep))]:
-            if time.time() - snapshot.path.stat().st_mtime < older_than:
-                continue
-            if self._remove(snapshot):
-                removed.append(snapshot)
-        return removed
+        others = [snapshot for snapshot in self.snapshots() if snapshot != current]
+        surplus = others[: max(0, len(others) + 1 - max(1, keep))]
+        return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
 
     def _remove(self, snapshot: Snapshot) -> bool:
         """Remove a snapshot that nobody reads; the exclusive lock is held until it is out of sight."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,9 +32,7 @@ class Encodings:
 
     def open(self, sink: Any, schema: pa.Schema, collected: list[Any] | None = None) -> pq.ParquetWriter:
         """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own."""
-        levels = {
-            path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")
-        }
+        levels = {path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")}
         more = {} if collected is None else {"metadata_collector": collected}
         return pq.ParquetWriter(
             sink,
@@ -63,27 +61,42 @@ class _Leaf:
     values: int
 
 
-def sizes(sample: pa.Table, encodings: Encodings) -> list[int]:
-    """Return what each leaf column of ``sample`` takes on disk, page headers and dictionary included."""
-    return [column.total_compressed_size for column in _columns(sample, encodings)]
+class Size(NamedTuple):
+    """What a leaf column takes on disk, page headers included; of that, what its dictionary takes."""
+
+    total: int
+    dictionary: int
+    uncompressed: int
+    values: int
 
 
-def _columns(sample: pa.Table, encodings: Encodings) -> list[Any]:
-    collected: list[Any] = []
+def sizes(sample: pa.Table, encodings: Encodings) -> list[Size]:
+    """Return what each leaf column of ``sample`` takes when written with ``encodings``."""
+    group = _metadata(sample, encodings).row_group(0)
+    found = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
+        found.append(Size(column.total_compressed_size, dictionary, column.total_uncompressed_size, column.num_values))
+    return found
+
+
+def total(sample: pa.Table, encodings: Encodings) -> int:
+    """Return what ``sample`` takes when written with ``encodings``."""
+    return sum(size.total for size in sizes(sample, encodings))
+
+
+def _metadata(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
+    collected: list[pq.FileMetaData] = []
     # MockOutputStream counts the bytes and forgets them.
     with encodings.open(pa.MockOutputStream(), sample.schema, collected) as writer:
         writer.write_table(sample, row_group_size=max(1, sample.num_rows))
-    group = collected[0].row_group(0)
-    return [group.column(number) for number in range(group.num_columns)]
+    return collected[0]
 
 
 def _leaves(sample: pa.Table, decimal_as_integer: bool) -> list[_Leaf]:
-    collected: list[Any] = []
-    with Encodings(decimal_as_integer=decimal_as_integer).open(
-        pa.MockOutputStream(), sample.schema, collected
-    ) as writer:
-        writer.write_table(sample, row_group_size=max(1, sample.num_rows))
-    group, schema = collected[0].row_group(0), collected[0].schema
+    metadata = _metadata(sample, Encodings(decimal_as_integer=decimal_as_integer))
+    group, schema = metadata.row_group(0), metadata.schema
     result = []
     for number in range(group.num_columns):
         column = group.column(number)
@@ -154,8 +167,8 @@ def chosen(
             for leaf, size in zip(leaves, sizes(sample, trial), strict=True):
                 if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):
                     continue
-                if size < _WORTH * best[leaf.path][0]:
-                    best[leaf.path] = (size, scheme[leaf.path], codecs[leaf.path])
+                if size.total < _WORTH * best[leaf.path][0]:
+                    best[leaf.path] = (size.total, scheme[leaf.path], codecs[leaf.path])
     return with_schemes(
         base,
         {path: scheme for path, (_, scheme, _) in best.items()},

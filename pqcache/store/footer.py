@@ -297,9 +297,7 @@ def compressed_sizes(group: Struct, name: str) -> list[int]:
     return [_field(column, 7, I64, name) for column in columns_of(group, name)]
 
 
-def moved(
-    group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[bytes]] | None, name: str
-) -> Struct:
+def moved(group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[bytes]] | None, name: str) -> Struct:
     """Return a row group as it reads when its pages lie ``delta`` bytes later, as number ``ordinal``.
 
     Page indexes and bloom filters lie outside the row group, so they are dropped. ``paths`` are new
@@ -308,9 +306,7 @@ def moved(
     chunks = []
     for number, chunk in enumerate(_field(group, 1, LIST, name).values):
         if 1 in chunk or 8 in chunk or 9 in chunk:
-            raise ParquetError(
-                f"{name}: a column chunk is encrypted or in another file, which cannot be moved"
-            )
+            raise ParquetError(f"{name}: a column chunk is encrypted or in another file, which cannot be moved")
         meta = dict(_field(chunk, 3, STRUCT, name))
         for offset in (9, 10, 11):
             # Writers that mean "no dictionary" have been seen to store offset 0.
@@ -357,8 +353,7 @@ def assembled(
     fields.pop(5, None)
     if keyvalues:
         pairs: list[Struct] = [
-            {1: (BINARY, key)} | ({} if value is None else {2: (BINARY, value)})
-            for key, value in keyvalues.items()
+            {1: (BINARY, key)} | ({} if value is None else {2: (BINARY, value)}) for key, value in keyvalues.items()
         ]
         fields[5] = (LIST, Items(STRUCT, pairs))
     return dict(sorted(fields.items()))

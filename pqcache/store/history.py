@@ -10,6 +10,8 @@ from typing import Any
 
 import zstandard
 
+from pqcache.store.cache import Cache
+
 HISTORY = "history.jsonl.zst"
 
 
@@ -34,6 +36,11 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
         return []
     text, _ = _whole_frames(path.read_bytes())
     return [json.loads(line) for line in text.splitlines()]
+
+
+def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return what each run did to a cache, oldest first; raises CacheError where there is none."""
+    return read_history(Cache.open(os.fspath(cache)).path)
 
 
 def _whole_frames(data: bytes) -> tuple[bytes, int]:

@@ -10,9 +10,9 @@ rows                 int64     number of rows
 offset               int64     where its first page begins in the file, in bytes
 bytes                int64     compressed size on disk: what counts against ``--row-group-size``
 uncompressed         int64     size of its pages after decompression
-codec                string    ``SNAPPY``, or ``SNAPPY+UNCOMPRESSED`` where columns differ
 ``C:bytes``          int64     the same two for each top-level column ``C`` of the schema
 ``C:uncompressed``   int64
+``C:codec``          string    ``SNAPPY``; several joined by ``+`` where the leaves of ``C`` differ
 ``C:nulls``          int64     number of nulls, where the file says so
 ``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one
 ``C:min``, ``C:max`` type of C from the file's statistics; only for flat columns, null where unknown

@@ -119,7 +119,7 @@ def inspect(
         return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, None)
     source = open_source(text, options)
     try:
-        files = sorted(list_source(source, None, on_event), key=lambda file: file.path)
+        files = sorted(list_source(source, None, on_event).files, key=lambda file: file.path)
         index = read_remote_index(source, files, jobs, on_event)
     finally:
         source.close()
@@ -128,9 +128,7 @@ def inspect(
     sizes = np.array([file.identity.size for file in files], np.int64)
     on_hdfs = all(file.block_size for file in files)
     default = int(blocks.max()) if on_hdfs else BLOCK_SIZE
-    return _describe(
-        source.url, {"kind": kind}, index, sizes, block_size or default, blocks if on_hdfs else None
-    )
+    return _describe(source.url, {"kind": kind}, index, sizes, block_size or default, blocks if on_hdfs else None)
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
@@ -191,7 +189,7 @@ def _describe(
         blocks_touched=touched,
         row_group_bytes=_spread(groups),
         histogram=_histogram(groups, block_size),
-        compression=_compression(index, groups),
+        compression=_compression(index),
         partitions=_partitions(index, sizes, groups),
         columns=_columns(index),
     )
@@ -218,17 +216,17 @@ def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[Bin, ...
     return tuple(Bin(low, high, count) for low, high, count in bins)
 
 
-def _compression(index: Index, groups: npt.NDArray[np.int64]) -> dict[str, int]:
-    names = index.table["codec"].to_pylist()
+def _compression(index: Index) -> dict[str, int]:
     totals: dict[str, int] = {}
-    for name, size in zip(names, groups.tolist(), strict=True):
-        totals[name] = totals.get(name, 0) + size
+    for field in index.data_schema:
+        codecs = index.table[f"{field.name}:codec"].to_pylist()
+        for codec, size in zip(codecs, index.table[f"{field.name}:bytes"].to_pylist(), strict=True):
+            if codec is not None:  # the column is in another file
+                totals[codec] = totals.get(codec, 0) + size
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def _partitions(
-    index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]
-) -> tuple[Partition, ...]:
+def _partitions(index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> tuple[Partition, ...]:
     files = index.numbers("file")
     count = len(index.paths)
     rows = np.bincount(files, index.rows, count).astype(np.int64)

@@ -9,10 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from pqcache.errors import SourceError
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
-from pqcache.store.source import check_path, printable
 
 
 @dataclass(frozen=True)
@@ -134,29 +132,6 @@ def plan_repartition(held: Iterable[FileEntry], recipe: str) -> Plan:
     entries = tuple(held)
     sources = {file.path: file for entry in entries for file in entry.sources}
     return plan_sync(tuple(sources.values()), entries, recipe)
-
-
-def check_listing(listing: Sequence[SourceFile], source: str) -> None:
-    """Raise SourceError by name when a source path must not be used as a local path.
-
-    Two names that cannot both exist on disk (a file and a directory of one name) are refused as well.
-    """
-    names = {file.path for file in listing}
-    for path in names:
-        problem = check_path(path)
-        if problem is not None:
-            raise SourceError(
-                f"{printable(source)}/{printable(path)}: {problem}; nothing was published, "
-                "rename it at the source"
-            )
-        directory = parent(path)
-        while directory:
-            if directory in names:
-                raise SourceError(
-                    f"{source}/{directory}: is both a file and a directory; nothing was published, "
-                    "rename one at the source"
-                )
-            directory = parent(directory)
 
 
 def _plan_directory(

@@ -110,7 +110,7 @@ def _repartition_cache(
         published = None
         if not dry_run:
             if not plan.nothing_to_do:
-                job = Job(cache, plan, None, before.source, before.where, how, jobs, on_event)
+                job = Job(cache, plan, None, before.source, before.where, how, jobs, 0, on_event)
                 published = build_snapshot(job)
             write_config(cache.path, config)
             after = (published or current).manifest()
@@ -161,7 +161,7 @@ def _repartition_directory(
     target = Path(os.path.abspath(os.path.expanduser(local_path(dest))))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: exists and is not empty; name a new directory")
-    files = sorted(list_source(source, None, on_event), key=lambda file: (parent(file.path), file.path))
+    files = sorted(list_source(source, None, on_event).files, key=lambda file: (parent(file.path), file.path))
     groups = [(d, tuple(group)) for d, group in groupby(files, key=lambda file: parent(file.path))]
     total = sum(file.identity.size for file in files)
     done: list[_Done] = []
@@ -173,8 +173,7 @@ def _repartition_directory(
             on_event(Started("rewrite", total))
             with ThreadPoolExecutor(max(1, min(jobs, 2))) as pool:  # each overlaps decoding and encoding
                 futures = [
-                    pool.submit(_one_directory, source, url, d, group, build, how, on_event)
-                    for d, group in groups
+                    pool.submit(_one_directory, source, url, d, group, build, how, on_event) for d, group in groups
                 ]
                 try:
                     done = [future.result() for future in futures]

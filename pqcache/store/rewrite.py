@@ -50,17 +50,13 @@ class RewriteOptions:
 
     def __post_init__(self) -> None:
         if self.row_group_size < _MIN_ROW_GROUP:
-            raise UsageError(
-                f"row-group size {self.row_group_size}: give at least {_MIN_ROW_GROUP} bytes, like 128MB"
-            )
+            raise UsageError(f"row-group size {self.row_group_size}: give at least {_MIN_ROW_GROUP} bytes, like 128MB")
         if self.compression not in CODECS:
             raise UsageError(f"compression {self.compression!r}: choose one of {', '.join(CODECS)}")
         levels = _LEVELS.get(self.compression, range(0))
         if self.compression_level is not None and self.compression_level not in levels:
             allowed = f"{levels[0]} to {levels[-1]}" if levels else "no level"
-            raise UsageError(
-                f"compression level {self.compression_level}: {self.compression} takes {allowed}"
-            )
+            raise UsageError(f"compression level {self.compression_level}: {self.compression} takes {allowed}")
         if self.compat and self.compression not in ("lz4", "snappy", "gzip", "none"):
             raise UsageError(f"compat writes snappy: leave compression {self.compression!r} out")
 
@@ -247,8 +243,7 @@ def _decimals_as_integers(sources: list[Source]) -> bool:
     schema = sources[0].metadata.schema
     columns = (schema.column(number) for number in range(len(schema)))
     return any(
-        column.logical_type.type == "DECIMAL" and column.physical_type in ("INT32", "INT64")
-        for column in columns
+        column.logical_type.type == "DECIMAL" and column.physical_type in ("INT32", "INT64") for column in columns
     )
 
 
@@ -258,9 +253,7 @@ def _make_empty(target: Path) -> None:
         if any(target.iterdir()):
             raise UsageError(f"{target}: is not empty; give a new directory")
     except OSError as error:
-        raise PqcacheError(
-            f"{target}: cannot be made: {error.strerror or error}; choose another directory"
-        ) from error
+        raise PqcacheError(f"{target}: cannot be made: {error.strerror or error}; choose another directory") from error
 
 
 def link(source: Path, target: Path) -> None:

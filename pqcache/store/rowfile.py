@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -14,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.errors import PqcacheError
 from pqcache.store import footer
 from pqcache.store.encodings import Encodings
 
@@ -99,9 +102,7 @@ def widened(layout: Layout, dictionaries: Mapping[str, int]) -> Mapping[bytes, b
     fields = []
     for column in layout.declared:
         kind = column.type
-        if pt.is_dictionary(kind) and dictionaries.get(column.name, 0) > 1 << _INDEX_BITS.get(
-            kind.index_type, 62
-        ):
+        if pt.is_dictionary(kind) and dictionaries.get(column.name, 0) > 1 << _INDEX_BITS.get(kind.index_type, 62):
             kind = pa.dictionary(pa.int32(), kind.value_type, kind.ordered)
         fields.append(column.with_type(kind))
     schema = pa.schema(fields, metadata=layout.declared.metadata)
@@ -147,11 +148,13 @@ class RowGroupFile:
 
     path: Path
     form: Form
+    disk: Executor
     position: int = len(footer.MAGIC)
     rows: int = 0
     groups: list[bytes] = field(default_factory=list)
     template: footer.Struct | None = None
     file: IO[bytes] | None = None
+    syncing: Future[None] | None = None
 
     def open(self) -> IO[bytes]:
         """Return the file, open at its end."""
@@ -164,58 +167,84 @@ class RowGroupFile:
 
     def append(self, table: pa.Table, encodings: Encodings) -> Encoded:
         """Write ``table`` as one row group; `keep` or `undo` must follow."""
-        file = self.open()
         name = str(self.path)
-        sink = _Sink(file)
-        writer = encodings.open(sink, table.schema)
-        try:
-            writer.write_table(table, row_group_size=table.num_rows)
-        finally:
-            sink.tail = (
-                bytearray()
-            )  # before close, and also on an error: the writer still wants to end its file
-            writer.close()
+        with told(self.path):
+            sink = _Sink(self.open())
+            writer = encodings.open(sink, table.schema)
+            try:
+                writer.write_table(table, row_group_size=table.num_rows)
+            finally:
+                sink.tail = bytearray()  # also after an error: the writer still wants to end its file
+                writer.close()
         template = footer.decode(bytes(sink.tail[:-8]), name)
         group = footer.row_groups_of(template, name)[0]
         columns = footer.compressed_sizes(group, name)
-        return Encoded(
-            group, template, columns, self.position, max(sum(columns), sink.size - len(footer.MAGIC))
-        )
+        size = max(sum(columns), sink.size - len(footer.MAGIC))
+        return Encoded(group, template, columns, self.position, size)
 
     def undo(self, encoded: Encoded) -> None:
         """Take the row group just written off again."""
-        file = self.open()
-        file.seek(encoded.start)
-        file.truncate()
+        with told(self.path):
+            file = self.open()
+            file.seek(encoded.start)
+            file.truncate()
 
     def keep(self, encoded: Encoded, rows: int) -> None:
-        """Make the row group just written part of the file."""
+        """Make the row group just written part of the file, and have the disk begin with it."""
         delta = encoded.start - len(footer.MAGIC)
         group = footer.moved(encoded.fields, delta, len(self.groups), self.form.paths, str(self.path))
         self.groups.append(footer.encode(group))
         self.template = encoded.template
         self.rows += rows
-        self.position = self.open().tell()
+        with told(self.path):
+            file = self.open()
+            file.flush()
+            self.position = file.tell()
+            if self.syncing is None or self.syncing.done():
+                self._synced()
+                self.syncing = self.disk.submit(os.fsync, file.fileno())
+
+    def _synced(self) -> None:
+        if self.syncing is not None:
+            self.syncing.result()
+            self.syncing = None
 
     def pause(self) -> None:
         """Bring what is written to disk and close the file, until `finish`."""
-        file = self.open()
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
+        with told(self.path):
+            file = self.open()
+            file.flush()
+            self._synced()
+            os.fsync(file.fileno())
+            file.close()
         self.file = None
 
     def finish(self, keyvalues: Mapping[bytes, bytes | None]) -> Output:
         """Write the footer, bring the file to disk and return what it holds."""
         template = self.form.template if self.template is None else self.template
         end = footer.assembled(template, self.form.schema, self.groups, self.rows, keyvalues)
-        self.open().write(footer.frame(end))
+        with told(self.path):
+            self.open().write(footer.frame(end))
         self.pause()
         return Output(self.path, self.rows, len(self.groups))
 
     def abandon(self) -> None:
         """Close and remove the file."""
+        if self.syncing is not None:
+            self.syncing.exception()  # waits
         if self.file is not None:
-            self.file.close()
+            with contextlib.suppress(OSError):  # what is buffered may not fit on the disk
+                self.file.close()
             self.file = None
         self.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn an OSError into a `PqcacheError` that names ``path`` and says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise PqcacheError(
+            f"{path}: cannot be written: {error.strerror or error}; free space or fix the permissions, then run again"
+        ) from error

@@ -69,9 +69,7 @@ def _merged_field(a: pa.Field, b: pa.Field) -> pa.Field:
         kind = _merged_type(a.type, b.type)
     except _Differ as error:
         raise _Differ(f".{a.name}{error}") from None
-    field = a.with_type(kind).with_nullable(
-        a.nullable or b.nullable or pt.is_null(a.type) or pt.is_null(b.type)
-    )
+    field = a.with_type(kind).with_nullable(a.nullable or b.nullable or pt.is_null(a.type) or pt.is_null(b.type))
     if b.metadata and not a.metadata:
         field = field.with_metadata(b.metadata)
     return field

@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from typing import Protocol
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access_?key|(^|_)key$", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+TIMEOUT = 30.0  # seconds without a byte
+HDFS_NATIVE = "hdfs-native"
+HDFS3 = "hdfs3"
 
 
 class Source(Protocol):
@@ -43,10 +47,13 @@ class Source(Protocol):
         """Give connections back."""
 
 
-def open_source(url: str, options: Mapping[str, str] | None = None) -> Source:
+def open_source(
+    url: str, options: Mapping[str, str] | None = None, timeout: float = TIMEOUT, hdfs_driver: str = HDFS_NATIVE
+) -> Source:
     """Open the dataset at ``url`` with the store options ``options`` (``-o key=value``).
 
-    Nothing is contacted yet. An unknown scheme, a malformed URL or a missing extra raises UsageError.
+    A server that sends nothing for ``timeout`` seconds counts as unavailable. Nothing is contacted yet. An
+    unknown scheme, a malformed URL or a missing extra raises UsageError.
     """
     known = dict(options or {})
     scheme = url_scheme(url)
@@ -57,18 +64,22 @@ def open_source(url: str, options: Mapping[str, str] | None = None) -> Source:
     if scheme == "s3":
         from pqcache.store.drivers.s3 import S3Source
 
-        return S3Source(url, known)
+        return S3Source(url, known, timeout)
+    if hdfs_driver not in (HDFS_NATIVE, HDFS3):
+        raise UsageError(f"--hdfs-driver {hdfs_driver}: choose {HDFS_NATIVE} or {HDFS3}")
+    if scheme == "hdfs" and hdfs_driver == HDFS3:
+        from pqcache.store.drivers.hdfs3 import Hdfs3Source
+
+        return Hdfs3Source(url, known, timeout)
     if scheme == "hdfs":
         from pqcache.store.drivers.hdfs import HdfsSource
 
-        return HdfsSource(url, known)
+        return HdfsSource(url, known, timeout)
     if scheme == "webhdfs":
         from pqcache.store.drivers.webhdfs import WebHdfsSource
 
-        return WebHdfsSource(url, known)
-    raise UsageError(
-        f"{redact(url)}: unknown scheme {scheme}://; use hdfs://, webhdfs://, s3://, file:// or a path"
-    )
+        return WebHdfsSource(url, known, timeout)
+    raise UsageError(f"{redact(url)}: unknown scheme {scheme}://; use hdfs://, webhdfs://, s3://, file:// or a path")
 
 
 def url_scheme(url: str) -> str:
@@ -93,14 +104,17 @@ def is_secret(option: str) -> bool:
 
 
 def redact(url: str) -> str:
-    """Return ``url`` without the password in it."""
+    """Return ``url`` without the password in it, and for S3 without the key as well."""
     scheme = url_scheme(url)
-    if not scheme or "@" not in url:
+    rest = url.partition("://")[2]
+    if not scheme or "@" not in rest:
         return url
-    parts = urlsplit(url)
-    userinfo, at, host = parts.netloc.rpartition("@")
-    user = userinfo.partition(":")[0]
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{host}" if scheme != "s3" else host))
+    host = urlsplit(url).netloc
+    if "@" not in host and ":" in host and not host.rpartition(":")[2].isdigit():
+        return f"{scheme}://***@{rest.rpartition('@')[2]}"  # an unescaped '/' in the password
+    user, at, place = host.rpartition("@")
+    user = "" if scheme == "s3" else user.partition(":")[0]
+    return f"{scheme}://{user}{at if user else ''}{place}{rest[len(host) :]}"
 
 
 def userinfo(url: str) -> tuple[str, str]:

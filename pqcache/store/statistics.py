@@ -20,7 +20,6 @@ BASE = pa.schema(
         ("offset", pa.int64()),
         ("bytes", pa.int64()),
         ("uncompressed", pa.int64()),
-        ("codec", pa.string()),
     ]
 )
 
@@ -39,7 +38,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     columns: dict[str, list[Any]] = {name: [] for name in BASE.names[1:]}
     columns.update({f"{name}:values": [] for name in lists})
     for name in names:
-        for what in ("bytes", "uncompressed", "nulls"):
+        for what in ("bytes", "uncompressed", "codec", "nulls"):
             columns[f"{name}:{what}"] = []
         if name in flat:
             columns[f"{name}:min"], columns[f"{name}:max"] = [], []
@@ -50,7 +49,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
         nulls: dict[str, int | None] = dict.fromkeys(names)
         extremes: dict[str, tuple[Any, Any]] = dict.fromkeys(flat, (None, None))
         start = None
-        codecs: dict[str, None] = {}
+        codecs: dict[str, set[str]] = {name: set() for name in names}
         for c in range(metadata.num_columns):
             chunk = group.column(c)
             name = top[c]
@@ -58,7 +57,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             chunk_uncompressed[name] += chunk.total_uncompressed_size
             if name in lists:
                 columns[f"{name}:values"].append(chunk.num_values)
-            codecs[chunk.compression] = None
+            codecs[name].add(chunk.compression)
             first = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset:
                 first = min(first, chunk.dictionary_page_offset)
@@ -73,10 +72,10 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
         columns["offset"].append(start or 0)
         columns["bytes"].append(sum(chunk_bytes.values()))
         columns["uncompressed"].append(sum(chunk_uncompressed.values()))
-        columns["codec"].append("+".join(codecs))
         for name in names:
             columns[f"{name}:bytes"].append(chunk_bytes[name])
             columns[f"{name}:uncompressed"].append(chunk_uncompressed[name])
+            columns[f"{name}:codec"].append("+".join(sorted(codecs[name])))
             columns[f"{name}:nulls"].append(nulls[name])
             if name in flat:
                 low, high = extremes[name]
@@ -170,6 +169,8 @@ def _column_type(name: str, schema: pa.Schema) -> pa.DataType:
     if name in BASE.names:
         return BASE.field(name).type
     column, _, what = name.rpartition(":")
+    if what == "codec":
+        return pa.string()
     if what not in ("min", "max"):
         return pa.int64()
     kind = schema.field(column).type

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -10,19 +12,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pqcache.config import Config, read_config, write_config
+from pqcache.config import Config, read_config, updated, write_config
 from pqcache.errors import SourceIncomplete, UsageError
 from pqcache.events import Collected, Listed, OnEvent, Warned, ignore
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.disk import remove_tree
+from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
 from pqcache.store.history import append_history
 from pqcache.store.hive import is_data, parent, partition_table
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
-from pqcache.store.plan import Plan, check_listing, plan_sync
+from pqcache.store.plan import Plan, plan_sync
 from pqcache.store.predicate import matching
 from pqcache.store.rewrite import RewriteOptions
-from pqcache.store.source import Source, is_secret, local_path, open_source, redact, url_scheme
+from pqcache.store.source import TIMEOUT, Source, is_secret, local_path, open_source, redact, url_scheme
 from pqcache.store.transfer import RETRIES, Stopwatch, with_retries
 
 JOBS = 8
@@ -66,16 +69,40 @@ def sync(
     row_group_size: int | None = None,
     options: Mapping[str, str] | None = None,
     keep: int | None = None,
+    marker: str | None = None,
+    settle: float | None = None,
+    max_delete: str | None = None,
+    force: bool = False,
+    hdfs_driver: str | None = None,
     jobs: int = JOBS,
+    retries: int = RETRIES,
+    timeout: float = TIMEOUT,
     wait: float = 0.0,
     dry_run: bool = False,
     on_event: OnEvent = ignore,
 ) -> SyncReport:
     """Bring ``cache`` up to date with ``source`` and publish a new snapshot if anything changed.
 
-    What is not given is what the cache remembers from before; what is given is remembered, except secrets.
-    ``where`` is a condition on partition columns (an empty string takes all again), ``row_group_size`` is in
-    bytes, ``keep`` the number of snapshots left by the end, ``wait`` the seconds to wait for another run.
+    What is not given is what the cache remembers from before; what is given is remembered, except secrets
+    and what is only about this run (``force``, ``jobs``, ``retries``, ``timeout``, ``wait``, ``dry_run``).
+
+    Args:
+        cache: the cache's directory; made by the first run.
+        source: URL or path of the dataset.
+        where: a condition on partition columns; an empty string takes all again.
+        row_group_size: bytes on disk; files are repartitioned as they come.
+        options: the store's options, such as ``{"endpoint": "http://..."}``.
+        keep: how many snapshots are left by the end, the new one among them.
+        marker: take a partition only if it holds a file of this name; an empty string takes all again.
+        settle: leave files younger than this many seconds for the next run.
+        max_delete: refuse to drop more files than this, ``"1000"`` or ``"50%"``; ``force`` does it all the same.
+        hdfs_driver: ``hdfs-native`` or ``hdfs3``.
+        jobs: files fetched at once.
+        retries: how often what fails for a passing reason is tried again.
+        timeout: seconds without a byte after which a server counts as unavailable.
+        wait: seconds to wait for another run to end.
+        dry_run: work out the report and change nothing.
+        on_event: called with what happens, from several threads.
 
     Raises UsageError, SourceError, SourceIncomplete (nothing was published), ParquetError, CacheError or
     CacheLocked; the current snapshot stays as it was.
@@ -85,14 +112,25 @@ def sync(
     if source is None and not target.exists():
         raise UsageError(f"{cache}: not a pqcache yet; name the source too: pqcache sync SOURCE {cache}")
     remembered = read_config(target.path) if target.exists() else None
-    config = _merge(remembered, source, where, row_group_size, options, keep)
+    config = updated(
+        _merge(remembered, source, options),
+        {
+            "where": where,
+            "row_group_size": row_group_size,
+            "keep": keep,
+            "marker": marker,
+            "settle": settle,
+            "max_delete": max_delete,
+            "hdfs_driver": hdfs_driver,
+        },
+    )
     _check_apart(config.source, target.path)
-    opened = open_source(source or config.source, {**config.options, **(options or {})})
+    opened = open_source(source or config.source, {**config.options, **(options or {})}, timeout, config.hdfs_driver)
     with ExitStack() as stack:
         stack.callback(opened.close)
         locked = target.exists() and not dry_run
         stack.enter_context(target.lock(wait) if locked else nullcontext())
-        listing = list_source(opened, config.where, on_event)
+        listing = list_source(opened, config.where, on_event, retries)
         if not dry_run and not locked:
             target.create()
             stack.enter_context(target.lock(wait))
@@ -102,11 +140,17 @@ def sync(
             write_config(target.path, config)
         current = target.current() if target.exists() else None
         manifest = current.manifest() if current is not None else None
+        if target.exists():
+            check_case(listing.files, config.source, target.path)
         rewrite = rewrite_options(config)
-        plan = make_plan(listing, current, manifest, rewrite)
+        plan = make_plan(listing, current, manifest, rewrite, Waiting(config.marker, config.settle, time.time()))
+        if manifest is not None and not force:
+            check_deletions(plan, manifest.files, config.max_delete)
+        if not plan.directories:
+            raise SourceIncomplete(f"{opened.url}: every file there has to wait; nothing was published")
         published = None
         if not dry_run and not (plan.nothing_to_do and current is not None):
-            job = Job(target, plan, opened, config.source, config.where, rewrite, jobs, on_event)
+            job = Job(target, plan, opened, config.source, config.where, rewrite, jobs, retries, on_event)
             published = build_snapshot(job)
             manifest = published.manifest()
         report = make_report(target, config, plan, published or current, manifest, published, dry_run, watch)
@@ -115,17 +159,25 @@ def sync(
     return report
 
 
-def list_source(source: Source, where: str | None, on_event: OnEvent) -> list[SourceFile]:
-    """Return the source's Parquet files, hostile names refused and partitions pruned by ``where``.
+@dataclass(frozen=True)
+class Listing:
+    """The Parquet files to take, and the paths of everything at the source."""
 
-    A source without any raises SourceIncomplete: an empty listing never replaces what is held.
+    files: list[SourceFile]
+    paths: list[str]
+
+
+def list_source(source: Source, where: str | None, on_event: OnEvent, retries: int = RETRIES) -> Listing:
+    """List the source, hostile names refused and partitions pruned by ``where``.
+
+    A source without any Parquet file raises SourceIncomplete: an empty listing never replaces what is held.
     """
     found: list[SourceFile] = []
 
     def list_once() -> None:
         found[:] = source.list()
 
-    with_retries(list_once, source.url, RETRIES - 2, on_event)
+    with_retries(list_once, source.url, min(retries, 2), on_event)
     check_listing(found, source.url)
     files = [file for file in found if is_data(file.path)]
     if not files:
@@ -136,11 +188,9 @@ def list_source(source: Source, where: str | None, on_event: OnEvent) -> list[So
     if where:
         files = select(files, where)
         if not files:
-            raise SourceIncomplete(
-                f"{source.url}: no partition satisfies --where {where!r}; nothing was published"
-            )
+            raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}; nothing was published")
     on_event(Listed(len(files), sum(file.identity.size for file in files)))
-    return files
+    return Listing(files, [file.path for file in found])
 
 
 def select(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
@@ -151,26 +201,35 @@ def select(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
 
 
 def make_plan(
-    listing: Sequence[SourceFile],
+    listing: Listing,
     current: Snapshot | None,
     manifest: Manifest | None,
     rewrite: RewriteOptions | None,
+    waiting: Waiting,
 ) -> Plan:
     """Return the plan for ``listing`` against what the current snapshot really has on disk."""
     held = manifest.files if manifest is not None else ()
     damaged = find_damaged(current, held) if current is not None else frozenset()
-    return plan_sync(listing, held, recipe(rewrite), damaged)
+    files = taken(listing.files, listing.paths, held, waiting)
+    return plan_sync(files, held, recipe(rewrite), damaged)
 
 
 def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
-    """Return the paths of entries that are missing or of another size than recorded."""
+    """Return the paths of entries that are missing, of another size than recorded, or reached by a link."""
     root = str(snapshot.path)
+    directories: dict[str, bool] = {"": True}
+
+    def is_real(directory: str) -> bool:
+        if directory not in directories:
+            directories[directory] = is_real(parent(directory)) and not os.path.islink(f"{root}/{directory}")
+        return directories[directory]
 
     def is_whole(entry: FileEntry) -> bool:
         try:
-            return os.stat(f"{root}/{entry.path}").st_size == entry.size
+            status = os.lstat(f"{root}/{entry.path}")
         except OSError:
             return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and is_real(parent(entry.path))
 
     return frozenset(entry.path for entry in entries if not is_whole(entry))
 
@@ -226,34 +285,18 @@ def finish(cache: Cache, config: Config, command: str, report: SyncReport, on_ev
         remove_tree(left)
 
 
-def _merge(
-    remembered: Config | None,
-    source: str | None,
-    where: str | None,
-    row_group_size: int | None,
-    options: Mapping[str, str] | None,
-    keep: int | None,
-) -> Config:
-    """Return what is to be remembered from now on; secrets are left out."""
-    if source is not None:
-        shown = redact(source)
-        if url_scheme(source) in ("", "file"):
-            shown = os.path.abspath(os.path.expanduser(local_path(source)))
-        known = {k: v for k, v in (options or {}).items() if not is_secret(k)}
-        if remembered is not None and remembered.source == shown and not options:
-            known = dict(remembered.options)
-        base = replace(remembered or Config(shown), source=shown, options=known)
-    else:
+def _merge(remembered: Config | None, source: str | None, options: Mapping[str, str] | None) -> Config:
+    """Return the source and its options as they are to be remembered from now on; secrets are left out."""
+    known = {k: v for k, v in (options or {}).items() if not is_secret(k)}
+    if source is None:
         assert remembered is not None
-        known = {k: v for k, v in (options or {}).items() if not is_secret(k)}
-        base = replace(remembered, options={**remembered.options, **known})
-    if where is not None:
-        base = replace(base, where=where or None)
-    if row_group_size is not None:
-        base = replace(base, row_group_size=row_group_size)
-    if keep is not None:
-        base = replace(base, keep=keep)
-    return base
+        return replace(remembered, options={**remembered.options, **known})
+    shown = redact(source)
+    if url_scheme(source) in ("", "file"):
+        shown = os.path.abspath(os.path.expanduser(local_path(source)))
+    if remembered is not None and remembered.source == shown:
+        known = {**remembered.options, **known}
+    return replace(remembered or Config(shown), source=shown, options=known)
 
 
 def _check_apart(source: str, cache: Path) -> None:

@@ -127,9 +127,7 @@ def _fetch_version(
     return metadata, schema
 
 
-def _append(
-    source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]
-) -> None:
+def _append(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> None:
     """Fetch what ``part`` lacks and make it durable."""
     size = file.identity.size
     try:
@@ -170,9 +168,7 @@ def _footer(source: Source, file: SourceFile, part: Path) -> tuple[pq.FileMetaDa
 def disk_error(path: Path, error: OSError) -> PqcacheError:
     """Return the error for a failed write below the cache."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return PqcacheError(
-            f"{path.parent}: no space left on the device; free some, or put the cache on a larger disk"
-        )
+        return PqcacheError(f"{path.parent}: no space left on the device; free some, or put the cache on a larger disk")
     return PqcacheError(f"{path}: {error.strerror}; check the cache's disk and its permissions")
 
 

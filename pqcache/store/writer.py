@@ -10,36 +10,33 @@ footer goes at the end. What turns out too big is truncated and done again, what
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError, PqcacheError
-from pqcache.store.decode import Piece, weigh
-from pqcache.store.encodings import Encodings, chosen, sizes
+from pqcache.errors import ParquetError
+from pqcache.store.decode import Floats, Piece, piece_of, weigh
+from pqcache.store.encodings import Encodings, chosen, total
+from pqcache.store.guess import Guess, foreseen
 from pqcache.store.rowfile import Encoded, Layout, Output, RowGroupFile, form_of, widened
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
-_MIN_MARGIN, _FIRST_MARGIN, _MAX_MARGIN = 0.0005, 0.01, 0.03
-_NOISE = 0.02  # what two row groups of one kind differ by
 _MAX_TRIES = 16  # two or three, but for data that changes its nature within a row group
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
-_PROBE_EVERY = 16  # row groups; first after 1, 2, 4 and 8
+_PROBE_EVERY = 16  # row groups; and after the first and the fourth
 _MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
 _MAX_ARROW_RATIO = 16  # decoded bytes of one row group, in row-group sizes: what a reader has to hold
 _MIN_MAX_ARROW = 1 << 30
 _SAMPLE_SLICES = 8
-_PROBE_SHARE = 50  # the sample is a fiftieth of the first row group
+_PROBE_SHARE = 80  # the sample is an eightieth of a row group
 _MIN_PROBE, _MAX_PROBE = 1 << 19, 32 << 20
 _MAX_WARNINGS = 20
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class _Pending:
             self.queue.append(piece)
             self.total = self.total + piece.weights
             self.rows += piece.table.num_rows
-            self.bytes += piece.table.nbytes
+            self.bytes += piece.nbytes
         return True
 
     def fill(self, goal: float, k: Floats, max_bytes: int) -> None:
@@ -120,7 +117,7 @@ class _Pending:
         guess = 0.0
         for piece in self.queue:
             more = float(np.dot(k, piece.weights))
-            held += piece.table.nbytes
+            held += piece.nbytes
             if rows and held > max_bytes:
                 break
             if guess + more > goal:
@@ -153,19 +150,21 @@ class _Pending:
         self.rows -= rows
         while rows:
             piece = self.queue.popleft()
-            self.bytes -= piece.table.nbytes
+            self.bytes -= piece.nbytes
             if piece.table.num_rows > rows:
-                rest = piece.table.slice(rows)
-                self.queue.appendleft(
-                    replace(
-                        piece, table=rest, weights=weigh(rest, piece.ratios), first_row=piece.first_row + rows
-                    )
-                )
+                rest = piece_of(piece.table.slice(rows), piece.ratios, piece.path, piece.first_row + rows, piece.done)
+                self.queue.appendleft(rest)
                 self.bytes += rest.nbytes
                 rows = 0
             else:
                 rows -= piece.table.num_rows
         self.total = np.sum([piece.weights for piece in self.queue], axis=0) if self.queue else 0.0
+
+    def ratios(self) -> Floats:
+        """Return the mean of the pieces' ratios."""
+        rows = [piece.table.num_rows for piece in self.queue]
+        result: Floats = np.average([piece.ratios for piece in self.queue], axis=0, weights=rows)
+        return result
 
     def sample(self, size: int) -> pa.Table:
         """Return about ``size`` Arrow bytes in slices spread over all rows."""
@@ -179,29 +178,6 @@ class _Pending:
         return table.unify_dictionaries().combine_chunks()
 
 
-class _Guess:
-    """What is known of the bytes that rows will take: ``k`` by column, and how far to trust it."""
-
-    def __init__(self, columns: int) -> None:
-        self.k: Floats = np.ones(columns)
-        self.learned = False  # from a row group, not from a sample
-        self.margin = _FIRST_MARGIN
-        self.spread = _FIRST_MARGIN / 2
-
-    def learn(self, weights: Floats, taken: Floats) -> None:
-        """Set ``k`` to what it should have been."""
-        self.learned = True
-        found = np.where(weights > 0, taken / np.maximum(weights, 1e-9), self.k)
-        noise = np.abs(found - self.k) < _NOISE * found
-        self.k = np.where(noise, (self.k + found) / 2, found)
-
-    def judge(self, guessed: float, size: int) -> None:
-        """Widen or narrow the margin by how far off a guess was."""
-        error = min(_MAX_MARGIN, abs(size / guessed - 1)) if guessed else 0.0
-        self.spread = max(error, 0.8 * self.spread)
-        self.margin = min(_MAX_MARGIN, max(_MIN_MARGIN, 1.5 * self.spread))
-
-
 class _Writer:
     """The state of `write_row_groups`."""
 
@@ -213,16 +189,17 @@ class _Writer:
         settings: Settings,
         first: int,
         files: list[RowGroupFile],
+        disk: Executor,
     ) -> None:
         self.pending = _Pending(stream)
         self.target, self.layout, self.settings, self.next_number = target, layout, settings, first
         self.limit = settings.row_group_size
         self.max_bytes = max(_MIN_MAX_ARROW, _MAX_ARROW_RATIO * self.limit)
-        self.guess = _Guess(len(layout.working))
+        self.guess = Guess(np.ones(len(layout.working)))
         self.encodings = Encodings(decimal_as_integer=settings.decimal_as_integer)
         self.form = form_of(layout, settings.decimal_as_integer)
         self.dictionaries: dict[str, int] = {}
-        self.files = files
+        self.files, self.disk = files, disk
         self.encoded = self.again = 0
         self.warnings: list[str] = []
         self.unreported = 0
@@ -234,50 +211,28 @@ class _Writer:
             return
         number = 0
         while self.pending.rows:
-            if number in (0, 1, 2, 4, 8) or number % _PROBE_EVERY == 0:
+            if number in (0, 1, 4) or number % _PROBE_EVERY == 0:
                 self.probe()
             self.write_group(self.file())
             number += 1
             self.pending.fill(self.limit, self.guess.k, self.max_bytes)
 
     def probe(self) -> None:
-        """Choose the encodings and learn a first ``k`` from a sample of what is pending.
-
-        A dictionary is paid once and then used: from what half the sample and the whole sample take follows
-        what the rest will.
-        """
+        """Choose the encodings and make a first guess, from a sample of what is pending."""
         size = min(max(self.pending.bytes // _PROBE_SHARE, _MIN_PROBE), _MAX_PROBE)
         sample = self.pending.sample(size)
         settings = self.settings
-        encodings = chosen(
-            sample, settings.codec, settings.level, settings.compat, settings.decimal_as_integer
-        )
-        if self.encoded:
-            saved = sum(sizes(sample, encodings)) / max(1, sum(sizes(sample, self.encodings)))
-            if saved > _WORTH_A_CHANGE:
-                return  # what was learned is better than what a sample tells
+        encodings = chosen(sample, settings.codec, settings.level, settings.compat, settings.decimal_as_integer)
+        if self.encoded and total(sample, encodings) > _WORTH_A_CHANGE * total(sample, self.encodings):
+            return  # what was learned is better than what a sample tells
         self.encodings = encodings
-        self.guess = _Guess(len(self.layout.working))
-        half = sample.slice(0, sample.num_rows // 2)
-        ratios = self.pending.queue[0].ratios
-        rows = np.array([half.num_rows, sample.num_rows, self.pending.rows], np.float64)
-        small, large = (self.by_column(sizes(part, self.encodings)) for part in (half, sample))
-        weights_small, weights_large = weigh(half, ratios), weigh(sample, ratios)
-        if rows[2] == rows[1]:
-            self.guess.k = large / np.maximum(weights_large, 1e-9)
-            return
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = (large - small) / (weights_large - weights_small)
-        mean = large / np.maximum(weights_large, 1e-9)
-        slope = np.where(np.isfinite(slope) & (slope > 0) & (slope < mean), slope, mean)
-        share = rows[1] / rows[2]
-        self.guess.k = share * mean + (1 - share) * slope
+        rows, leaves = foreseen(sample, encodings, self.limit)
+        weights = weigh(sample, self.pending.ratios()) * (rows / sample.num_rows)
+        self.guess = Guess(self.by_column(leaves) / np.maximum(weights, 1e-9))
 
-    def by_column(self, leaves: list[int]) -> Floats:
+    def by_column(self, leaves: Sequence[float]) -> Floats:
         """Return sizes of leaf columns summed by top-level column."""
-        return np.bincount(self.form.tops, weights=leaves, minlength=len(self.layout.working)).astype(
-            np.float64
-        )
+        return np.bincount(self.form.tops, weights=leaves, minlength=len(self.layout.working)).astype(np.float64)
 
     def write_group(self, file: RowGroupFile) -> None:
         """Write one row group: predict, encode, measure; again where it does not fit or fill."""
@@ -288,12 +243,12 @@ class _Writer:
         while True:
             rows = self.rows_to_try(fits, over, tries)
             weights = pending.weights(rows)
-            guessed = float(np.dot(guess.k, weights))
+            guessed = guess.of(weights)
             result = self.encode(file, rows)
             tries += 1
-            if tries == 1 and guess.learned:
+            if tries == 1:
                 guess.judge(guessed, result.size)
-            guess.learn(weights, self.by_column(result.columns))
+            guess.learn(weights, self.by_column(result.columns), missed=result.size > limit)
             if result.size > limit and rows > 1:
                 over = (rows, result.size)
                 self.undo(file, result)
@@ -370,7 +325,7 @@ class _Writer:
             self.files[-1].pause()
         path = self.target / f"part-{self.next_number:05d}.parquet"
         self.next_number += 1
-        self.files.append(RowGroupFile(path, self.form))
+        self.files.append(RowGroupFile(path, self.form, self.disk))
         return self.files[-1]
 
     def warn_single(self, size: int) -> None:
@@ -415,21 +370,17 @@ def write_row_groups(
         PqcacheError: an output cannot be written.
     """
     files: list[RowGroupFile] = []
-    try:
-        writer = _Writer(stream, target, layout, settings, first, files)
-        writer.run()
-        outputs = writer.finish()
-    except BaseException as error:
-        for file in files:
-            file.abandon()
-        if isinstance(error, pa.ArrowException):
-            raise ParquetError(f"{target}: cannot be written as Parquet ({error})") from error
-        if isinstance(error, OSError):
-            raise PqcacheError(
-                f"{error.filename or target}: cannot be written: {error.strerror or error}; free space or fix the "
-                "permissions, then run again"
-            ) from error
-        raise
+    with ThreadPoolExecutor(1, "pqcache-disk") as disk:
+        try:
+            writer = _Writer(stream, target, layout, settings, first, files, disk)
+            writer.run()
+            outputs = writer.finish()
+        except BaseException as error:
+            for file in files:
+                file.abandon()
+            if isinstance(error, pa.ArrowException):
+                raise ParquetError(f"{target}: cannot be written as Parquet ({error})") from error
+            raise
     if writer.unreported:
         writer.warnings.append(f"{writer.unreported:,} more rows are larger than a row group may be")
     return Written(outputs, writer.encoded, writer.again, tuple(writer.warnings))

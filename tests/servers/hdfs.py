@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import platform
+import pwd
 import re
 import shutil
 import signal
@@ -32,7 +34,7 @@ _READY_WITHIN = 90.0  # seconds
 
 @dataclass(frozen=True)
 class Hdfs:
-    """A running HDFS. Permissions are off: everybody may do everything."""
+    """A running HDFS. Permissions are on: the user who runs it, and with him the tests, may do everything."""
 
     url: str  # hdfs://127.0.0.1:P
     webhdfs_url: str  # webhdfs://127.0.0.1:Q, for fsspec
@@ -86,7 +88,7 @@ class Hdfs:
         finally:
             self._daemons[name].send(signal.SIGCONT)
 
-    # The three below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
+    # The four below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
     # process that has built one cannot fork any more (the child hangs), and it needs 0.5 s for a small file.
 
     def mkdirs(self, url: str) -> None:
@@ -96,6 +98,10 @@ class Hdfs:
     def delete(self, url: str) -> None:
         """Remove a file or a whole directory tree; nothing happens if it is not there."""
         _webhdfs(self.http_url, "DELETE", _path(url), "DELETE", recursive="true")
+
+    def chmod(self, url: str, mode: int) -> None:
+        """Set the permissions of a file or a directory, for users other than the one who runs the server."""
+        _webhdfs(self.http_url, "PUT", _path(url), "SETPERMISSION", permission=f"{mode:o}")
 
     def upload_tree(self, local_dir: Path, url: str) -> int:
         """Put all files below `local_dir` below `url`, replacing what has the same name; returns how many."""
@@ -157,6 +163,11 @@ def start(directory: Path, *, block_size: int = 134_217_728) -> Hdfs:
     return server
 
 
+def superuser() -> str:
+    """The name of the user who starts the NameNode, which makes him HDFS's superuser."""
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
 def _write_configuration(home: Path, rpc: int, http_port: int, datanode: list[int], block_size: int) -> Path:
     conf = home / "conf"
     conf.mkdir()
@@ -165,6 +176,7 @@ def _write_configuration(home: Path, rpc: int, http_port: int, datanode: list[in
     core = {
         "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}",
         "hadoop.tmp.dir": home / "tmp",
+        "hadoop.http.staticuser.user": superuser(),  # who WebHDFS takes a client for that does not say
         # The DataNode looks for the NameNode five times a second for a minute.
         "ipc.client.connect.retry.interval": 200,
         "ipc.client.connect.max.retries": 300,
@@ -182,7 +194,7 @@ def _write_configuration(home: Path, rpc: int, http_port: int, datanode: list[in
         "dfs.replication": 1,
         "dfs.blocksize": block_size,
         "dfs.namenode.fs-limits.min-block-size": 512,  # files of many tiny blocks, for tests
-        "dfs.permissions.enabled": "false",
+        "dfs.permissions.enabled": "true",
         "dfs.namenode.safemode.extension": 0,
         "dfs.heartbeat.interval": 1,  # seconds; how soon the DataNode notices that the NameNode is back
         "dfs.namenode.edits.noeditlogchannelflush": "true",  # no fsync for data that is thrown away
@@ -247,7 +259,7 @@ def _webhdfs(http_url: str, method: str, path: str, op: str, body: bytes | Path 
 
     https://hadoop.apache.org/docs/r3.3.6/hadoop-project-dist/hadoop-hdfs/WebHDFS.html
     """
-    query = urlencode({"op": op, "user.name": "pqcache", **options})
+    query = urlencode({"op": op, "user.name": superuser(), **options})
     url = f"{http_url}/webhdfs/v1{quote(path)}?{query}"
     status, location, data = _request(method, url, b"")
     if status == 307:  # the NameNode's answer to what the DataNode has to do: there again, with the content

@@ -6,20 +6,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from urllib.parse import urlsplit
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.drivers.stall import Stalled, watched
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import redact, userinfo
+from pqcache.store.source import TIMEOUT, redact, userinfo
 
 try:
     import hdfs_native
 except ImportError as error:
     raise UsageError("hdfs:// needs hdfs-native; install it with: pip install 'pqcache[hdfs]'") from error
 
-_PIECE = 64 << 20  # one stream per piece: a lost one costs little
+_CHUNK = 1 << 20  # packets of 64 KiB are joined: fewer writes
+_BATCH = 512  # files handed on at once while listing
 
 
 class HdfsSource:
@@ -28,7 +31,7 @@ class HdfsSource:
     Built in the process that uses it: hdfs-native hangs in a child forked after a client was built.
     """
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         parts = urlsplit(url)
         user, _ = userinfo(url)
         if user:
@@ -39,6 +42,7 @@ class HdfsSource:
         self._only = ""
         _check_name(self.url, self._root)
         # a NameNode that does not answer fails in seconds instead of three minutes
+        self._timeout = timeout
         attempts = "1" if ":" in self._host else "4"
         config = {"dfs.client.failover.max.attempts": attempts, **options}
         try:
@@ -50,34 +54,50 @@ class HdfsSource:
 
     def list(self) -> Iterator[SourceFile]:
         with self._errors(self._root):
-            info = self._client.get_file_info(self._root)
+            info = self._info(self._root)
             if not info.isdir:
                 self._root, _, self._only = self._root.rpartition("/")
                 yield SourceFile(self._only, _identity(info), info.blocksize or 0)
                 return
             start = len(self._root.rstrip("/")) + 1
-            for status in self._client.list_status(self._root, recursive=True):
-                if not status.isdir:
-                    yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
+            for batch in watched(lambda: self._list(self._root), self._timeout):
+                for status in batch:
+                    if not status.isdir:
+                        yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
 
     def stat(self, path: str) -> Identity:
         name = self._name(path)
         with self._errors(name):
-            return _identity(self._client.get_file_info(name))
+            return _identity(self._info(name))
 
     def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
         name = self._name(path)
         with self._errors(name):
-            reader = self._client.read(name)
-            length = min(length, max(0, len(reader) - offset))  # hdfs-native panics beyond the end
-            while length > 0:
-                piece = min(_PIECE, length)
-                yield from reader.read_range_stream(offset, piece)
-                offset += piece
-                length -= piece
+            yield from watched(lambda: self._read(name, offset, length), self._timeout)
 
     def close(self) -> None:
         pass
+
+    def _info(self, name: str) -> hdfs_native.FileStatus:
+        return next(watched(lambda: iter([self._client.get_file_info(name)]), self._timeout))
+
+    def _list(self, name: str) -> Iterator[Sequence[hdfs_native.FileStatus]]:
+        found = iter(self._client.list_status(name, recursive=True))
+        while batch := tuple(islice(found, _BATCH)):
+            yield batch
+
+    def _read(self, name: str, offset: int, length: int) -> Iterator[bytes]:
+        reader = self._client.read(name)
+        length = min(length, max(0, len(reader) - offset))  # hdfs-native panics beyond the end
+        packets: list[bytes] = []
+        size = 0
+        for packet in reader.read_range_stream(offset, length) if length else ():
+            packets.append(packet)
+            size += len(packet)
+            if size >= _CHUNK:
+                yield b"".join(packets)
+                packets, size = [], 0
+        yield b"".join(packets)
 
     def _name(self, path: str) -> str:
         name = f"{self._root.rstrip('/')}/{path}"
@@ -103,6 +123,8 @@ class HdfsSource:
 
     def _error(self, name: str, error: BaseException) -> SourceError:
         text, show = str(error), self._show(name)
+        if isinstance(error, Stalled):
+            return SourceUnavailable(f"{show}: no answer for {self._timeout:.0f} s; check the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
             return SourceNotFound(f"{show}: no such file or directory; check the URL")
         if isinstance(error, PermissionError) or "AccessControl" in text or "ermission denied" in text:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import option_names, redact, userinfo
+from pqcache.store.source import TIMEOUT, option_names, redact, userinfo
 
 try:
     import boto3
@@ -44,7 +44,7 @@ _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
 class S3Source:
     """A Source over boto3; see ``pqcache.store.source.Source``."""
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         option_names("s3://", options, OPTIONS)
         parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
         self.url = redact(url).rstrip("/")
@@ -54,7 +54,7 @@ class S3Source:
         if not self._bucket:
             raise UsageError(f"{self.url}: no bucket; write s3://BUCKET/PATH")
         self._extra = {"RequestPayer": "requester"} if _is_true(options, "requester_pays") else {}
-        self._client = _client(url, options)
+        self._client = _client(url, options, timeout)
 
     def list(self) -> Iterator[SourceFile]:
         prefix = f"{self._root}/" if self._root else ""
@@ -143,11 +143,11 @@ class S3Source:
         return SourceUnavailable(f"{name}: {reason}; check the endpoint and the network")
 
 
-def _client(url: str, options: Mapping[str, str]) -> Any:
+def _client(url: str, options: Mapping[str, str], timeout: float) -> Any:
     user, password = userinfo(url)
     config = Config(
         connect_timeout=5,
-        read_timeout=float(options.get("timeout", 30)),
+        read_timeout=timeout,
         retries={"total_max_attempts": 1},  # transfer.py retries, and knows where a download stopped
         max_pool_connections=64,
         signature_version=UNSIGNED if _is_true(options, "anon") else None,

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import option_names, redact, userinfo
+from pqcache.store.source import TIMEOUT, option_names, redact, userinfo
 
 try:
     import requests
@@ -31,7 +31,7 @@ _ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 class WebHdfsSource:
     """A Source over fsspec's WebHDFS; see ``pqcache.store.source.Source``."""
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         option_names("webhdfs://", options, OPTIONS)
         parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
         user, password = userinfo(url)
@@ -55,7 +55,7 @@ class WebHdfsSource:
             skip_instance_cache=True,
         )
         session = self._fs.session
-        session.request = functools.partial(session.request, timeout=(5, 60))  # it has none of its own
+        session.request = functools.partial(session.request, timeout=(5, timeout))  # it has none of its own
 
     def list(self) -> Iterator[SourceFile]:
         try:

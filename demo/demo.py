@@ -1,0 +1,395 @@
+"""The whole of pqcache in one run: sync, inspect, repartition, train, and a night that changes the source.
+
+    python demo/demo.py [DIR]
+
+Every command is shown with what it really printed, and every claim is checked: one that does not hold ends the
+demo with exit code 1. It needs no network and leaves its files in DIR (demo/data) to look around in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import make_shop
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HERE = Path(__file__).parent
+MARK = ".pqcache-demo"  # a directory with it is ours to wipe
+LIMIT = "8MB"
+PQCACHE = [sys.executable, "-c", "from pqcache.cli import main; main()"]
+
+Ids = npt.NDArray[np.int64]
+
+
+class Untrue(Exception):
+    """Something that the demo claims does not hold."""
+
+
+@dataclass
+class Demo:
+    """Where the demo works, and what it proved so far."""
+
+    root: Path
+    proved: list[str] = field(default_factory=list)
+
+    @property
+    def source(self) -> Path:
+        """The lake's table."""
+        return self.root / "lake" / "offers"
+
+    @property
+    def cache(self) -> Path:
+        """The local cache of it."""
+        return self.root / "cache"
+
+    def proves(self, claim: str, holds: bool) -> None:
+        """Note a claim that holds; raise Untrue for one that does not."""
+        if not holds:
+            raise Untrue(claim)
+        say(f"  -> {claim}")
+        self.proved.append(claim)
+
+
+def say(text: str) -> None:
+    """Print at once, since children print to the same place."""
+    print(text, flush=True)
+
+
+def chapter(title: str, text: str) -> None:
+    """Print a heading and what it is about."""
+    say(f"\n\n{title}\n{'-' * len(title)}")
+    say(textwrap.fill(text, 100))
+
+
+def pqcache(*arguments: str | Path, to: Path | None = None) -> str:
+    """Run a pqcache command, show it, and return what it printed; ``to`` shows a redirection instead."""
+    return _run("pqcache", PQCACHE, arguments, to)
+
+
+def python(*arguments: str | Path) -> str:
+    """Run a Python script in the same way."""
+    return _run("python", [sys.executable], arguments, None)
+
+
+def _run(name: str, program: list[str], arguments: tuple[str | Path, ...], to: Path | None) -> str:
+    words = [shown(word) for word in arguments]
+    say("\n$ " + shlex.join([name, *words]) + (f" > {shown(to)}" if to else ""))
+    # Rich colours pipes where a CI says so; and progress lines are no part of the story.
+    environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
+    done = subprocess.run(
+        [*program, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding=sys.stdout.encoding,
+        errors="replace",
+        env={**environment, "NO_COLOR": "1"},
+        check=False,
+    )
+    if to is not None:
+        to.write_text(done.stdout, "utf-8")
+    else:
+        say(done.stdout.rstrip())
+    if done.returncode:
+        say(done.stdout if to else "")
+        raise Untrue(f"{name} {words[0]} ends with exit code 0 (it was {done.returncode})")
+    return str(done.stdout)
+
+
+def shown(word: str | Path) -> str:
+    """Return a path as one would type it here, and anything else as it is."""
+    if isinstance(word, str):
+        return word
+    relative = os.path.relpath(word)
+    return str(word) if relative.startswith("..") else relative
+
+
+def main() -> int:
+    """Run the demo and return its exit code."""
+    parser = argparse.ArgumentParser(description="Show what pqcache does, and check that it does.")
+    parser.add_argument("directory", nargs="?", type=Path, default=HERE / "data", help="where to work")
+    demo = Demo(parser.parse_args().directory.absolute())
+    begun = time.monotonic()
+    if not wipe(demo.root):
+        parser.error(f"{demo.root}: not empty, and not from an earlier demo; name another directory")
+    say("pqcache in one run: a $ marks a command, a -> what was checked after it.")
+    try:
+        for part in (first_sync, cut_anew, training, night):
+            part(demo)
+    except Untrue as error:
+        say(f"\nNOT TRUE: {error}")
+        return 1
+    chapter(
+        "What was proved",
+        "Rows, ids and row-group sizes were read from the files themselves, with pyarrow alone:",
+    )
+    for number, claim in enumerate(demo.proved, 1):
+        say(f"{number:>3}. {claim}")
+    say(f"\nDone in {time.monotonic() - begun:.0f} s. Look around in {shown(demo.root)}.")
+    return 0
+
+
+def wipe(root: Path) -> bool:
+    """Empty the demo's directory; return False for one that holds something else."""
+    if root.exists() and not (root / MARK).exists() and (root.is_file() or any(root.iterdir())):
+        return False
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    (root / MARK).touch()
+    return True
+
+
+def first_sync(demo: Demo) -> None:
+    """Make the source and bring it here."""
+    chapter(
+        "1. A shop's offers, in a lake",
+        "Four daily partitions of Parquet. Nobody cut them for training: one day is a single huge row group, "
+        "another is 60 tiny files. (Here the lake is a directory; hdfs:// and s3:// work the same way.)",
+    )
+    python(HERE / "make_shop.py", demo.source, "--days", "4")
+    chapter("2. The first sync", "Bring it all here, as one snapshot of plain Parquet.")
+    pqcache("sync", demo.source, demo.cache)
+    rows = held(demo.cache / "current")
+    demo.proves(
+        f"the cache holds all {rows:,} rows of the source", same_rows(demo.source, demo.cache / "current")
+    )
+
+
+def cut_anew(demo: Demo) -> None:
+    """Inspect, repartition, inspect."""
+    chapter("3. Inspect", f"How well is it cut? Against blocks of {LIMIT}, to keep this demo small:")
+    pqcache("inspect", demo.cache, "--block-size", LIMIT)
+    before, sizes = inspection(demo, "before.json"), row_group_sizes(demo.cache / "current")
+    cut = f"{before['files']} files for {before['row_groups']} row groups"
+    demo.proves(
+        f"inspect finds what is badly cut: {before['over_block']} row group over {LIMIT} "
+        f"({megabytes(before['row_group_bytes']['max'])}), {cut}",
+        before["over_block"] == 1 and before["row_group_bytes"]["max"] == max(sizes) and before["files"] > 60,
+    )
+    chapter(
+        "4. Repartition", f"Row groups that fill {LIMIT} and never exceed it; later syncs cut new days so too."
+    )
+    pqcache("repartition", demo.cache, "--row-group-size", LIMIT)
+    pqcache("inspect", demo.cache, "--block-size", LIMIT)
+    after, sizes = inspection(demo, "after.json"), row_group_sizes(demo.cache / "current")
+    demo.proves(
+        f"no row group is over {LIMIT} any more: {after['row_groups']} in {after['files']} files, "
+        f"the largest {max(sizes):,} bytes",
+        after["over_block"] == 0 and after["row_groups"] == len(sizes) and max(sizes) <= 8 << 20,
+    )
+    demo.proves(
+        "every value, the order of rows within a day, the schema and its metadata are the source's",
+        same_rows(demo.source, demo.cache / "current"),
+    )
+
+
+def training(demo: Demo) -> None:
+    """Two epochs of a real model."""
+    chapter(
+        "5. Train",
+        "A small torch model reads batches from the cache through a plain DataLoader with two workers.",
+    )
+    report = demo.root / "train.npz"
+    python(HERE / "train_shop.py", demo.cache, "--epochs", "2", "--report", report)
+    expected, seen = all_ids(demo.source), np.load(report)
+    for number, ids in enumerate(seen["ids"], 1):
+        demo.proves(
+            f"epoch {number} saw each of the {len(expected):,} rows once: none twice, none left out",
+            same_ids(ids, expected),
+        )
+    demo.proves("the second epoch's order is another one", not np.array_equal(*seen["ids"]))
+    first, second = seen["losses"].mean(1)
+    demo.proves(f"the mean loss went down from {first:.3f} to {second:.3f}", second < 0.8 * first)
+
+
+def night(demo: Demo) -> None:
+    """Sync while a training is under way."""
+    chapter(
+        "6. A night at the source, in the middle of an epoch",
+        "A training is under way. Meanwhile one day arrives at the source, one of the past changes (prices, "
+        "and rows that came late), and the nightly sync brings both.",
+    )
+    old_ids, old = all_ids(demo.source), current(demo)
+    report = demo.root / "through.npz"
+    context = multiprocessing.get_context("spawn")  # a process of its own, as a training is
+    begun, landed, step = context.Event(), context.Event(), context.Value("i", 0)
+    process = context.Process(target=train_through, args=(demo.cache, report, begun, landed, step))
+    process.start()
+    try:
+        while not begun.wait(0.2):
+            if not process.is_alive():
+                raise Untrue("the training begins")
+        moved = change_source(demo)
+        began_at, summary = step.value, nightly_sync(demo, moved)
+        ended_at, new = step.value, current(demo)
+        left = sorted(path.name for path in (demo.cache / "snapshots").iterdir())
+    finally:
+        landed.set()
+        process.join(300)
+    if process.exitcode:
+        raise Untrue("the training comes to its end")
+    seen, undisturbed = np.load(report), np.load(demo.root / "train.npz")
+    demo.proves(
+        f"the new snapshot landed between its steps {began_at} and {ended_at} of {seen['losses'].shape[1]}",
+        old != new and summary["snapshot"] == new and 0 < began_at <= ended_at < seen["losses"].shape[1],
+    )
+    demo.proves(
+        f"it finished its epoch on the old snapshot {old}, with exactly its {len(old_ids):,} rows",
+        str(seen["snapshot"]) == old and same_ids(seen["ids"][0], old_ids),
+    )
+    demo.proves(
+        "its rows came in the very order of the training that nothing disturbed",
+        np.array_equal(seen["ids"][0], undisturbed["ids"][0]),
+    )
+    demo.proves("the old snapshot was kept for it, though --keep 1 asks for one only", left == [old, new])
+    morning(demo, new)
+
+
+def change_source(demo: Demo) -> set[str]:
+    """Write a new day and an old one anew; return both directories' names."""
+    arrived, changed = make_shop.FIRST_DAY + timedelta(days=4), make_shop.FIRST_DAY
+    make_shop.make_day(demo.source, arrived)
+    make_shop.make_day(demo.source, changed, revision=1)
+    say(f"\n(at the source dt={arrived} arrives and dt={changed} changes)")
+    return {f"dt={arrived}", f"dt={changed}"}
+
+
+def nightly_sync(demo: Demo, moved: set[str]) -> dict[str, Any]:
+    """Sync while the training runs, and check what moved; return the run's summary."""
+    inodes = {path: (demo.cache / "current" / path).stat().st_ino for path in files(demo.cache / "current")}
+    lines = pqcache("sync", demo.cache, "--keep", "1", "--json").splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    fetched = [event for event in events if event["event"] == "fetched"]
+    summary: dict[str, Any] = events[-1]
+    linked = [path for path, inode in inodes.items() if same_file(demo.cache / "current" / path, inode)]
+    total = sum((demo.source / path).stat().st_size for path in files(demo.source))
+    amount = f"{megabytes(summary['fetched_bytes'])} of {megabytes(total)}"
+    demo.proves(
+        f"only {' and '.join(sorted(moved))} moved: {amount}",
+        {event["path"].partition("/")[0] for event in fetched} == moved
+        and sum(event["bytes"] for event in fetched) == summary["fetched_bytes"] < total / 2,
+    )
+    demo.proves(
+        f"the {len(linked)} days that did not change are the same files on disk, linked into the new snapshot",
+        {path.partition("/")[0] for path in linked} == {path.name for path in demo.source.iterdir()} - moved,
+    )
+    demo.proves("the new snapshot holds what the source holds", same_rows(demo.source, demo.cache / "current"))
+    return summary
+
+
+def same_file(path: Path, inode: int) -> bool:
+    """Return whether the file at ``path`` is there and is that inode."""
+    return path.exists() and path.stat().st_ino == inode
+
+
+def train_through(cache: Path, report: Path, begun: Event, landed: Event, at: Synchronized[int]) -> None:
+    """Train one epoch, slowly enough that a night passes in the middle of it."""
+    from train_shop import save, train
+
+    def after_step(step: int) -> None:
+        at.value = step
+        if step == 5:
+            begun.set()
+        if step == 90:
+            landed.wait(300)  # on a busy machine the sync may need longer than the epoch
+        time.sleep(0.03)
+
+    done = train(cache, 1, log=lambda line: say(f"    [training] {line}"), after_step=after_step)
+    save(done, report)
+
+
+def morning(demo: Demo, new: str) -> None:
+    """A new training sees the new snapshot; the old one's space is given back."""
+    chapter("7. The morning after", "A new training sees the new rows. The old snapshot is nobody's any more.")
+    report = demo.root / "morning.npz"
+    python(HERE / "train_shop.py", demo.cache, "--epochs", "1", "--report", report)
+    expected, seen = all_ids(demo.source), np.load(report)
+    demo.proves(
+        f"a new process sees the new snapshot's {len(expected):,} rows, each once",
+        str(seen["snapshot"]) == new and same_ids(seen["ids"][0], expected),
+    )
+    pqcache("sync", demo.cache)
+    left = [path.name for path in (demo.cache / "snapshots").iterdir()]
+    demo.proves(
+        "a sync without changes moves nothing, and the old snapshot is gone", left == [new] == [current(demo)]
+    )
+
+
+def inspection(demo: Demo, name: str) -> dict[str, Any]:
+    """Return what inspect says as JSON."""
+    text = pqcache("inspect", demo.cache, "--block-size", LIMIT, "--json", to=demo.root / name)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def current(demo: Demo) -> str:
+    """Return the name of the current snapshot."""
+    return Path(os.readlink(demo.cache / "current")).name
+
+
+def files(root: Path) -> list[str]:
+    """Return the Parquet files below a directory, in order."""
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.parquet"))
+
+
+def held(root: Path) -> int:
+    """Return the rows below a directory, by its footers."""
+    return sum(pq.read_metadata(root / path).num_rows for path in files(root))
+
+
+def row_group_sizes(root: Path) -> list[int]:
+    """Return the compressed bytes of each row group below a directory, by its footers."""
+    footers = [pq.read_metadata(root / path) for path in files(root)]
+    groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
+    return [sum(g.column(c).total_compressed_size for c in range(g.num_columns)) for g in groups]
+
+
+def all_ids(root: Path) -> Ids:
+    """Return the ids of all rows below a directory, read with pyarrow alone."""
+    columns = [pq.ParquetFile(root / path).read(["id"])["id"].to_numpy() for path in files(root)]
+    ids: Ids = np.concatenate(columns)
+    return ids
+
+
+def same_ids(seen: Ids, expected: Ids) -> bool:
+    """Return whether ``seen`` has each expected id once and no other."""
+    return len(np.unique(seen)) == len(seen) and np.array_equal(np.sort(seen), np.sort(expected))
+
+
+def same_rows(source: Path, copy: Path) -> bool:
+    """Return whether each day's rows are equal in every value, in order, with schema and metadata."""
+    days = sorted({path.partition("/")[0] for path in files(source)})
+    return days == sorted({path.partition("/")[0] for path in files(copy)}) and all(
+        day_rows(source / day).equals(day_rows(copy / day), check_metadata=True) for day in days
+    )
+
+
+def day_rows(directory: Path) -> pa.Table:
+    """Return the rows of a day's files, in the order of their names."""
+    return pa.concat_tables(pq.ParquetFile(directory / path).read() for path in files(directory))
+
+
+def megabytes(size: float) -> str:
+    """Return a size for people."""
+    return f"{size / (1 << 20):.1f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

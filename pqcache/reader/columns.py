@@ -1,0 +1,346 @@
+"""Columns in a form that rows can be gathered from fast: what lies between Arrow's arrays and a batch.
+
+Most columns are rows of equal width and become one numpy array, so that a gather is one ``take`` that runs
+without the interpreter's lock. Strings, binary and lists of numbers are all "some bytes per row": they are
+held as Arrow's binary views (16 bytes per row that point into the decoded data), so that rows of several
+row groups are put in any order by moving 16 bytes each, and their bytes are copied once, at the end. Anything
+else (structs, maps, lists of lists, lists with nulls in them) stays an Arrow array and is gathered by Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
+
+_MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a column is held: ``fixed``, ``bytes`` or ``other``.
+
+    ``type`` is the Arrow type that users see; dictionaries are decoded. ``width`` is the number of bytes of a
+    row (``fixed``) or of a list's item (``bytes``; 1 for strings and binary). ``dense`` is the length of
+    lists known to be of one length, which are then ``fixed``.
+    """
+
+    name: str
+    type: pa.DataType
+    form: str
+    width: int = 0
+    dense: int = 0
+
+
+@dataclass(frozen=True)
+class Column:
+    """Rows of one column; ``valid`` is None when no row is null.
+
+    ``values`` is a numpy array (``fixed``), an Arrow binary-view array without nulls of its own (``bytes``)
+    or an Arrow array (``other``; its nulls are its own and ``valid`` is None).
+    """
+
+    form: Form
+    values: Any
+    valid: Bools | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class NotConstant(ValueError):
+    """A list column that was held to be of constant length is not."""
+
+
+def storage_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type without dictionary and extension."""
+    while True:
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        elif pa.types.is_dictionary(kind):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def fixed_width(kind: pa.DataType) -> int:
+    """Return the bytes per row of a type whose rows are all as wide (bool counts one), else 0."""
+    kind = storage_type(kind)
+    if pa.types.is_boolean(kind):
+        return 1
+    if pa.types.is_fixed_size_list(kind):
+        return 0 if pa.types.is_boolean(kind.value_type) else fixed_width(kind.value_type) * int(kind.list_size)
+    if pa.types.is_nested(kind) or pa.types.is_null(kind):
+        return 0
+    try:
+        return int(kind.bit_width) // 8
+    except ValueError:
+        return 0
+
+
+def form_of(field: pa.Field, dense: int = 0) -> Form:
+    """Return how to hold a column; ``dense`` is the length of its lists where that is known to be constant."""
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    bare = storage_type(kind)
+    if pa.types.is_string_view(bare):
+        kind = bare = pa.string()
+    if pa.types.is_binary_view(bare):
+        kind = bare = pa.binary()
+    if width := fixed_width(bare):
+        return Form(field.name, kind, "fixed", width)
+    if is_text(bare):
+        return Form(field.name, kind, "bytes", 1)
+    if (pa.types.is_list(bare) or pa.types.is_large_list(bare)) and not pa.types.is_boolean(bare.value_type):
+        item = fixed_width(bare.value_type)
+        if item and not pa.types.is_nested(bare.value_type) and not pa.types.is_dictionary(bare.value_type):
+            if dense:
+                return Form(field.name, kind, "fixed", item * dense, dense)
+            return Form(field.name, kind, "bytes", item)
+    return Form(field.name, kind, "other")
+
+
+def hold(array: pa.Array | pa.ChunkedArray, form: Form) -> Column:
+    """Return an Arrow array as a column; its values are not copied where they need not be."""
+    if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks != 1:
+            return join([hold(chunk, form) for chunk in array.chunks], form)
+        array = array.chunk(0)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    bare = storage_type(form.type)
+    if array.type != bare:
+        array = array.cast(bare)
+    if form.form == "fixed":
+        values = _dense_values(array, form) if form.dense else _fixed_values(array)
+        if values is not None:
+            return Column(form, values, _valid(array))
+    elif form.form == "bytes":
+        views = _views(array, form.width)
+        if views is not None:
+            return Column(form, views, _valid(array))
+    return Column(form, array)
+
+
+def constant(value: pa.Scalar, rows: int, form: Form) -> Column:
+    """Return ``rows`` rows of one value."""
+    return hold(pa.repeat(value, rows), form)
+
+
+def take(column: Column, rows: npt.NDArray[np.int64]) -> Column:
+    """Return the given rows, in their order; the bytes of strings and lists are not copied."""
+    valid = None if column.valid is None else column.valid.take(rows)
+    return Column(column.form, _take(column.values, rows), valid)
+
+
+def cut(column: Column, start: int, stop: int) -> Column:
+    """Return a range of rows without copying."""
+    if isinstance(column.values, pa.Array):
+        values = column.values.slice(start, stop - start)
+    else:
+        values = column.values[start:stop]
+    return Column(column.form, values, None if column.valid is None else column.valid[start:stop])
+
+
+def compact(column: Column) -> Column:
+    """Return the same rows with the bytes they point to copied, so that those they came from can go."""
+    if column.form.form == "bytes" and pa.types.is_binary_view(column.values.type):
+        return Column(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
+    return column
+
+
+def join(columns: Sequence[Column], form: Form) -> Column:
+    """Return the rows of all columns, one after the other."""
+    if len(columns) == 1:
+        return columns[0]
+    if not columns:
+        return hold(pa.array([], storage_type(form.type)), form)
+    kinds = {c.values.type if isinstance(c.values, pa.Array) else None for c in columns}
+    if len(kinds) > 1:  # some row groups have nulls inside lists, so that all must be as Arrow has them
+        return Column(form, pa.concat_arrays([to_arrow(c) for c in columns]))
+    valid = None
+    if any(c.valid is not None for c in columns):
+        valid = np.concatenate([np.ones(len(c), np.bool_) if c.valid is None else c.valid for c in columns])
+    if None in kinds:
+        return Column(form, np.concatenate([c.values for c in columns]), valid)
+    return Column(form, pa.concat_arrays([c.values for c in columns]), valid)
+
+
+def size(column: Column) -> int:
+    """Return the bytes that a column keeps in memory, roughly: shared ones are counted by every holder."""
+    return int(column.values.nbytes) + (0 if column.valid is None else column.valid.nbytes)
+
+
+def packed(column: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return a ``bytes`` column as offsets (rows + 1, in bytes, from 0) and its bytes, freshly copied."""
+    array = column.values.cast(pa.large_binary())
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int64, len(array) + 1) if offsets is not None else np.zeros(1, np.int64)
+    return ends, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+
+
+def to_arrow(column: Column) -> pa.Array:
+    """Return a column as an Arrow array of its form's type."""
+    form, values, valid = column.form, column.values, column.valid
+    bare = storage_type(form.type)
+    if form.form == "fixed" and not isinstance(values, pa.Array):
+        if form.dense:
+            ends = np.arange(len(values) + 1, dtype=np.int64) * form.dense
+            array = _list(bare, ends, pa.py_buffer(values), valid)
+        else:
+            array = _from_fixed(bare, np.ascontiguousarray(values), valid)
+    elif form.form == "bytes" and pa.types.is_binary_view(values.type):
+        ends, data = packed(column)
+        if is_text(bare):
+            ends = ends if pa.types.is_large_binary(bare) or pa.types.is_large_string(bare) else _int32(ends)
+            buffers = [_bits(valid), pa.py_buffer(ends), pa.py_buffer(data)]
+            array = pa.Array.from_buffers(bare, len(values), buffers)
+        else:
+            array = _list(bare, ends // form.width, pa.py_buffer(data), valid)
+    else:
+        array = values
+    return form.type.wrap_array(array) if isinstance(form.type, pa.BaseExtensionType) else array
+
+
+def _take(values: Any, rows: npt.NDArray[np.int64]) -> Any:
+    if isinstance(values, np.ndarray):
+        return values.take(rows, axis=0, mode="clip")  # "clip" because it neither checks nor buffers
+    if pa.types.is_binary_view(values.type):
+        _, views, *data = values.buffers()
+        pointers = np.frombuffer(views, "V16", len(values), values.offset * 16).take(rows, mode="clip")
+        return pa.Array.from_buffers(values.type, len(rows), [None, pa.py_buffer(pointers), *data])
+    return pc.take(values, pa.array(rows), boundscheck=False)
+
+
+def _fixed_values(array: pa.Array) -> Bytes | None:
+    """Return the rows of a fixed-width array; None where an item inside a list is null."""
+    kind, rows = array.type, len(array)
+    if pa.types.is_boolean(kind):
+        bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)
+        return np.unpackbits(bits, bitorder="little", count=array.offset + rows)[array.offset :]
+    if pa.types.is_fixed_size_list(kind):
+        inner = array.values.slice(array.offset * kind.list_size, rows * kind.list_size)
+        if inner.null_count and (array.null_count == 0 or not _null_only_in_null_lists(array, inner)):
+            return None
+        items = _fixed_values(inner)
+        return None if items is None else _words(items.reshape(-1).view(np.uint8), fixed_width(kind))
+    width = fixed_width(kind)
+    data = array.buffers()[1]
+    if data is None:
+        return _words(np.zeros(rows * width, np.uint8), width)
+    return _words(np.frombuffer(data, np.uint8, rows * width, array.offset * width), width)
+
+
+def _dense_values(array: pa.Array, form: Form) -> Bytes:
+    rows = len(array)
+    if array.null_count or array.values.null_count:
+        raise NotConstant("nulls")
+    ends = array.offsets.to_numpy()
+    if rows and (np.any(np.diff(ends) != form.dense)):
+        raise NotConstant("lists of other lengths")
+    first = int(ends[0]) if rows else 0
+    values = _fixed_values(array.values.slice(first, rows * form.dense))
+    assert values is not None
+    return _words(values.reshape(-1).view(np.uint8), form.width)
+
+
+def _words(data: npt.NDArray[np.uint8], width: int) -> Bytes:
+    if width in _WORDS:
+        return data.view(_WORDS[width])
+    return data.reshape(-1, width)
+
+
+def _views(array: pa.Array, width: int) -> pa.Array | None:
+    """Return the rows' bytes as binary views into the array's own data; None if an item is null."""
+    rows = len(array)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        ends = array.offsets.to_numpy().astype(np.int64)
+        items = array.values
+        if items.slice(int(ends[0]), int(ends[-1] - ends[0])).null_count:
+            return None
+        ends = (ends + items.offset) * width
+        data = items.buffers()[1]
+    else:
+        large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+        kind = np.int64 if large else np.int32
+        _, offsets, data = array.buffers()
+        if offsets is None or not rows:
+            return pa.array([], pa.binary_view())
+        if not large:
+            bare = pa.Array.from_buffers(pa.binary(), rows, [None, offsets, data], offset=array.offset)
+            return bare.cast(pa.binary_view())
+        ends = np.frombuffer(offsets, kind, rows + 1, array.offset * kind().itemsize)
+    if data is None:
+        data = pa.py_buffer(b"")
+    parts: list[pa.Array] = []
+    start = 0
+    while start < rows or not parts:  # usually once: a view's data ends at 2 GB
+        stop = int(np.searchsorted(ends, ends[start] + _MOST_BYTES, side="right")) - 1
+        stop = rows if stop >= rows else max(stop, start + 1)
+        base = int(ends[start])
+        piece = data.slice(base, int(ends[stop]) - base)
+        near = (ends[start : stop + 1] - base).astype(np.int64)
+        bare = pa.Array.from_buffers(pa.large_binary(), stop - start, [None, pa.py_buffer(near), piece])
+        parts.append(bare.cast(pa.binary_view()))
+        start = stop
+    return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
+
+
+def _valid(array: pa.Array) -> Bools | None:
+    if not array.null_count:
+        return None
+    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _null_only_in_null_lists(array: pa.Array, inner: pa.Array) -> bool:
+    valid = _valid(array)
+    whole = np.repeat(valid, array.type.list_size) if valid is not None else np.ones(len(inner), np.bool_)
+    return bool(_valid(inner)[whole].all())  # type: ignore[index]
+
+
+def _bits(valid: Bools | None) -> pa.Buffer | None:
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _from_fixed(kind: pa.DataType, values: Bytes, valid: Bools | None) -> pa.Array:
+    rows = len(values)
+    if pa.types.is_boolean(kind):
+        data = np.packbits(values.astype(np.bool_), bitorder="little")
+        return pa.Array.from_buffers(kind, rows, [_bits(valid), pa.py_buffer(data)])
+    if pa.types.is_fixed_size_list(kind):
+        flat, inner_kind = values.reshape(-1).view(np.uint8), storage_type(kind.value_type)
+        inner = _from_fixed(inner_kind, _words(flat, fixed_width(inner_kind)), None)
+        return pa.Array.from_buffers(kind, rows, [_bits(valid)], children=[inner])
+    return pa.Array.from_buffers(kind, rows, [_bits(valid), pa.py_buffer(values)])
+
+
+def _list(kind: pa.DataType, ends: npt.NDArray[np.int64], data: pa.Buffer, valid: Bools | None) -> pa.Array:
+    items = pa.Array.from_buffers(kind.value_type, int(ends[-1]), [None, data])
+    ends = ends if pa.types.is_large_list(kind) else _int32(ends)
+    return pa.Array.from_buffers(kind, len(ends) - 1, [_bits(valid), pa.py_buffer(ends)], children=[items])
+
+
+def _int32(ends: npt.NDArray[np.int64]) -> Any:
+    if len(ends) and ends[-1] > _MOST_BYTES:
+        raise OverflowError("a batch has more than 2 GB in one column; choose a smaller batch_size")
+    return ends.astype(np.int32)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is string or binary of any size."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+    )

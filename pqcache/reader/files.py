@@ -1,0 +1,114 @@
+"""Reads row groups of local files as columns, from any thread; every error names the file."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError
+from pqcache.reader.columns import Column, Form, NotConstant, cut, hold
+from pqcache.reader.order import Ints
+
+_OPEN_FILES = 8  # per thread
+_FOOTERS = 256  # per process; parsing one again costs a millisecond or two
+
+
+@dataclass
+class RowGroups:
+    """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is.
+
+    ``forms`` are the columns to read from the files. A file's number is its position in ``paths``.
+    """
+
+    root: Path
+    paths: Sequence[str]
+    file: Ints
+    row_group: Ints
+    rows: Ints
+    forms: Sequence[Form]
+    _footers: OrderedDict[int, pq.FileMetaData] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _thread: threading.local = field(default_factory=threading.local)
+
+    def read(self, group: int, low: int, high: int) -> list[Column]:
+        """Return rows ``low <= row < high`` of a row group, one column for each form.
+
+        A column that the file lacks is null in all rows; one of another type is cast. A file that is gone,
+        damaged or not what was indexed raises ParquetError.
+        """
+        if not self.forms:
+            return []
+        number = int(self.file[group])
+        path = self.root / self.paths[number]
+        try:
+            file = self._open(number, path)
+            present = set(file.schema_arrow.names)
+            wanted = [form.name for form in self.forms if form.name in present]
+            table = file.read_row_group(int(self.row_group[group]), columns=wanted, use_threads=False)
+        except FileNotFoundError as error:
+            raise ParquetError(f"{path}: the file is gone; open the dataset again") from error
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise self._damaged(path, group, error) from error
+        if wanted and table.num_rows != self.rows[group]:
+            raise ParquetError(
+                f"{path}: row group {self.row_group[group]} has {table.num_rows} rows where the index has "
+                f"{self.rows[group]}; the file was replaced while in use: open the dataset again"
+            )
+        return [self._column(path, table, form, group, low, high) for form in self.forms]
+
+    def _column(self, path: Path, table: pa.Table, form: Form, group: int, low: int, high: int) -> Column:
+        where = table.schema.get_all_field_indices(form.name)
+        if not where:
+            return hold(pa.nulls(high - low, form.type), form)
+        try:
+            column = hold(table.column(where[0]), form)
+        except NotConstant as error:
+            raise ParquetError(
+                f"{path}: column {form.name!r} has {error} in row group {self.row_group[group]}, where the "
+                f"rest of the dataset has lists of {form.dense}; pass ragged=[{form.name!r}]"
+            ) from error
+        except (pa.ArrowException, OverflowError) as error:
+            raise ParquetError(
+                f"{path}: column {form.name!r} cannot be read as {form.type} ({error}); "
+                "rewrite the file with the dataset's types"
+            ) from error
+        return cut(column, low, high) if (low, high) != (0, len(column)) else column
+
+    def _open(self, number: int, path: Path) -> pq.ParquetFile:
+        """Return a file opened by this thread: reading takes no lock, and its footer is parsed once."""
+        files: OrderedDict[int, pq.ParquetFile] | None = getattr(self._thread, "files", None)
+        if files is None:
+            files = self._thread.files = OrderedDict()
+        if number in files:
+            files.move_to_end(number)
+            return files[number]
+        with self._lock:
+            footer = self._footers.get(number)
+        file = pq.ParquetFile(path, metadata=footer)
+        files[number] = file
+        if len(files) > _OPEN_FILES:
+            files.popitem(last=False)[1].close()
+        with self._lock:
+            self._footers[number] = file.metadata
+            if len(self._footers) > _FOOTERS:
+                self._footers.popitem(last=False)
+        return file
+
+    def _damaged(self, path: Path, group: int, error: BaseException) -> ParquetError:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return ParquetError(
+            f"{path}: row group {self.row_group[group]} cannot be read ({reason}); "
+            "the file is damaged or was replaced: sync again, or write it again"
+        )
+
+
+def file_numbers(file: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """Return the hidden column from which partition columns are looked up."""
+    return np.full(rows, file, np.uint32)

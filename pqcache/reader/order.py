@@ -1,0 +1,318 @@
+"""Which rows come when in an epoch: a pure function of row counts and a few numbers, without any reading.
+
+A shuffled epoch is made in four steps (docs/design.md, "The order"):
+
+1. The row groups are permuted by Philox(seed, epoch) into a line of N rows.
+2. The line is shared by rows among C lanes: N // B full batches, as evenly as they go, and the short last
+   batch behind them. A share may begin or end inside a row group.
+3. Inside a lane each row group's rows are permuted and dealt into equal hands, one for each of the blocks
+   that hold it. A block takes one hand from each of up to ``window`` row groups and permutes the rows.
+4. Global batch i is lane ``i % C``'s batch ``i // C``.
+
+Which blocks hold a row group is a staircase: a new one arrives with every block and stays for ``window``
+blocks, except that the first block begins, and the last one ends, with ``window // 2 + 1`` of them. So a
+block is about as large as a row group, never more row groups are held than ``window``, about half of their
+rows are still there, and no batch of an epoch is mixed from fewer than half a window (given that many).
+
+All randomness is raw Philox output, sorted: numpy keeps that stream the same for ever, which it does not
+promise for ``Generator.permutation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pqcache.errors import UsageError
+
+Ints = npt.NDArray[np.int64]
+
+_WORD = (1 << 64) - 1
+_LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
+
+
+def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
+    """Return a random permutation of ``range(n)``, the same for the same arguments on every machine.
+
+    Philox's counter makes any stream reachable at once: (purpose, lane, item) are its upper words. Random
+    keys with the position in their low bits are sorted, which is as fast as a Fisher-Yates shuffle.
+    """
+    if n < 2:
+        return np.zeros(n, np.int64)
+    bits = np.random.Philox(
+        key=np.array([seed & _WORD, epoch & _WORD], np.uint64),
+        counter=np.array([0, item, lane, purpose], np.uint64),
+    )
+    low = (1 << int(n - 1).bit_length()) - 1
+    keys: npt.NDArray[np.uint64] = bits.random_raw(n)
+    keys &= np.uint64(_WORD ^ low)
+    keys |= np.arange(n, dtype=np.uint64)
+    keys.sort()
+    keys &= np.uint64(low)
+    return keys.view(np.int64)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane's part of an epoch: runs of rows of row groups, dealt over blocks.
+
+    ``groups``, ``lows`` and ``highs`` say which rows ``low <= row < high`` of which row group are the lane's,
+    in line order; empty runs are left out. Positions ``j`` below count these runs.
+    """
+
+    number: int
+    seed: int
+    epoch: int
+    window: int
+    groups: Ints
+    lows: Ints
+    highs: Ints
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Rows of each run."""
+        return self.highs - self.lows
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.sizes)])
+
+    @property
+    def rows(self) -> int:
+        """Rows of the lane."""
+        return int(self._starts[-1])
+
+    @property
+    def begin(self) -> int:
+        """Row groups in the first and in the last block."""
+        return self.window // 2 + 1
+
+    @cached_property
+    def blocks(self) -> int:
+        """Number of blocks."""
+        runs = len(self.groups)
+        return max(1, runs + self.window - 2 * self.begin + 1) if runs else 0
+
+    def first_block(self, j: int) -> int:
+        """Return the first block that holds run ``j``."""
+        return max(0, j - self.begin + 1)
+
+    def hands(self, j: int) -> int:
+        """Return the number of blocks that hold run ``j``."""
+        return min(j - self.begin + self.window, self.blocks - 1) - self.first_block(j) + 1
+
+    def cuts(self, j: int) -> Ints:
+        """Return where run ``j``'s permuted rows are cut into hands: ``hands(j) + 1`` positions."""
+        hands = self.hands(j)
+        return int(self.sizes[j]) * np.arange(hands + 1, dtype=np.int64) // hands
+
+    def runs(self, block: int) -> range:
+        """Return the runs that ``block`` holds."""
+        first = max(0, block - self.window + self.begin)
+        return range(min(first, len(self.groups)), min(block + self.begin, len(self.groups)))
+
+    def before(self, block: int) -> int:
+        """Return how many rows the blocks before ``block`` have: O(window)."""
+        if block >= self.blocks:
+            return self.rows
+        runs = self.runs(block)
+        dealt = int(self._starts[runs.start])
+        for j in runs:
+            done = block - self.first_block(j)
+            if done > 0:
+                dealt += int(self.sizes[j]) * done // self.hands(j)
+        return dealt
+
+    def block_at(self, row: int) -> int:
+        """Return the block in which the lane's ``row``-th row comes, by bisection; ``blocks`` at the end."""
+        low, high = 0, self.blocks
+        while low < high:
+            middle = (low + high) // 2
+            if self.before(middle + 1) <= row:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def row_order(self, j: int) -> Ints:
+        """Return run ``j``'s rows in the order they are dealt, as positions within the run."""
+        return permutation(int(self.sizes[j]), self.seed, self.epoch, _ROWS, self.number, j)
+
+    def block_order(self, block: int, rows: int) -> Ints:
+        """Return the order of ``block``'s rows, as positions in its hands laid end to end."""
+        return permutation(rows, self.seed, self.epoch, _BLOCK, self.number, block)
+
+    def block_rows(self, block: int) -> tuple[Ints, Ints]:
+        """Return the rows of ``block`` in order: their row groups, and their rows in those."""
+        groups, rows = [], []
+        for j in self.runs(block):
+            cuts, hand = self.cuts(j), block - self.first_block(j)
+            dealt = self.row_order(j)[cuts[hand] : cuts[hand + 1]] + self.lows[j]
+            rows.append(dealt)
+            groups.append(np.full(len(dealt), self.groups[j]))
+        order = self.block_order(block, sum(map(len, rows)))
+        return np.concatenate(groups)[order], np.concatenate(rows)[order]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of one epoch over row groups of ``counts`` rows.
+
+    ``batch_size`` is in rows, ``window`` in row groups of a lane. With ``shuffle=False`` global batch i is
+    simply rows ``i * batch_size`` onwards of the dataset, whatever the lanes.
+    """
+
+    counts: Ints
+    batch_size: int
+    lanes: int = 1
+    window: int = 16
+    seed: int = 0
+    epoch: int = 0
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "lanes", "window"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        return int(self.counts.sum())
+
+    @property
+    def full(self) -> int:
+        """Number of full batches."""
+        return self.rows // self.batch_size
+
+    def batches(self, drop_last: bool = False) -> int:
+        """Return the number of batches of an epoch, over all ranks and without padding."""
+        return self.full if drop_last else -(-self.rows // self.batch_size)
+
+    @cached_property
+    def line(self) -> Ints:
+        """The row groups in line order."""
+        if not self.shuffle:
+            return np.arange(len(self.counts), dtype=np.int64)
+        return permutation(len(self.counts), self.seed, self.epoch, _LINE)
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts[self.line])])
+
+    def lane_batches(self, lane: int) -> int:
+        """Return the number of batches of a lane, the short last one included."""
+        total = self.batches()
+        return total // self.lanes + (lane < total % self.lanes)
+
+    def lane(self, number: int) -> Lane:
+        """Return lane ``number`` of a shuffled epoch."""
+        each, more = divmod(self.full, self.lanes)
+        rest = self.rows - self.full * self.batch_size
+        start = (number * each + min(number, more)) * self.batch_size + (rest if number > more else 0)
+        stop = start + (each + (number < more)) * self.batch_size + (rest if number == more else 0)
+        groups, lows, highs = self.span(start, stop)
+        return Lane(number, self.seed, self.epoch, self.window, groups, lows, highs)
+
+    def span(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+        """Return rows ``start <= row < stop`` of the line as runs: row groups, first and past-last rows."""
+        first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
+        last = int(np.searchsorted(self._starts, stop, side="left"))
+        where = np.arange(first, max(first, last))
+        lows = np.maximum(start - self._starts[where], 0)
+        highs = np.minimum(stop - self._starts[where], self.counts[self.line[where]])
+        kept = highs > lows
+        return self.line[where][kept], lows[kept], highs[kept]
+
+    def batch(self, index: int) -> tuple[Ints, Ints]:
+        """Return the rows of global batch ``index``: their row groups, and their rows in those.
+
+        Positions past the epoch's end are the padding: they repeat it from its start. This is the order
+        spelled out, for tests and for looking; readers go block by block.
+        """
+        index %= self.batches()
+        if not self.shuffle:
+            groups, lows, highs = self.span(
+                index * self.batch_size, min((index + 1) * self.batch_size, self.rows)
+            )
+            rows = [np.arange(low, high) for low, high in zip(lows, highs, strict=True)]
+            return np.repeat(groups, highs - lows), np.concatenate(rows)
+        lane = self.lane(index % self.lanes)
+        start = index // self.lanes * self.batch_size
+        stop = min(start + self.batch_size, lane.rows)
+        block = lane.block_at(start)
+        parts_groups, parts_rows = [], []
+        at = lane.before(block)
+        while at < stop:
+            in_groups, in_rows = lane.block_rows(block)
+            piece = slice(max(0, start - at), stop - at)
+            parts_groups.append(in_groups[piece])
+            parts_rows.append(in_rows[piece])
+            at += len(in_rows)
+            block += 1
+        return np.concatenate(parts_groups), np.concatenate(parts_rows)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The batches that one worker of one rank yields, from a place in the epoch to its end.
+
+    ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
+    round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
+    or left out with ``drop_last``. ``start`` is the first global batch that nobody has seen.
+    """
+
+    total: int
+    lanes: int
+    ranks: int = 1
+    rank: int = 0
+    workers: int = 1
+    worker: int = 0
+    start: int = 0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.ranks:
+            raise UsageError(
+                f"rank={self.rank}: with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
+            )
+        if self.lanes % (self.ranks * self.workers):
+            raise UsageError(
+                f"lanes={self.lanes} cannot be shared by {self.ranks} ranks x {self.workers} workers; "
+                f"choose a num_workers so that ranks x workers divides {self.lanes}, "
+                "or start with lanes set to a common multiple"
+            )
+
+    def __len__(self) -> int:
+        return len(self.indices())
+
+    def rounds(self) -> int:
+        """Return the number of batches that each rank gets."""
+        left = max(0, self.total - self.start)
+        return left // self.ranks if self.drop_last else -(-left // self.ranks)
+
+    def indices(self) -> range:
+        """Return the global indices of the worker's batches, in order; those from ``total`` on are padding.
+
+        Any ``ranks`` consecutive indices hold one of every rank, so each rank has the same number of them
+        from any start. Worker 0 yields the rank's first, as DataLoader asks it first.
+        """
+        first = self.start + (self.rank - self.start) % self.ranks
+        mine = range(first, first + self.rounds() * self.ranks, self.ranks)
+        return mine[self.worker :: self.workers]
+
+    def after(self, index: int) -> int:
+        """Return the first global batch nobody has seen when every rank has consumed the round of ``index``."""
+        done = (index - self.start) // self.ranks + 1
+        return min(self.start + done * self.ranks, max(self.total, self.start))
+
+
+def batches_of_lanes(indices: range, lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (global index, lane, batch within the lane) for ``indices``; padding goes round to the start."""
+    for index in indices:
+        inside = index % total if index >= total else index
+        yield index, inside % lanes, inside // lanes

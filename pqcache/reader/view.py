@@ -1,0 +1,217 @@
+"""The columns and row groups that an epoch is made of, how they are held in memory, and how large they are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.columns import Column, Form, form_of, hold, is_text
+from pqcache.reader.data import Data, kept_groups
+from pqcache.reader.files import RowGroups, file_numbers
+from pqcache.reader.window import Rows
+from pqcache.units import format_size
+
+WINDOW = 16  # row groups, where memory allows
+_BEYOND = 3  # row groups' worth of memory besides those held: one being decoded, two blocks
+_SAMPLE = 1024  # rows
+_FILE = Form("\0file", pa.uint32(), "fixed", 4)
+
+
+@dataclass(frozen=True)
+class View:
+    """Some columns and row groups of a dataset: all that an epoch is made of."""
+
+    data: Data
+    columns: tuple[str, ...]
+    groups: npt.NDArray[np.int64]
+    dense: tuple[tuple[str, int], ...] = ()
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns as users see them."""
+        return pa.schema([self.data.index.schema.field(name) for name in self.columns])
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Rows of each row group of the view."""
+        return self.data.index.rows[self.groups]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names which row groups are read, so that a state can say what it belongs to."""
+        return hashlib.blake2b(self.groups.tobytes(), digest_size=8).hexdigest()
+
+    @cached_property
+    def partitions(self) -> tuple[str, ...]:
+        """The columns whose values are in the paths."""
+        return tuple(n for n in self.columns if n in self.data.index.partitions.column_names)
+
+    @cached_property
+    def read_forms(self) -> tuple[Form, ...]:
+        """How the columns that are in the files are held."""
+        dense = dict(self.dense)
+        names = [name for name in self.columns if name not in self.partitions]
+        return tuple(form_of(self.schema.field(name), dense.get(name, 0)) for name in names)
+
+    @cached_property
+    def row_groups(self) -> RowGroups:
+        """What reads the files."""
+        index = self.data.index
+        return RowGroups(
+            self.data.root,
+            index.paths,
+            index.numbers("file")[self.groups],
+            index.numbers("row_group")[self.groups],
+            self.counts,
+            self.read_forms,
+        )
+
+    def load(self, group: int, low: int, high: int) -> Rows:
+        """Return rows of a row group: the columns in the file, and its file's number if partitions need it."""
+        columns = self.row_groups.read(group, low, high)
+        if self.partitions or not columns:
+            columns.append(Column(_FILE, file_numbers(int(self.row_groups.file[group]), high - low)))
+        return columns
+
+    @cached_property
+    def load_forms(self) -> tuple[Form, ...]:
+        """The forms of what ``load`` returns."""
+        return (*self.read_forms, _FILE) if self.partitions or not self.read_forms else self.read_forms
+
+    def finish(self, rows: Rows) -> dict[str, Column]:
+        """Return a batch's columns by name, in the order asked for, partition columns looked up."""
+        found = dict(zip((form.name for form in self.load_forms), rows, strict=True))
+        if self.partitions:
+            files = pa.array(found[_FILE.name].values)
+            table = self.data.index.partitions
+            for name in self.partitions:
+                found[name] = hold(pc.take(table[name], files), form_of(self.schema.field(name)))
+        return {name: found[name] for name in self.columns}
+
+    def nulls(self, column: str) -> int | None:
+        """Return how many nulls a column has in these row groups, or None where the files do not say."""
+        index = self.data.index
+        if column in self.partitions:
+            files = index.numbers("file")[self.groups]
+            return int(pc.take(index.partitions[column], pa.array(np.unique(files))).null_count)
+        name = f"{column}:nulls"
+        if name not in index.table.column_names:
+            return None
+        counts = pc.take(index.table[name], pa.array(self.groups))
+        return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+
+    def densified(self, but: Sequence[str] = ()) -> View:
+        """Return the view with lists that are all of one length held as fixed-width rows.
+
+        Decided once for the whole dataset, so that a column is of one kind in every batch: each row group's
+        number of values must be rows x length, and the first rows must have that length. Lists of one item
+        stay lists, as a Parquet file counts an empty list or a null as one value too.
+        """
+        index = self.data.index
+        rows = index.rows
+        found = []
+        for form in self.read_forms:
+            name = f"{form.name}:values"
+            if form.form != "bytes" or is_text(form.type) or form.name in but:
+                continue
+            if name not in index.table.column_names:  # an index from before this was recorded
+                continue
+            values = index.table[name]
+            if values.null_count:  # some file lacks the column
+                continue
+            numbers = values.to_numpy()[rows > 0]
+            lengths = np.unique(numbers / rows[rows > 0])
+            if len(lengths) == 1 and lengths[0] == int(lengths[0]) > 1:
+                found.append((form.name, int(lengths[0])))
+        sample = self._sample([name for name, _ in found]) if found and len(self.groups) else None
+        dense = []
+        for name, length in found:
+            if sample is None or name not in sample.column_names:
+                continue
+            lengths = pc.fill_null(pc.list_value_length(sample[name]), -1)
+            if pc.all(pc.equal(lengths, length)).as_py():
+                dense.append((name, length))
+        return replace(self, dense=tuple(dense))
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each row group when decoded: exact for numbers, estimated from a few rows for the rest."""
+        index = self.data.index
+        total = np.zeros(len(self.groups), np.int64)
+        varied = [form for form in self.read_forms if form.form != "fixed"]
+        sample = self._sample([form.name for form in varied]) if varied and len(self.groups) else None
+        for form in self.read_forms:
+            if form.form == "fixed":
+                total += self.counts * form.width
+                continue
+            stored = index.uncompressed([form.name])[self.groups]
+            per_row = 0.0
+            if sample is not None and form.name in sample.column_names and sample.num_rows:
+                per_row = sample[form.name].nbytes / sample.num_rows
+            total += np.maximum(stored, (self.counts * per_row).astype(np.int64)) + 16 * self.counts
+        return np.asarray(total + 4 * self.counts * bool(self.partitions), np.int64)
+
+    def _sample(self, names: Sequence[str]) -> pa.Table | None:
+        """Return the first rows of the first row group: dictionaries make the stored size say little."""
+        path = self.data.root / self.data.index.paths[int(self.row_groups.file[0])]
+        group = int(self.row_groups.row_group[0])
+        try:
+            with pq.ParquetFile(path) as file:
+                present = [name for name in names if name in file.schema_arrow.names]
+                reader = file.iter_batches(_SAMPLE, [group], present, use_threads=False)
+                batch = next(iter(reader), None)
+        except (pa.ArrowException, OSError) as error:
+            raise ParquetError(f"{path}: cannot be read ({error}); open the dataset again") from error
+        return None if batch is None else pa.table(batch)
+
+
+def view_of(data: Data, columns: Sequence[str] | None, filters: Any) -> View:
+    """Choose columns (None: all) and row groups; a name that is not there raises UsageError."""
+    names = data.index.schema.names
+    if columns is None:
+        columns = names
+    if isinstance(columns, str):
+        raise UsageError(f"columns={columns!r}: give a list of names, like [{columns!r}]")
+    unknown = [name for name in columns if name not in names]
+    if unknown:
+        raise UsageError(f"{data.root}: no column {unknown[0]!r}; it has {', '.join(names)}")
+    if not columns:
+        raise UsageError("columns is empty; name at least one, or None for all")
+    if len(set(columns)) < len(columns):
+        raise UsageError(f"columns names one twice: {', '.join(columns)}")
+    return View(data, tuple(columns), kept_groups(data.index, filters))
+
+
+def window_for(sizes: npt.NDArray[np.int64], memory: int, lanes: int, name: object = "the dataset") -> int:
+    """Return how many row groups each of ``lanes`` lanes can hold within ``memory`` bytes, at most 16.
+
+    Of a window about half the rows are still there at any time; beside them there are a row group being
+    decoded and two blocks. Row groups too large even for a window of one raise UsageError.
+    """
+    if not len(sizes):
+        return 1
+    largest = np.sort(sizes)[::-1][:WINDOW]
+    budget = memory / lanes
+    best = 0
+    for window in range(1, WINDOW + 1):
+        held = float(largest[:window].sum()) / min(window, len(largest)) * (window / 2 + 1)
+        if held + _BEYOND * float(largest[0]) <= budget:
+            best = window
+    if not best:
+        least = int(largest[0]) * (_BEYOND + 1.5)
+        raise UsageError(
+            f"{name}: a row group takes {format_size(int(largest[0]))} decoded, too much for memory="
+            f"{format_size(memory)} and {lanes} lanes; run 'pqcache repartition' with a smaller "
+            f"--row-group-size, read fewer columns, or give memory={format_size(least * lanes)!r}"
+        )
+    return best

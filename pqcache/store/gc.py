@@ -1,0 +1,54 @@
+"""Cleaning: remove old snapshots that nobody reads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pqcache.config import read_config
+from pqcache.events import Collected, OnEvent, ignore
+from pqcache.store.cache import Cache
+
+
+@dataclass(frozen=True)
+class GcReport:
+    """The snapshots that were removed (with ``dry_run`` those that would be) and those that are left."""
+
+    cache: str
+    dry_run: bool
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+def gc(
+    cache: str | os.PathLike[str],
+    *,
+    keep: int | None = None,
+    older_than: float = 0.0,
+    wait: float = 0.0,
+    dry_run: bool = False,
+    on_event: OnEvent = ignore,
+) -> GcReport:
+    """Remove all but the newest ``keep`` snapshots (by default as many as sync leaves).
+
+    The current snapshot, those in use by a reader, and those younger than ``older_than`` seconds stay. Raises
+    CacheError, or CacheLocked when another run is at work.
+    """
+    target = Cache.open(os.fspath(cache))
+    count = read_config(target.path).keep if keep is None else keep
+    with target.lock(wait):
+        if dry_run:
+            removed = target.collectable(count, older_than)
+        else:
+            removed = target.collect(count, older_than)
+            for snapshot in removed:
+                on_event(Collected(snapshot.id))
+        gone = {snapshot.id for snapshot in removed}
+        kept = tuple(snapshot.id for snapshot in target.snapshots() if snapshot.id not in gone)
+    return GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept)

@@ -1,0 +1,169 @@
+"""What keeps a bad night at the source from reaching the snapshot: markers, settling, and limits on loss."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pqcache.errors import PqcacheError, SourceError, SourceIncomplete, UsageError
+from pqcache.store.hive import parent
+from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.plan import Plan
+from pqcache.store.source import check_path, printable
+from pqcache.units import format_count, format_size
+
+MAX_DELETE = "50%"
+_SPARE = 64 << 20  # bytes left for indexes and metadata
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Which files of a source are not taken yet.
+
+    A partition is taken when it, or a partition directory above it, holds a file named ``marker``. Files
+    younger than ``settle`` seconds at ``now`` (seconds since the epoch) are left for the next run.
+    """
+
+    marker: str | None = None
+    settle: float = 0.0
+    now: float = 0.0
+
+
+def taken(
+    files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], waiting: Waiting
+) -> list[SourceFile]:
+    """Return ``files`` without those that have to wait; what is held of those stays as it is.
+
+    ``all_paths`` are the paths of everything at the source, markers included.
+    """
+    if waiting.marker is None and not waiting.settle:
+        return list(files)
+    before = {file.path: file for entry in held for file in entry.sources}
+    marked = {parent(p) for p in all_paths if p.rpartition("/")[2] == waiting.marker}
+    deadline = (waiting.now - waiting.settle) * 1e9
+    result: dict[str, SourceFile] = {}
+    unfinished: set[str] = set()
+    for file in files:
+        directory = parent(file.path)
+        if waiting.marker is not None and not _is_marked(directory, marked):
+            unfinished.add(directory)
+        elif waiting.settle and file.identity.mtime_ns > deadline:
+            if file.path in before:
+                result[file.path] = before[file.path]
+        else:
+            result[file.path] = file
+    for path, file in before.items():
+        if parent(path) in unfinished:
+            result[path] = file
+    return list(result.values())
+
+
+def _is_marked(directory: str, marked: set[str]) -> bool:
+    """Return whether a directory or a partition directory above it has the marker.
+
+    The root's own marker counts only for files that lie there: an old one would vouch for every partition.
+    """
+    if not directory:
+        return "" in marked
+    while directory:
+        if directory in marked:
+            return True
+        directory = parent(directory)
+    return False
+
+
+def check_listing(listing: Sequence[SourceFile], source: str) -> None:
+    """Raise SourceError by name when a source path must not be used as a local path.
+
+    Two names that cannot both exist on disk (a file and a directory of one name) are refused as well.
+    """
+    names = {file.path for file in listing}
+    for path in names:
+        problem = check_path(path)
+        if problem is not None:
+            raise SourceError(
+                f"{printable(source)}/{printable(path)}: {problem}; nothing was published, rename it at the source"
+            )
+        directory = parent(path)
+        while directory:
+            if directory in names:
+                raise SourceError(
+                    f"{source}/{directory}: is both a file and a directory; nothing was published, "
+                    "rename one at the source"
+                )
+            directory = parent(directory)
+
+
+def check_case(listing: Sequence[SourceFile], source: str, cache: Path) -> None:
+    """Raise SourceError when two names differ only in case and the cache's file system folds case."""
+    folded: dict[str, str] = {}
+    for file in listing:
+        other = folded.setdefault(file.path.casefold(), file.path)
+        if other != file.path and folds_case(cache):
+            raise SourceError(
+                f"{source}/{file.path}: is one name with {other} on the cache's file system, which ignores "
+                "case; nothing was published, rename one at the source or use another file system"
+            )
+
+
+def folds_case(directory: Path) -> bool:
+    """Return whether the file system of ``directory`` takes ``a`` and ``A`` for one name."""
+    probe = directory / f".pqcache-case-{os.getpid()}-{os.urandom(4).hex()}"
+    probe.touch()
+    try:
+        return probe.with_name(probe.name.upper()).exists()
+    finally:
+        probe.unlink()
+
+
+def parse_max_delete(text: str) -> tuple[float, bool]:
+    """Return the limit in ``--max-delete`` and whether it is a percentage.
+
+    >>> parse_max_delete("50%"), parse_max_delete("1000")
+    ((50.0, True), (1000.0, False))
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    if match is None or (match[2] and float(match[1]) > 100):
+        raise UsageError(f"--max-delete {text!r}: write a number of files like 1000, or a share like 50%")
+    return float(match[1]), bool(match[2])
+
+
+def check_deletions(plan: Plan, held: Sequence[FileEntry], max_delete: str) -> None:
+    """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
+
+    A file that goes while another comes in the same partition is replaced, not dropped: jobs that overwrite
+    a partition write new names every night.
+    """
+    limit, percent = parse_max_delete(max_delete)
+    total = len({file.path for entry in held for file in entry.sources})
+    net: dict[str, int] = {}
+    for path in plan.removed:
+        net[parent(path)] = net.get(parent(path), 0) + 1
+    for path in plan.added:
+        net[parent(path)] = net.get(parent(path), 0) - 1
+    dropped = sum(count for count in net.values() if count > 0)
+    if dropped > (total * limit / 100 if percent else limit):
+        raise SourceIncomplete(
+            f"the source lacks {format_count(dropped, 'file')} of the {total:,} that the snapshot was made "
+            f"from, more than --max-delete {max_delete}; nothing was published, check the source, or say "
+            "--force if they are meant to go"
+        )
+
+
+def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
+    """Raise PqcacheError when the plan needs more bytes than the cache's disk has free.
+
+    Rewriting needs room for its output beside its input; links need none, nor do the ``already`` bytes that
+    an earlier run brought.
+    """
+    needed = max(0, plan.fetch_bytes - already) + plan.rewrite_bytes + _SPARE
+    free = shutil.disk_usage(cache).free
+    if needed > free:
+        raise PqcacheError(
+            f"{cache}: needs {format_size(needed)} of free space, has {format_size(free)}; "
+            "free some, take fewer partitions with --where, or put the cache on a larger disk"
+        )

@@ -1,0 +1,335 @@
+"""ParquetDataset: shuffled, exactly once, resumable at any batch."""
+
+from __future__ import annotations
+
+import os
+import random
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from pqcache.errors import UsageError
+from pqcache.reader.columns import Column
+from pqcache.reader.data import Data, open_data
+from pqcache.reader.epoch import batches, cpu_count
+from pqcache.reader.order import Order, Part
+from pqcache.reader.view import View, view_of, window_for
+from pqcache.store.cache import Lease
+from pqcache.torch.batch import Batch, Place
+from pqcache.torch.state import Progress, State
+from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
+from pqcache.units import parse_size
+
+
+class ParquetDataset(IterableDataset[Batch]):
+    """Whole shuffled batches of a cache or a directory of Parquet, for ``DataLoader(ds, batch_size=None)``.
+
+    Every row comes exactly once per epoch, whatever the number of workers and ranks; call ``set_epoch`` before
+    each epoch for another order. A batch is a dict of column name to tensor or Ragged (see
+    ``pqcache.torch.tensors``) that knows its global ``index``.
+
+    ``path``          a cache, a snapshot, a directory or a file
+    ``columns``       names; None for all. Partition columns are columns.
+    ``filters``       a condition on partition columns: SQL text, ``[("dt", ">=", "2026-11-01")]``, or a
+                      pyarrow expression
+    ``batch_size``    rows
+    ``shuffle``       False gives the rows in the order of the files
+    ``drop_last``     False: the last batch may be short, and ranks are made equal by repeating the epoch's
+                      first batches. True: what is left over is dropped.
+    ``memory``        bytes that decoded row groups of this rank, all its workers together, may take
+    ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
+    ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
+                      common multiple to get the same batches whatever the number of ranks and workers.
+    ``num_replicas``, ``rank``   default to those of torch.distributed where it is initialised, else 1 and 0
+    ``transform``     called in the worker on each batch; what it returns is what the loader yields. numpy's,
+                      random's and torch's generators are seeded for it from (seed, epoch, batch index).
+    ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value) or
+                      ``{column: fill}``
+    ``ragged``        list columns to keep Ragged although all their lists are of one length
+
+    Options that make no sense, and columns that no tensor can hold, raise UsageError here; files that are
+    gone or damaged raise ParquetError by name while iterating.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        columns: Sequence[str] | None = None,
+        filters: Any = None,
+        batch_size: int = 256,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        memory: str | int = "2GB",
+        window: int | None = None,
+        lanes: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        transform: Callable[[Batch], Any] | None = None,
+        nulls: str | Mapping[str, Any] = "error",
+        ragged: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        for name, value in (("batch_size", batch_size), ("window", window), ("lanes", lanes)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name}={value!r}: give a whole number of at least 1")
+        if (num_replicas is None) != (rank is None):
+            raise UsageError("give both num_replicas and rank, or neither")
+        if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
+            raise UsageError(f"rank={rank}: with {num_replicas=} it must be from 0 to {num_replicas - 1}")
+        if lanes is not None and num_replicas is not None and lanes % num_replicas:
+            raise UsageError(f"lanes={lanes} cannot be shared by {num_replicas=}; choose a multiple")
+        self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
+        self.memory = parse_size(memory)
+        self.transform = transform
+        self._path = Path(path)
+        self._filters, self._nulls, self._ragged = filters, Nulls.of(nulls), tuple(ragged)
+        self._window, self._lanes = window, lanes
+        self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
+        self._masked: frozenset[str] = frozenset()
+        self._open(columns, None)
+        self._progress = Progress()
+        for name in ragged:
+            if name not in self._view.columns:
+                raise UsageError(f"ragged names {name!r}, which is not among the columns")
+        self._check_columns()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as Arrow has them: units and zones of timestamps, scales of decimals."""
+        return self._view.schema
+
+    @property
+    def snapshot(self) -> str:
+        """The name of the snapshot that is read; for a plain directory, of its files' content."""
+        return self._data.snapshot
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return self._progress.epoch
+
+    def __len__(self) -> int:
+        """Return the number of batches of a whole epoch on each rank."""
+        replicas, rank = self._rank()
+        total = self._order(0, 1, 1).batches(self.drop_last)
+        return Part(total, replicas, replicas, rank, drop_last=self.drop_last).rounds()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, persistent workers included; it is the shuffle's seed too.
+
+        After ``load_state_dict`` the state's own epoch goes on where it was; any other begins at 0.
+        """
+        self._progress.set_epoch(epoch)
+
+    def state_dict(self, after: Batch | int | None = None) -> dict[str, Any]:
+        """Return where to go on, as a small dict for JSON.
+
+        ``after`` is the last batch the trainer has consumed, or its global ``index``. It is needed with
+        workers, which prepare batches in advance; without workers None means the last one yielded. The state
+        is the same on every rank: it counts all ranks' batches of that step as consumed.
+        """
+        replicas, _ = self._rank()
+        worker = get_worker_info()
+        if after is None:
+            if worker is None and self._progress.workers:
+                raise UsageError(
+                    "state_dict() cannot know which of the workers' batches were consumed; "
+                    "pass after=batch, the last batch that was"
+                )
+            epoch, batch = self._progress.epoch, self._progress.next
+            lanes = self._lanes or replicas * (worker.num_workers if worker else 1)
+        else:
+            place = after.place if isinstance(after, Batch) else None
+            index = after.index if isinstance(after, Batch) else int(after)
+            epoch = place.epoch if place else self._progress.epoch
+            start = self._progress.start if epoch == self._progress.epoch else 0
+            lanes = place.lanes if place else self._lanes or replicas * max(1, self._progress.workers)
+            total = self._order(epoch, 1, 1).batches(self.drop_last)
+            batch = Part(total, lanes, replicas, 0, start=start, drop_last=self.drop_last).after(index)
+        state = State(
+            snapshot=self._data.snapshot,
+            row_groups=self._view.fingerprint,
+            columns=list(self._view.columns),
+            shuffle=self.shuffle,
+            seed=self.seed,
+            batch_size=self.batch_size,
+            lanes=lanes,
+            window=self._window_of(lanes, replicas),
+            epoch=epoch,
+            batch=batch,
+        )
+        if worker is not None:
+            state = state.of_worker(worker.id, worker.num_workers, self._progress.start)
+        return state.to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, also with other numbers of ranks and workers that divide its lanes.
+
+        The state's lanes and window are taken over where they were left open here. A snapshot that is no
+        longer the current one is opened if it is still kept. What does not fit raises UsageError, or
+        CacheError for a snapshot that is gone, and says why.
+        """
+        loaded = State.from_dict(state)
+        worker = get_worker_info()
+        loaded.check_worker(worker.id if worker else None, worker.num_workers if worker else 0)
+        if loaded.snapshot != self._data.snapshot:
+            if self._data.cache is None:
+                raise UsageError(
+                    f"{self._path}: the state belongs to {loaded.snapshot}, this is {self._data.snapshot}; "
+                    "its files have changed since the state was taken"
+                )
+            self._open(self._view.columns, loaded.snapshot)
+        mine = {
+            "seed": self.seed,
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "columns": list(self._view.columns),
+            "lanes": self._lanes or loaded.lanes,
+            "window": self._window or loaded.window,
+        }
+        loaded.check(mine, self._view.fingerprint)
+        replicas, _ = self._rank()
+        if loaded.lanes % replicas:
+            raise UsageError(
+                f"the state has lanes={loaded.lanes}, which {replicas} ranks cannot share; "
+                "resume on a number of ranks that divides it"
+            )
+        self._lanes, self._window = loaded.lanes, loaded.window
+        self._progress.resume(loaded, in_worker=worker is not None)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        replicas, rank = self._rank()
+        lanes = self._lanes or replicas * workers
+        self._refuse_nulls()
+        place = self._progress.begin(worker, workers if info else 0)
+        order = self._order(place.epoch, lanes, self._window_of(lanes, replicas))
+        total = order.batches(self.drop_last)
+        part = Part(total, lanes, replicas, rank, workers, worker, place.start, self.drop_last)
+        indices = part.indices()
+        if place.next is not None:  # this very worker's own place, from StatefulDataLoader
+            indices = indices[max(0, -(-(place.next - indices.start) // indices.step)) :]
+        self._progress.next = indices[0] if indices else part.after(total)
+        near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        threads = max(1, cpu_count() // (workers * max(1, near)))
+        return self._batches(order, part, indices, threads, worker, in_worker=info is not None)
+
+    def _batches(
+        self, order: Order, part: Part, indices: range, threads: int, worker: int, in_worker: bool
+    ) -> Iterator[Any]:
+        step = indices.step
+        with closing(batches(self._view, order, indices, part.total, threads)) as found:
+            for index, columns in found:
+                batch: Any = self._to_batch(columns, Place(order.epoch, index, order.lanes, order.window))
+                if self.transform is not None:
+                    batch = self._transformed(batch, in_worker)
+                self._progress.next = index + step if in_worker else part.after(index)
+                yield batch
+        self._progress.finish(worker)
+
+    def _to_batch(self, columns: dict[str, Column], place: Place) -> Batch:
+        values: dict[str, Any] = {}
+        for name, column in columns.items():
+            values[name], mask = to_value(column, name, self._nulls)
+            if name in self._masked:
+                rows = len(column)
+                values[mask_name(name)] = torch.ones(rows, dtype=torch.bool) if mask is None else mask
+        return Batch(values, place)
+
+    def _refuse_nulls(self) -> None:
+        """Raise ParquetError before anything is decoded, where the files say how many nulls they hold."""
+        if self._nulls.mask:
+            return
+        filled = {name for name, _ in self._nulls.fill}
+        for name in self._view.columns:
+            if name not in filled and (count := self._view.nulls(name)):
+                raise null_error(name, count)
+
+    def _transformed(self, batch: Batch, in_worker: bool) -> Any:
+        """Apply the transform with generators seeded for this batch, the same in any run."""
+        assert self.transform is not None
+        kept = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        words = np.random.SeedSequence([self.seed & (2**64 - 1), batch.epoch, batch.index]).generate_state(3)
+        random.seed(int(words[0]))
+        np.random.seed(int(words[1]))  # the generator that transforms use, old as it is
+        torch.default_generator.manual_seed(int(words[2]))
+        try:
+            result = self.transform(batch)
+        finally:
+            if kept is not None:
+                random.setstate(kept[0])
+                np.random.set_state(kept[1])
+                torch.set_rng_state(kept[2])
+        if isinstance(result, dict) and not isinstance(result, Batch):
+            return Batch(result, batch.place)
+        return result
+
+    def _order(self, epoch: int, lanes: int, window: int) -> Order:
+        return Order(self._view.counts, self.batch_size, lanes, window, self.seed, epoch, self.shuffle)
+
+    def _window_of(self, lanes: int, replicas: int) -> int:
+        if self._window is not None:
+            return self._window
+        if not self.shuffle:
+            return 1
+        return window_for(self._view.sizes, self.memory, -(-lanes // replicas), self._path)
+
+    def _rank(self) -> tuple[int, int]:
+        if self._replicas is not None:
+            return self._replicas
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.get_world_size(), torch.distributed.get_rank()
+        return 1, 0
+
+    def _open(self, columns: Sequence[str] | None, snapshot: str | None) -> None:
+        data, lease = open_data(self._path, snapshot)
+        self._hold(data, lease)
+        self._view: View = view_of(data, columns, self._filters).densified(self._ragged)
+
+    def _hold(self, data: Data, lease: Lease | None) -> None:
+        old = getattr(self, "_release", None)
+        if old is not None:
+            old()
+        self._data = data
+        self._release = weakref.finalize(self, lease.close) if lease is not None else None
+
+    def _check_columns(self) -> None:
+        names = set(self._view.columns)
+        for field in self._view.schema:
+            check_type(field.name, field.type)
+        for name, _ in self._nulls.fill:
+            if name not in names:
+                raise UsageError(f"nulls names {name!r}, which is not among the columns")
+        if self._nulls.mask:
+            self._masked = frozenset(name for name in names if self._view.nulls(name) != 0)
+        for name in self._masked:
+            if mask_name(name) in names:
+                raise UsageError(f"nulls='mask' would add {mask_name(name)!r}, which is a column already")
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self.__dict__.copy()
+        kept["_replicas"] = self._rank()
+        del kept["_view"], kept["_release"]
+        kept["_columns"] = self._view.columns
+        if self._release is not None:  # in a cache: opened again, and leased, where it is unpickled
+            kept["_data"] = self._data.snapshot
+        return kept
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        columns = kept.pop("_columns")
+        self.__dict__.update(kept)
+        if isinstance(kept["_data"], str):
+            self._open(columns, kept["_data"])
+        else:
+            self._release = None
+            self._view = view_of(self._data, columns, self._filters).densified(self._ragged)

@@ -1,0 +1,164 @@
+"""Rows of different lengths in two tensors: lists, strings and binary."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Literal, cast, overload
+
+import torch
+
+Kind = Literal["list", "str", "bytes"]
+
+
+class Ragged:
+    """A sequence of lists, strings or bytes: item i is ``values[offsets[i]:offsets[i + 1]]``.
+
+    ``values`` is a tensor, or for nested columns a Ragged or a dict of columns; ``offsets`` is an int64 tensor
+    (rows + 1,) that begins with 0. ``kind`` says what an item is: "list" (a view of ``values``), "str" or
+    "bytes" (made when asked for, from uint8 ``values``). Slices are Ragged and share memory.
+    """
+
+    __slots__ = ("_ends", "kind", "offsets", "values")
+
+    def __init__(self, values: Any, offsets: torch.Tensor, kind: Kind = "list") -> None:
+        self.values = values
+        self.offsets = offsets
+        self.kind = kind
+        self._ends: list[int] | None = None
+
+    def __len__(self) -> int:
+        return self.offsets.numel() - 1
+
+    @overload
+    def __getitem__(self, item: int) -> Any: ...
+    @overload
+    def __getitem__(self, item: slice) -> Ragged: ...
+    def __getitem__(self, item: int | slice) -> Any:
+        if isinstance(item, slice):
+            start, stop, step = item.indices(len(self))
+            if step != 1:
+                raise ValueError("slices of Ragged have step 1")
+            stop = max(start, stop)
+            ends = self._positions()
+            values = part(self.values, ends[start], ends[stop])
+            return Ragged(values, self.offsets[start : stop + 1] - ends[start], self.kind)
+        view = self.view(item)
+        if self.kind == "list":
+            return view
+        data: bytes = view.numpy().tobytes()
+        return data.decode() if self.kind == "str" else data
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.kind == "list":
+            return (self.view(i) for i in range(len(self)))
+        return iter(self.to_list())
+
+    def view(self, item: int) -> Any:
+        """Return item ``item`` as a slice of ``values``, sharing memory, whatever ``kind`` is."""
+        ends = self._positions()
+        rows = len(ends) - 1
+        if not -rows <= item < rows:
+            raise IndexError(f"item {item} of {rows}")
+        item %= rows
+        return part(self.values, ends[item], ends[item + 1])
+
+    def lengths(self) -> torch.Tensor:
+        """Return the number of values (characters count as UTF-8 bytes) of each item: int64 (rows,)."""
+        return self.offsets.diff()
+
+    def to_list(self) -> list[Any]:
+        """Return plain Python: a list of lists, of str or of bytes."""
+        ends = self._positions()
+        if self.kind == "list":
+            values = listed(self.values)
+            return [values[a:b] for a, b in itertools.pairwise(ends)]
+        data: bytes = self.values.cpu().numpy().tobytes()
+        pieces = [data[a:b] for a, b in itertools.pairwise(ends)]
+        return [piece.decode() for piece in pieces] if self.kind == "str" else pieces
+
+    def to_padded(self, value: float = 0, length: int | None = None) -> torch.Tensor:
+        """Return a tensor (rows, length, ...) in which short items end in ``value`` and long ones are cut.
+
+        ``length`` None means the longest item's.
+        """
+        values = self._tensor("to_padded")
+        lengths = self.lengths()
+        if length is None:
+            length = int(lengths.max()) if len(self) else 0
+        where = torch.arange(length, device=values.device)
+        inside = where < lengths.to(values.device)[:, None]
+        shape = (len(self), length, *values.shape[1:])
+        padded = torch.full(shape, value, dtype=values.dtype, device=values.device)
+        source = (self.offsets[:-1].to(values.device)[:, None] + where)[inside]
+        padded[inside] = values[source]
+        return padded
+
+    def to_nested(self) -> torch.Tensor:
+        """Return a jagged torch nested tensor over the same memory."""
+        return torch.nested.nested_tensor_from_jagged(self._tensor("to_nested"), self.offsets)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Ragged:
+        """Return it on another device, as ``Tensor.to``."""
+        values = moved(self.values, device, non_blocking)
+        return Ragged(values, self.offsets.to(device, non_blocking=non_blocking), self.kind)
+
+    def pin_memory(self) -> Ragged:
+        """Return it in pinned memory, from which copies to a GPU overlap with its work."""
+        return Ragged(pinned(self.values), self.offsets.pin_memory(), self.kind)
+
+    def __repr__(self) -> str:
+        what = {"str": "strings", "bytes": "binary values", "list": "lists"}[self.kind]
+        total = self.values.numel() if isinstance(self.values, torch.Tensor) else len(self.values)
+        return f"Ragged({len(self)} {what}, {total} values)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ragged, (self.values, self.offsets, self.kind)
+
+    def _positions(self) -> list[int]:
+        if self._ends is None:
+            self._ends = cast("list[int]", self.offsets.tolist())
+        return self._ends
+
+    def _tensor(self, what: str) -> torch.Tensor:
+        if not isinstance(self.values, torch.Tensor):
+            raise TypeError(f"{what}: items of a nested column are not tensors; take .values apart first")
+        return self.values
+
+
+def part(value: Any, start: int, stop: int) -> Any:
+    """Return rows ``start`` to ``stop`` of a tensor, a Ragged or a dict of these, sharing memory."""
+    if isinstance(value, dict):
+        return {name: part(inner, start, stop) for name, inner in value.items()}
+    return value[start:stop]
+
+
+def item(value: Any, row: int) -> Any:
+    """Return one row of a tensor, a Ragged or a dict of these."""
+    if isinstance(value, dict):
+        return {name: item(inner, row) for name, inner in value.items()}
+    return value[row]
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a column as a plain list of rows; a struct's rows are dicts."""
+    if isinstance(value, dict):
+        columns = {name: listed(inner) for name, inner in value.items()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return cast("list[Any]", value.tolist() if isinstance(value, torch.Tensor) else value.to_list())
+
+
+def moved(value: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
+    """Return a value with its tensors on another device."""
+    if isinstance(value, dict):
+        return {name: moved(inner, device, non_blocking) for name, inner in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    return value.to(device, non_blocking) if isinstance(value, Ragged) else value
+
+
+def pinned(value: Any) -> Any:
+    """Return a value with its tensors in pinned memory."""
+    if isinstance(value, dict):
+        return {name: pinned(inner) for name, inner in value.items()}
+    return value.pin_memory() if isinstance(value, (torch.Tensor, Ragged)) else value

@@ -1,0 +1,297 @@
+"""Footers: what pyarrow writes survives byte for byte, and what is hostile raises ParquetError in no time."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pqcache.errors import ParquetError
+from pqcache.store import footer as f
+
+
+def footer_of(data: bytes) -> bytes:
+    return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+NESTED = pa.table(
+    {
+        "i": pa.array(range(100), pa.int32()),
+        "m": pa.array([[("k", [1, None])]] * 100, pa.map_(pa.string(), pa.list_(pa.int64()))),
+        "s": [{"a": {"b": [str(n)]}, "c": None} for n in range(100)],
+        "d": pa.array(["x", "y"] * 50).dictionary_encode(),
+        "t": pa.array(range(100), pa.timestamp("ns", "UTC")),
+    }
+).replace_schema_metadata({"k": "v", "": ""})
+
+FILES = {
+    "plain": parquet(NESTED),
+    "page index": parquet(NESTED, row_group_size=10, write_page_index=True),
+    "sorted": parquet(NESTED, row_group_size=7, sorting_columns=[pq.SortingColumn(0, descending=True)]),
+    "bloom": parquet(NESTED, bloom_filter_options={"i": {"ndv": 10}}),
+    "old": parquet(NESTED.select(["i", "d"]), version="1.0", data_page_version="2.0", compression="zstd"),
+    "no rows": parquet(NESTED.slice(0, 0)),
+    "wide": parquet(pa.table({f"c{n}": [n] for n in range(300)})),
+    "no columns": parquet(pa.table({})),
+    "int96": parquet(NESTED.select(["t"]), use_deprecated_int96_timestamps=True),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_round_trip_is_byte_identical(name: str) -> None:
+    data = footer_of(FILES[name])
+    assert f.encode(f.decode(data, name)) == data
+
+
+def test_partial_decoding_stops_early() -> None:
+    data = footer_of(FILES["wide"])
+    fields = f.decode(data, "x", until=2)
+    assert list(fields) == [1, 2]
+    assert fields[2] == f.decode(data, "x")[2]
+    assert f.decode(data[: len(data) // 2], "x", until=1) == {1: fields[1]}
+
+
+KINDS = st.sampled_from([f.BYTE, f.I16, f.I32, f.I64, f.DOUBLE, f.BINARY])
+
+
+def scalars(kind: int) -> st.SearchStrategy[Any]:
+    bits = {f.I16: 16, f.I32: 32, f.I64: 64}.get(kind)
+    if bits:
+        return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    return {
+        f.BYTE: st.integers(0, 255),
+        f.DOUBLE: st.binary(min_size=8, max_size=8),
+        f.BINARY: st.binary(max_size=20),
+    }[kind]
+
+
+def structs() -> st.SearchStrategy[f.Struct]:
+    scalar = KINDS.flatmap(lambda kind: st.tuples(st.just(kind), scalars(kind)))
+    boolean = st.tuples(st.just(f.BOOL), st.booleans())
+
+    def deeper(inner: st.SearchStrategy[f.Struct]) -> st.SearchStrategy[f.Struct]:
+        items = KINDS.flatmap(lambda k: st.builds(f.Items, st.just(k), st.lists(scalars(k), max_size=20)))
+        groups = st.builds(f.Items, st.just(f.STRUCT), st.lists(inner, max_size=17))
+        pairs = st.tuples(KINDS, KINDS).flatmap(
+            lambda kinds: st.lists(st.tuples(*map(scalars, kinds)), max_size=3).map(
+                lambda values: f.Pairs(kinds if values else (0, 0), values)
+            )
+        )
+        value = st.one_of(
+            scalar,
+            boolean,
+            st.tuples(st.just(f.STRUCT), inner),
+            st.tuples(st.sampled_from([f.LIST, f.SET]), st.one_of(items, groups)),
+            st.tuples(st.just(f.MAP), pairs),
+        )
+        return st.dictionaries(st.integers(-5, 200), value, max_size=6)
+
+    return st.recursive(st.dictionaries(st.integers(1, 40), scalar, max_size=4), deeper, max_leaves=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(structs())
+def test_any_struct_survives(fields: f.Struct) -> None:
+    data = f.encode(fields)
+    assert f.decode(data, "x") == fields
+    assert f.encode(f.decode(data, "x")) == data
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_noise_raises_or_decodes(data: bytes) -> None:
+    try:
+        fields = f.decode(data, "noise.parquet")
+    except ParquetError as error:
+        assert "noise.parquet" in str(error)
+        return
+    for use in (f.schema_of, f.row_groups_of):
+        try:
+            use(fields, "noise.parquet")
+        except ParquetError as error:
+            assert "noise.parquet" in str(error)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(FILES)), st.data())
+def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataObject) -> None:
+    broken = bytearray(footer_of(FILES[name]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        fields = f.decode(bytes(broken), "bad.parquet")
+        schema = f.schema_of(fields, "bad.parquet")
+        leaves = f.leaves_of(schema, "bad.parquet")
+        f.with_names_of(schema, schema, "bad.parquet")
+        for group in f.row_groups_of(fields, "bad.parquet"):
+            f.compressed_sizes(group, "bad.parquet")
+            f.moved(group, 10, 0, [leaf.path for leaf in leaves], "bad.parquet")
+    except ParquetError as error:
+        assert "bad.parquet" in str(error)
+
+
+HOSTILE = {
+    "a list of 2^60": bytes([0x29, 0xFC]) + b"\xff" * 8 + b"\x0f",
+    "a string of 2^40": bytes([0x18]) + b"\x80\x80\x80\x80\x80\x40",
+    "an endless integer": bytes([0x15]) + b"\xff" * 100,
+    "nested structs": bytes([0x1C]) * 100_000,
+    "nested lists": bytes([0x19]) + bytes([0x19]) * 100_000,
+    "a map of 2^60": bytes([0x1B]) + b"\xff" * 8 + b"\x0f",
+    "an unknown kind": bytes([0x1E, 0]),
+    "one field twice": bytes([0x15, 0, 0x05, 2, 0]),
+    "nothing": b"",
+    "no end": bytes([0x15, 0]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_footers_fail_fast(name: str) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(ParquetError, match=r"evil\.parquet"):
+        f.decode(HOSTILE[name], "evil.parquet")
+    assert time.perf_counter() - begin < 1
+
+
+def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f, "_MAX_VALUES", 1000)
+    many = bytes([0x19, 0xFC]) + b"\xd0\x0f" + bytes(2000)  # 2,000 empty structs
+    with pytest.raises(ParquetError, match="more than 1,000 values"):
+        f.decode(many, "x")
+    monkeypatch.setattr(f, "_MAX_VALUES", 10_000)
+    assert len(f.decode(many + b"\0", "x")[1][1].values) == 2000
+
+
+@pytest.mark.parametrize(
+    "children",
+    [[1], [2, 0], [0, 0], [1] * 5000 + [0], [-1], [2**31 - 1, 0]],
+    ids=["no child", "one too few", "one too many", "too deep", "negative", "huge"],
+)
+def test_schemas_that_are_no_tree_are_refused(children: list[int]) -> None:
+    schema: list[f.Struct] = [{4: (f.BINARY, b"e"), 5: (f.I32, count)} for count in children]
+    with pytest.raises(ParquetError, match=r"evil\.parquet"):
+        f.leaves_of(schema, "evil.parquet")
+
+
+def test_leaves_match_pyarrow() -> None:
+    schema = f.schema_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
+    leaves = f.leaves_of(schema, "x")
+    theirs = pq.read_metadata(io.BytesIO(FILES["plain"])).schema
+    assert len(leaves) == len(theirs)
+    for number, leaf in enumerate(leaves):
+        column = theirs.column(number)
+        assert b".".join(leaf.path).decode() == column.path
+        assert len(leaf.shape) == column.max_definition_level
+        assert leaf.shape.count(2) == column.max_repetition_level
+    assert [leaf.column for leaf in leaves] == [0, 1, 1, 2, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["plain", "page index", "bloom", "sorted"])
+def test_moved_row_groups_read_the_same(name: str) -> None:
+    """Put 1,000 bytes of padding before the pages and shift: pyarrow must find everything."""
+    data = FILES[name]
+    fields = f.decode(footer_of(data), name)
+    groups = [f.moved(g, 1000, n, None, name) for n, g in enumerate(f.row_groups_of(fields, name))]
+    rows = sum(group[3][1] for group in groups)
+    end = f.assembled(fields, f.schema_of(fields, name), groups, rows, {b"only": b"this", b"bare": None})
+    moved = f.MAGIC + bytes(1000) + data[4 : len(data) - 8 - len(footer_of(data))] + f.frame(end)
+    before, after = pq.ParquetFile(io.BytesIO(data)), pq.ParquetFile(io.BytesIO(moved))
+    assert after.read().cast(before.schema_arrow).equals(before.read())
+    assert set(after.metadata.metadata) == {b"only", b"bare"}
+    assert after.metadata.created_by == before.metadata.created_by
+    for number in range(after.metadata.num_row_groups):
+        column = after.metadata.row_group(number).column(0)
+        assert not column.has_offset_index
+        assert not column.has_column_index
+        assert column.bloom_filter_offset is None
+
+
+def test_encoded_groups_assemble_the_same() -> None:
+    fields = f.decode(footer_of(FILES["page index"]), "x")
+    groups = f.row_groups_of(fields, "x")
+    schema = f.schema_of(fields, "x")
+    plain = f.assembled(fields, schema, groups, 100, {})
+    packed = f.assembled(fields, schema, [f.encode(group) for group in groups], 100, {})
+    assert f.frame(plain) == f.frame(packed)
+
+
+def test_moving_treats_dictionary_offset_zero_as_none() -> None:
+    (group, *_) = f.row_groups_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
+    meta = group[1][1].values[0][3][1]
+    meta[11] = (f.I64, 0)
+    moved = f.moved(group, 5, 0, None, "x")[1][1].values[0][3][1]
+    assert 11 not in moved
+    assert moved[9] == (f.I64, meta[9][1] + 5)
+
+
+@pytest.mark.parametrize("field", [1, 8, 9])
+def test_chunks_elsewhere_or_encrypted_are_not_moved(field: int) -> None:
+    (group, *_) = f.row_groups_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
+    group[1][1].values[1][field] = (f.BINARY, b"other.parquet")
+    with pytest.raises(ParquetError, match=r"here\.parquet.*encrypted or in another file"):
+        f.moved(group, 5, 0, None, "here.parquet")
+
+
+def test_names_are_kept_only_where_levels_agree() -> None:
+    def schema_of(kind: pa.DataType, nullable: bool = True) -> list[f.Struct]:
+        empty = pa.schema([pa.field("v", kind, nullable)]).empty_table()
+        return f.schema_of(f.decode(footer_of(parquet(empty)), "x"), "x")
+
+    ints, required = pa.list_(pa.int32()), pa.list_(pa.field("renamed", pa.int32(), nullable=False))
+    assert f.with_names_of(schema_of(ints), schema_of(required), "x") is None
+    assert f.with_names_of(schema_of(pa.int32()), schema_of(pa.int32(), nullable=False), "x") is None
+    assert f.with_names_of(schema_of(pa.int32()), schema_of(pa.struct([("a", pa.int32())]), False), "x") is not None
+    mixed = f.with_names_of(schema_of(pa.int64()), schema_of(pa.timestamp("us")), "x")
+    assert mixed == schema_of(pa.timestamp("us"))  # the physical type is the same: the wanted names win
+    changed = f.with_names_of(schema_of(pa.string()), schema_of(pa.timestamp("us")), "x")
+    assert changed == schema_of(pa.string())  # it is not: the type that is stored wins
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "too few"),
+        (b"PAR1PAR1", "too few"),
+        (b"x" * 100, "no PAR1"),
+        (b"PAR1" + b"\xff\xff\xff\x7f" + b"PAR1", "footer of 2,147,483,647 bytes"),
+        (b"PAR1" + bytes(4) + b"PARE", "encrypted"),
+    ],
+)
+def test_files_without_a_footer_are_named(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(data)
+    with pytest.raises(ParquetError, match=rf"bad\.parquet.*{message}"):
+        f.read_footer(path)
+
+
+def test_read_footer(tmp_path: Path) -> None:
+    path = tmp_path / "good.parquet"
+    path.write_bytes(FILES["plain"])
+    assert f.read_footer(path) == footer_of(FILES["plain"])
+    with pytest.raises(ParquetError, match=r"gone\.parquet"):
+        f.read_footer(tmp_path / "gone.parquet")
+
+
+def test_many_row_groups_have_ordinals_only_while_they_fit() -> None:
+    (group, *_) = f.row_groups_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
+    assert f.moved(group, 0, 32_767, None, "x")[7] == (f.I16, 32_767)
+    assert 7 not in f.moved(group, 0, 32_768, None, "x")
+
+
+def test_numpy_is_not_needed_to_hold_large_numbers() -> None:
+    limits = [int(np.iinfo(np.int64).min), -1, 0, int(np.iinfo(np.int64).max)]
+    fields: f.Struct = {number + 1: (f.I64, value) for number, value in enumerate(limits)}
+    assert f.decode(f.encode(fields), "x") == fields

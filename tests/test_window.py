@@ -1,0 +1,361 @@
+"""The reader without torch: what comes out is what the order says, for every type and any files."""
+
+from __future__ import annotations
+
+import decimal
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.reader import columns as columns_module
+from pqcache.reader.columns import compact, cut, form_of, hold, join, take, to_arrow
+from pqcache.reader.data import open_data
+from pqcache.reader.epoch import record_batches
+from pqcache.reader.order import Order, Part
+from pqcache.reader.view import View, view_of, window_for
+
+
+def everything(first: int, rows: int) -> pa.Table:
+    """Return a column of every type that Parquet has, with nulls, empties and nesting."""
+    ids = range(first, first + rows)
+    some = [None if i % 5 == 0 else i for i in ids]
+    moment = datetime(2026, 11, 1, tzinfo=timezone.utc)
+    columns: dict[str, Any] = {"id": pa.array(ids, pa.int64())}
+    for kind in (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.int32(), pa.uint32(), pa.uint64()):
+        columns[str(kind)] = pa.array([i % 100 for i in ids], kind)
+        columns[f"{kind} nulls"] = pa.array([None if i is None else i % 100 for i in some], kind)
+    columns["half"] = pa.array([np.float16(i % 100) for i in ids], pa.float16())
+    columns["float"] = pa.array([i / 3 for i in ids], pa.float32())
+    columns["double nulls"] = pa.array([None if i is None else i / 3 for i in some])
+    columns["bool"] = pa.array([i % 3 == 0 for i in ids])
+    columns["bool nulls"] = pa.array([None if i is None else i % 3 == 0 for i in some])
+    columns["decimal"] = pa.array([decimal.Decimal(i) / 100 for i in ids], pa.decimal128(12, 2))
+    columns["big decimal"] = pa.array([decimal.Decimal(i * 10**20) for i in ids], pa.decimal128(38, 0))
+    columns["huge decimal"] = pa.array([decimal.Decimal(i) for i in ids], pa.decimal256(60, 5))
+    columns["date"] = pa.array([date(2026, 1, 1 + i % 28) for i in ids])
+    columns["timestamp"] = pa.array([moment.replace(tzinfo=None) for i in ids], pa.timestamp("us"))
+    columns["zoned"] = pa.array([None if i is None else moment for i in some], pa.timestamp("ms", "Asia/Seoul"))
+    columns["time"] = pa.array([i * 1000 for i in ids], pa.time32("ms"))
+    columns["duration"] = pa.array([i for i in ids], pa.duration("us"))
+    columns["string"] = pa.array(["ü" * (i % 30) for i in ids])
+    columns["string nulls"] = pa.array([None if i is None else f"row {i}" for i in some])
+    columns["large string"] = pa.array([f"{i}" * (i % 7) for i in ids], pa.large_string())
+    columns["binary"] = pa.array([bytes([i % 256]) * (i % 40) for i in ids])
+    columns["fixed binary"] = pa.array([i.to_bytes(5, "big") for i in ids], pa.binary(5))
+    columns["fixed nulls"] = pa.array([None if i is None else i.to_bytes(16, "big") for i in some], pa.binary(16))
+    columns["dictionary"] = pa.array([f"c{i % 4}" for i in ids]).dictionary_encode()
+    columns["dictionary nulls"] = pa.array([None if i is None else f"c{i % 4}" for i in some]).dictionary_encode()
+    columns["list"] = pa.array([list(range(i % 9)) for i in ids], pa.list_(pa.int32()))
+    columns["list nulls"] = pa.array([None if i is None else [float(i)] * (i % 4) for i in some])
+    columns["items null"] = pa.array([[None, 1] if i % 50 == 7 else [2] * (i % 3) for i in ids], pa.list_(pa.int8()))
+    columns["large list"] = pa.array([[i] * (i % 3) for i in ids], pa.large_list(pa.uint16()))
+    columns["list of bool"] = pa.array([[True, False][: i % 3] for i in ids])
+    columns["list of string"] = pa.array([[f"{i}", "x"][: i % 3] for i in ids])
+    columns["list of list"] = pa.array([[[i], [], [1, 2]][: i % 4] for i in ids])
+    columns["fixed list"] = pa.array([[i, i + 1, i + 2] for i in ids], pa.list_(pa.float32(), 3))
+    columns["fixed list nulls"] = pa.array([None if i is None else [i, i] for i in some], pa.list_(pa.int16(), 2))
+    columns["fixed items null"] = pa.array([[i, None] for i in ids], pa.list_(pa.int16(), 2))
+    columns["struct"] = pa.array([{"a": i, "b": {"c": f"{i}"}} for i in ids])
+    columns["struct nulls"] = pa.array([None if i is None else {"a": i} for i in some])
+    columns["map"] = pa.array([[(f"k{i}", i)] * (i % 3) for i in ids], pa.map_(pa.string(), pa.int64()))
+    columns["all null"] = pa.nulls(rows)
+    tensors = np.arange(first * 6, (first + rows) * 6, dtype=np.float32).reshape(rows, 2, 3)
+    columns["tensor"] = pa.FixedShapeTensorArray.from_numpy_ndarray(tensors)
+    return pa.table(columns)
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """Return a table as readers give it: dictionaries decoded, one chunk."""
+    decoded = [
+        pc.cast(c, c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns
+    ]
+    return pa.table(decoded, names=table.column_names).combine_chunks()
+
+
+def write(root: Path, tables: dict[str, pa.Table], rows: int) -> Path:
+    for path, table in tables.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, root / path, row_group_size=rows)
+    return root
+
+
+def read(view: View, order: Order, part: Part | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+    part = part or Part(order.batches(), order.lanes)
+    for index, batch in record_batches(view, order, part.indices(), part.total, threads=2):
+        batch.validate(full=True)
+        yield index, batch
+
+
+def view(path: Path, columns: list[str] | None = None, filters: Any = None) -> View:
+    return view_of(open_data(path)[0], columns, filters)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_type_comes_through(tmp_path: Path, shuffle: bool) -> None:
+    tables = {f"{n}.parquet": everything(n * 100, 100) for n in range(3)}
+    write(tmp_path, tables, rows=30)
+    seen = view(tmp_path)
+    order = Order(seen.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
+    batches = [batch for _, batch in read(seen, order)]
+    found = pa.Table.from_batches(batches)
+    expected = plain(pa.concat_tables(tables.values()))
+    order_of = np.argsort(found["id"].to_numpy())
+    for name in expected.column_names:
+        got = found[name].combine_chunks().take(pa.array(order_of))
+        assert got.type == expected[name].type, name
+        assert got.to_pylist() == expected[name].to_pylist(), name
+    if not shuffle:
+        assert found["id"].to_pylist() == list(range(300))
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,003 rows: 17 row groups of very different sizes, two of them empty, in partitions."""
+    root = tmp_path_factory.mktemp("numbers")
+    first = 0
+    for number, sizes in enumerate([[1, 50, 0, 3], [200], [7, 7, 7, 7], [0], [300, 100], [5, 150, 60, 106, 0]]):
+        path = root / f"part={number % 3}" / f"{number}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        kinds = pa.schema([("id", pa.int64()), ("text", pa.string()), ("items", pa.list_(pa.int32()))])
+        with pq.ParquetWriter(path, kinds) as writer:
+            for size in sizes:
+                ids = range(first, first + size)
+                rows = {"id": ids, "text": [f"t{i}" for i in ids], "items": [[i] * (i % 4) for i in ids]}
+                writer.write_table(pa.table(rows, schema=kinds), row_group_size=max(1, size))
+                first += size
+    assert first == 1003
+    return root
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    batch_size=st.sampled_from([1, 3, 32, 100, 999, 5000]),
+    lanes=st.sampled_from([1, 2, 4, 12, 60]),
+    window=st.integers(1, 17),
+    shuffle=st.booleans(),
+    start=st.floats(0, 1),
+    epoch=st.integers(0, 5),
+)
+def test_batches_are_what_the_order_says(
+    numbers: Path, batch_size: int, lanes: int, window: int, shuffle: bool, start: float, epoch: int
+) -> None:
+    seen = view(numbers)
+    order = Order(seen.counts, batch_size, lanes, window, 3, epoch, shuffle)
+    firsts = np.concatenate([[0], np.cumsum(seen.counts)])
+    total = order.batches()
+    if total > 200:
+        start = max(start, 1 - 100 / total)
+    part = Part(total, lanes, start=int(total * start))
+    indices = []
+    for index, batch in read(seen, order, part):
+        groups, rows = order.batch(index)
+        assert batch["id"].to_pylist() == (firsts[groups] + rows).tolist()
+        for row in batch.slice(0, 3).to_pylist():
+            i = row["id"]
+            assert row["text"] == f"t{i}"
+            assert row["items"] == [i] * (i % 4)
+            assert row["part"] in (0, 1, 2)
+        indices.append(index)
+    assert indices == list(part.indices())
+
+
+def test_padding_comes_from_other_lanes(numbers: Path) -> None:
+    seen = view(numbers, ["id"])
+    order = Order(seen.counts, 300, lanes=6, window=4)
+    part = Part(order.batches(), 6, ranks=6, rank=5)
+    (index, batch), *more = read(seen, order, part)
+    assert index == 5
+    assert not more
+    first = next(b for i, b in read(seen, order) if i == 1)
+    assert batch.equals(first)
+
+
+def test_partition_columns(numbers: Path) -> None:
+    seen = view(numbers, ["part", "id"])
+    order = Order(seen.counts, 100)
+    found = pa.Table.from_batches([batch for _, batch in read(seen, order)])
+    assert found.column_names == ["part", "id"]
+    assert found["part"].type == pa.int64()
+    sizes = found.group_by("part").aggregate([("id", "count")]).sort_by("part").to_pydict()
+    assert sizes["id_count"] == [54, 600, 349]
+    only = view(numbers, ["part"])
+    found = pa.Table.from_batches([batch for _, batch in read(only, Order(only.counts, 100))])
+    assert found.num_rows == 1003
+
+
+def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
+    write(tmp_path, {"dt=2026-11-01/a.parquet": pa.table({"dt": ["wrong"], "x": [1]})}, 10)
+    write(tmp_path, {"dt=__HIVE_DEFAULT_PARTITION__/a.parquet": pa.table({"dt": ["wrong"], "x": [2]})}, 10)
+    seen = view(tmp_path)
+    (_, batch), *_ = read(seen, Order(seen.counts, 10, shuffle=False))
+    assert batch.to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
+
+
+@pytest.mark.parametrize(
+    "filters",
+    ["part >= 1 and part < 2", [("part", "==", 1)], [[("part", "==", 1)], [("part", "==", 7)]], pc.field("part") == 1],
+)
+def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
+    seen = view(numbers, ["id"], filters)
+    assert int(seen.counts.sum()) == 600
+    rows = [i for _, b in read(seen, Order(seen.counts, 64)) for i in b["id"].to_pylist()]
+    assert len(set(rows)) == 600
+
+
+def test_other_filters_are_refused_by_name(numbers: Path) -> None:
+    for filters in ("id > 3", [("id", ">", 3)], pc.field("id") > 3):
+        with pytest.raises(UsageError, match="only partition columns"):
+            view(numbers, None, filters)
+    with pytest.raises(UsageError, match="no column 'nope'"):
+        view(numbers, ["nope"])
+    with pytest.raises(UsageError, match="twice"):
+        view(numbers, ["id", "id"])
+    with pytest.raises(UsageError, match="give a list"):
+        view(numbers, "id")  # type: ignore[arg-type]
+
+
+def test_files_of_different_schemas(tmp_path: Path) -> None:
+    write(tmp_path, {"a.parquet": pa.table({"x": pa.array([1, 2], pa.int32()), "y": [1.0, 2.0]})}, 10)
+    write(tmp_path, {"b.parquet": pa.table({"y": pa.array([3], pa.float32()), "x": pa.array([3], pa.int64())})}, 10)
+    write(tmp_path, {"c.parquet": pa.table({"x": pa.array([4], pa.int32()), "z": ["new"], "l": [[1]]})}, 10)
+    seen = view(tmp_path)
+    table = pa.Table.from_batches([b for _, b in read(seen, Order(seen.counts, 3, shuffle=False))])
+    assert table.to_pydict() == {
+        "x": [1, 2, 3, 4],
+        "y": [1.0, 2.0, 3.0, None],
+        "z": [None, None, None, "new"],
+        "l": [None, None, None, [1]],
+    }
+    shuffled = pa.Table.from_batches([b for _, b in read(seen, Order(seen.counts, 3))])
+    assert shuffled.sort_by("x").to_pydict() == table.to_pydict()
+
+
+def test_one_file_is_a_dataset(tmp_path: Path) -> None:
+    write(tmp_path, {"a.parquet": pa.table({"x": [1, 2, 3]})}, 2)
+    seen = view(tmp_path / "a.parquet")
+    assert sorted(x for _, b in read(seen, Order(seen.counts, 2)) for x in b["x"].to_pylist()) == [1, 2, 3]
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        view(tmp_path / "nope")
+    with pytest.raises(UsageError, match="no Parquet files"):
+        view(tmp_path)
+    with pytest.raises(UsageError, match="pqcache sync s3://bucket/x"):
+        open_data("s3://bucket/x")
+
+
+def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
+    tables = {f"{n}.parquet": pa.table({"x": list(range(1000)), "s": [f"{i}" for i in range(1000)]}) for n in range(4)}
+    write(tmp_path, tables, 100)
+    seen = view(tmp_path)
+    order = Order(seen.counts, 64)
+    (tmp_path / "2.parquet").rename(tmp_path / "gone")
+    with pytest.raises(ParquetError, match=r"2\.parquet: the file is gone"):
+        list(read(seen, order))
+    data = bytearray((tmp_path / "gone").read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    (tmp_path / "2.parquet").write_bytes(data)
+    with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ cannot be read"):
+        list(read(view(tmp_path), order))
+    write(tmp_path, {"2.parquet": pa.table({"x": list(range(700)), "s": ["a"] * 700})}, 100)
+    seen = view(tmp_path)
+    write(tmp_path, {"2.parquet": pa.table({"x": list(range(350)), "s": ["a"] * 350})}, 50)
+    with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ has 50 rows where the index has 100"):
+        list(read(seen, Order(seen.counts, 64)))
+
+
+def test_window_follows_memory() -> None:
+    sizes = np.full(100, 10 << 20, np.int64)
+    windows = [window_for(sizes, memory << 20, 1) for memory in (50, 64, 100, 1000, 100_000)]
+    assert windows == sorted(windows)
+    assert windows[0] == 1
+    assert windows[-1] == 16
+    assert window_for(sizes, 400 << 20, 4) == window_for(sizes, 100 << 20, 1)
+    with pytest.raises(UsageError, match="pqcache repartition"):
+        window_for(sizes, 20 << 20, 1, "shop")
+    assert window_for(np.zeros(0, np.int64), 1, 1) == 1
+
+
+def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
+    text = "a rather long string that is stored once per row group"
+    write(tmp_path, {"a.parquet": pa.table({"s": [text] * 10_000})}, 5_000)
+    seen = view(tmp_path)
+    assert (seen.sizes >= 5_000 * len(text)).all()
+
+
+def test_nothing_is_read_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {f"{n}.parquet": pa.table({"x": list(range(100))}) for n in range(50)}, 10)
+    seen = view(tmp_path)
+    read_groups = []
+    monkeypatch.setattr(
+        "pqcache.reader.files.RowGroups.read",
+        (lambda whole: lambda self, *a: (read_groups.append(a[0]), whole(self, *a))[1])(
+            __import__("pqcache.reader.files", fromlist=["RowGroups"]).RowGroups.read
+        ),
+    )
+    batches = record_batches(seen, Order(seen.counts, 8), range(100), 100, threads=1)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert len(read_groups) < 20
+
+
+def test_views_of_more_than_two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "_MOST_BYTES", 100)
+    for kind in (pa.large_string(), pa.large_binary()):
+        array = pa.array(["x" * (i % 60) for i in range(50)], kind).slice(3)
+        form = form_of(pa.field("c", kind))
+        assert to_arrow(hold(array, form)).equals(array)
+    lists = pa.array([list(range(i % 9)) for i in range(50)], pa.list_(pa.int64())).slice(7)
+    form = form_of(pa.field("c", lists.type))
+    column = hold(lists, form)
+    assert to_arrow(column).equals(lists)
+    order = np.random.default_rng(0).permutation(43)
+    assert to_arrow(compact(take(column, order))).equals(lists.take(pa.array(order)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
+    table = plain(everything(data.draw(st.integers(0, 1000)), 60))
+    name = data.draw(st.sampled_from(table.column_names))
+    array = table[name].combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0)
+    start = data.draw(st.integers(0, 60))
+    array = array.slice(start, data.draw(st.integers(0, 60 - start)))
+    form = form_of(pa.field(name, array.type))
+    column = hold(array, form)
+    rows = np.array(data.draw(st.lists(st.integers(0, max(0, len(array) - 1)), max_size=20 * bool(len(array)))), int)
+    expected = array.take(pa.array(rows, pa.int64())).to_pylist()
+    assert to_arrow(take(column, rows)).to_pylist() == expected
+    assert to_arrow(compact(take(column, rows))).to_pylist() == expected
+    half = len(rows) // 2
+    assert to_arrow(cut(take(column, rows), half, len(rows))).to_pylist() == expected[half:]
+    joined = join([take(column, rows), column, cut(column, 0, 0)], form)
+    assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
+
+
+def test_readers_stop_when_told(numbers: Path) -> None:
+    seen = view(numbers)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(5):
+        batches = record_batches(seen, Order(seen.counts, 10), range(100), 101, threads=2)
+        next(batches)
+        batches.close()  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(1):
+        pass
+    if before:
+        assert len(os.listdir("/proc/self/fd")) < before + 40
