@@ -254,9 +254,9 @@ def main() -> NoReturn:
     code = run(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    if code == Interrupted.exit_code:
-        os._exit(code)  # a thread may hang in a read; the cache is as it was
-    sys.exit(code)
+    if code:
+        os._exit(code)  # a thread may hang in a read, which sys.exit() would wait for
+    sys.exit(0)
 
 
 def run(arguments: list[str]) -> int:

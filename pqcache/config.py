@@ -110,7 +110,7 @@ def write_config(cache: Path, config: Config) -> None:
             document[name] = value
     after = tomlkit.dumps(document)
     if after != before or not path.is_file():
-        write_durably(path, after.encode())
+        write_durably(path, after.encode(), cache / "tmp")
 
 
 def _size_text(size: int) -> str:

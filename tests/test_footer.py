@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,16 @@ from pqcache.store import footer as f
 
 def footer_of(data: bytes) -> bytes:
     return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+
+
+@contextlib.contextmanager
+def blaming(name: str) -> Iterator[None]:
+    """Let nothing but a ParquetError that names ``name`` happen, or no error at all."""
+    try:
+        yield
+    except ParquetError as error:
+        if name not in str(error):
+            raise AssertionError(f"{name} is not named") from error
 
 
 def parquet(table: pa.Table, **options: Any) -> bytes:
@@ -114,16 +126,10 @@ def test_any_struct_survives(fields: f.Struct) -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
 def test_noise_raises_or_decodes(data: bytes) -> None:
-    try:
+    with blaming("noise.parquet"):
         fields = f.decode(data, "noise.parquet")
-    except ParquetError as error:
-        assert "noise.parquet" in str(error)
-        return
-    for use in (f.schema_of, f.row_groups_of):
-        try:
-            use(fields, "noise.parquet")
-        except ParquetError as error:
-            assert "noise.parquet" in str(error)
+        f.schema_of(fields, "noise.parquet")
+        f.row_groups_of(fields, "noise.parquet")
 
 
 @settings(max_examples=300, deadline=None)
@@ -132,7 +138,7 @@ def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataO
     broken = bytearray(footer_of(FILES[name]))
     for _ in range(data.draw(st.integers(1, 4))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with blaming("bad.parquet"):
         fields = f.decode(bytes(broken), "bad.parquet")
         schema = f.schema_of(fields, "bad.parquet")
         leaves = f.leaves_of(schema, "bad.parquet")
@@ -140,8 +146,6 @@ def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataO
         for group in f.row_groups_of(fields, "bad.parquet"):
             f.compressed_sizes(group, "bad.parquet")
             f.moved(group, 10, 0, [leaf.path for leaf in leaves], "bad.parquet")
-    except ParquetError as error:
-        assert "bad.parquet" in str(error)
 
 
 HOSTILE = {

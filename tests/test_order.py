@@ -119,9 +119,7 @@ def test_unshuffled_is_the_files_order(order: Order) -> None:
     start=st.integers(0, 61),
     drop_last=st.booleans(),
 )
-def test_parts_cover_the_rest_equally(
-    total: int, topology: tuple[int, int], start: int, drop_last: bool
-) -> None:
+def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], start: int, drop_last: bool) -> None:
     ranks, workers = topology
     parts = [
         [Part(total, 12, ranks, rank, workers, worker, start, drop_last).indices() for worker in range(workers)]
@@ -157,9 +155,7 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
     start = first.after(seen[-1])
     consumed = [i for rank in range(ranks) for i in list(Part(total, lanes, ranks, rank).indices())[: at + 1]]
     for new_ranks in (1, 2, 3):
-        rest = [
-            i for rank in range(new_ranks) for i in Part(total, lanes, new_ranks, rank, start=start).indices()
-        ]
+        rest = [i for rank in range(new_ranks) for i in Part(total, lanes, new_ranks, rank, start=start).indices()]
         once = Counter(i for i in consumed + rest if i < total)
         assert once == Counter(range(total))
 
@@ -177,9 +173,7 @@ def test_padding_repeats_the_epochs_start() -> None:
 
 def test_epochs_and_seeds_differ() -> None:
     counts = np.full(20, 50)
-    seen = {
-        tuple(pairs(Order(counts, 1000, 1, 16, seed, epoch).batch(0))) for seed in (0, 1) for epoch in (0, 1, 2)
-    }
+    seen = {tuple(pairs(Order(counts, 1000, 1, 16, seed, epoch).batch(0))) for seed in (0, 1) for epoch in (0, 1, 2)}
     assert len(seen) == 6
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -21,7 +22,8 @@ from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Start
 from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.store.guards import check_space
-from pqcache.store.index import IndexBuilder, write_index
+from pqcache.store.hive import parent
+from pqcache.store.index import IndexBuilder
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
 from pqcache.store.plan import DirectoryPlan, Plan
 from pqcache.store.rewrite import RewriteOptions, rewrite_directory
@@ -55,11 +57,11 @@ class Job:
 class Built:
     """A file of the new snapshot that is not in the old one: where it lies, and its entry."""
 
-    file: Path
+    file: str
     entry: FileEntry
 
 
-def build_snapshot(job: Job) -> Snapshot:
+def build_snapshot(job: Job) -> tuple[Snapshot, Manifest]:
     """Apply ``job.plan`` and publish the result; whatever fails leaves the current snapshot as it is."""
     run = make_workdir(job.cache)
     try:
@@ -69,13 +71,13 @@ def build_snapshot(job: Job) -> Snapshot:
         check_space(job.cache.path, job.plan, held)
         index = IndexBuilder()
         built = list(_make_files(job, run, index))
-        target = _assemble(job, run, built, index)
+        target, manifest = _assemble(job, run, built, index)
         snapshot = job.cache.publish(target)
     except OSError as error:
         raise disk_error(Path(error.filename or job.cache.path), error) from error
     job.on_event(Published(snapshot.id))
     remove_tree(run)
-    return snapshot
+    return snapshot, manifest
 
 
 def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
@@ -108,7 +110,7 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
         for (directory, file), (copied, metadata, schema) in _pooled(fetchers, bring, tasks, job.jobs):
             if not directory.rewrite:
                 index.add(copied.path, metadata, schema)
-                yield Built(run / "fetch" / file_key(job.source_url, copied), _entry(copied, metadata))
+                yield Built(f"{run}/fetch/{file_key(job.source_url, copied)}", _entry(copied, metadata))
                 continue
             arrived[file] = (copied, metadata.num_rows)
             waiting[directory.directory] -= 1
@@ -118,7 +120,7 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
                 done.result()  # an error there stops the fetching here
         for future in rewriting:
             for item in future.result():
-                index.add(item.entry.path, *read_footer(item.file))
+                index.add(item.entry.path, *read_footer(Path(item.file)))
                 yield item
 
 
@@ -135,18 +137,19 @@ def _pool(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def _pooled(pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
-    """Yield each task with what ``call`` made of it, as they finish; only a few wait in the pool."""
+def _pooled(
+    pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int
+) -> Iterator[tuple[T, R]]:
+    """Yield each task with what ``call`` made of it, in order; only a few wait in the pool."""
     tasks = iter(tasks)
-    running: dict[Future[R], T] = {}
+    running: deque[tuple[T, Future[R]]] = deque()
     while True:
         for task in islice(tasks, max(1, 4 * jobs) - len(running)):
-            running[pool.submit(call, task)] = task
+            running.append((task, pool.submit(call, task)))
         if not running:
             return
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield running.pop(future), future.result()
+        task, future = running.popleft()
+        yield task, future.result()
 
 
 def _bring(
@@ -205,7 +208,7 @@ def _rewrite(
         came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
         name = f"{plan.directory}/{path.name}" if plan.directory else path.name
         entry = FileEntry(name, path.stat().st_size, footer.num_rows, footer.num_row_groups, came_from, job.plan.recipe)
-        built.append(Built(path, entry))
+        built.append(Built(str(path), entry))
     total = sum(item.entry.size for item in built)
     groups = sum(item.entry.row_groups for item in built)
     job.on_event(Rewrote(plan.directory, len(files), len(built), groups, total))
@@ -246,31 +249,31 @@ def _rewrite_files(
     remove_tree(inputs)
 
 
-def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> Path:
-    """Put the new snapshot together in ``tmp/`` and return where it lies."""
+def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> tuple[Path, Manifest]:
+    """Put the new snapshot together in ``tmp/``; return where it lies and its manifest."""
     target = run / "snapshot"
     previous = job.cache.current()
-    kept = [entry for directory in job.plan.directories for entry in directory.keep]
-    files: list[tuple[FileEntry, Path]] = [(item.entry, item.file) for item in built]
-    if previous is not None:
-        files.extend((entry, previous.path / entry.path) for entry in kept)
-    files.sort(key=lambda pair: pair[0].path)
+    places = {item.entry.path: item.file for item in built}
+    entries = [item.entry for item in built]
+    entries.extend(entry for directory in job.plan.directories for entry in directory.keep)
+    entries.sort(key=lambda entry: entry.path)
     (target / "_pqcache").mkdir(parents=True)
-    made: set[Path] = set()
-    for entry, path in files:
-        name = target / entry.path
-        if name.parent not in made:
-            name.parent.mkdir(parents=True, exist_ok=True)
-            made.add(name.parent)
-        link_or_copy(path, name)
-    paths = [entry.path for entry, _ in files]
-    write_index(index.finish(paths, previous.index() if previous and kept else None), target / ROW_GROUPS)
+    made: set[str] = set()
+    for entry in entries:
+        directory = parent(entry.path)
+        if directory not in made:
+            (target / directory).mkdir(parents=True, exist_ok=True)
+            made.add(directory)
+        place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
+        link_or_copy(place, f"{target}/{entry.path}")
+    kept = len(entries) > len(built)
+    index.write([e.path for e in entries], previous.index() if previous and kept else None, target / ROW_GROUPS)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    manifest = Manifest(tuple(entry for entry, _ in files), job.source_url, created, job.where)
+    manifest = Manifest(tuple(entries), job.source_url, created, job.where)
     write_manifest(manifest, target / FILES)
     fsync_path(target / ROW_GROUPS)
     fsync_path(target / FILES)
-    return target
+    return target, manifest
 
 
 def _inputs(plan: DirectoryPlan) -> list[SourceFile]:

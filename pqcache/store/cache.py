@@ -176,7 +176,7 @@ class Cache:
         self.path.mkdir(parents=True, exist_ok=True)
         self.snapshots_dir.mkdir(exist_ok=True)
         self.tmp_dir.mkdir(exist_ok=True)
-        write_durably(self.path / "CACHEDIR.TAG", _TAG)
+        write_durably(self.path / "CACHEDIR.TAG", _TAG, self.tmp_dir)
 
     def check_layout(self) -> None:
         """Raise CacheError when a part of the cache is a link: nothing is ever written outside of it."""
@@ -221,7 +221,7 @@ class Cache:
         final = self.snapshots_dir / self.new_snapshot_id()
         built.rename(final)
         fsync_path(self.snapshots_dir)
-        replace_symlink(self.path / "current", f"snapshots/{final.name}")
+        replace_symlink(self.path / "current", f"snapshots/{final.name}", self.tmp_dir)
         return Snapshot(final)
 
     def collect(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:

@@ -26,7 +26,7 @@ def fsync_tree(root: Path) -> None:
         fsync_path(Path(directory))
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: str | Path, target: str | Path) -> None:
     """Give ``source`` a second name, or copy it durably where the file system cannot."""
     try:
         os.link(source, target)
@@ -34,12 +34,12 @@ def link_or_copy(source: Path, target: Path) -> None:
         if error.errno not in _CANNOT_LINK:
             raise
         shutil.copy2(source, target)
-        fsync_path(target)
+        fsync_path(Path(target))
 
 
-def replace_symlink(link: Path, target: str) -> None:
-    """Point ``link`` at ``target`` in one step and make that durable."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.{os.urandom(4).hex()}")
+def replace_symlink(link: Path, target: str, scratch: Path) -> None:
+    """Point ``link`` at ``target`` in one step and make that durable; ``scratch`` is on the same file system."""
+    temporary = _temporary(link, scratch)
     temporary.symlink_to(target)
     try:
         temporary.replace(link)
@@ -49,9 +49,9 @@ def replace_symlink(link: Path, target: str) -> None:
     fsync_path(link.parent)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a small file so that a crash leaves the old contents or the new."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+def write_durably(path: Path, data: bytes, scratch: Path) -> None:
+    """Write a small file so that a crash leaves the old contents or the new, and litter only in ``scratch``."""
+    temporary = _temporary(path, scratch)
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -62,6 +62,10 @@ def write_durably(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
+
+
+def _temporary(path: Path, scratch: Path) -> Path:
+    return scratch / f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}"
 
 
 def remove_tree(root: Path) -> None:

@@ -103,7 +103,7 @@ def check_case(listing: Sequence[SourceFile], source: str, cache: Path) -> None:
     folded: dict[str, str] = {}
     for file in listing:
         other = folded.setdefault(file.path.casefold(), file.path)
-        if other != file.path and folds_case(cache):
+        if other != file.path and folds_case(cache / "tmp"):
             raise SourceError(
                 f"{source}/{file.path}: is one name with {other} on the cache's file system, which ignores "
                 "case; nothing was published, rename one at the source or use another file system"
@@ -112,7 +112,7 @@ def check_case(listing: Sequence[SourceFile], source: str, cache: Path) -> None:
 
 def folds_case(directory: Path) -> bool:
     """Return whether the file system of ``directory`` takes ``a`` and ``A`` for one name."""
-    probe = directory / f".pqcache-case-{os.getpid()}-{os.urandom(4).hex()}"
+    probe = directory / f"case-{os.getpid()}-{os.urandom(4).hex()}"
     probe.touch()
     try:
         return probe.with_name(probe.name.upper()).exists()

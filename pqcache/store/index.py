@@ -4,7 +4,7 @@ Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it
 its size). Its columns:
 
 ==================== ========= ==========================================================================
-file                 int32     position of the file in path order
+file                 int32     position of the file in path order; in the file a dictionary of the paths
 row_group            int32     position of the row group in its file
 rows                 int64     number of rows
 offset               int64     where its first page begins in the file, in bytes
@@ -18,15 +18,15 @@ uncompressed         int64     size of its pages after decompression
 ``C:min``, ``C:max`` type of C from the file's statistics; only for flat columns, null where unknown
 ==================== ========= ==========================================================================
 
-The schema's metadata holds the paths, the dataset's Arrow schema and the partition columns. Partition values
-are not repeated: they are in the path.
+The schema's metadata holds the dataset's Arrow schema. Partition values are not repeated: they are in the path.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from pqcache.store.hive import parent, partition_table
 from pqcache.store.statistics import BASE, columns_table, read_footer, row_group_columns
 
 FORMAT = 1
+_BATCH = 8_192  # files, or row groups, handled at once
 
 
 @dataclass(frozen=True)
@@ -124,31 +125,35 @@ class IndexBuilder:
 
     def finish(self, paths: Sequence[str], previous: Index | None = None) -> Index:
         """Return the index of ``paths``, which are sorted; those not added come from ``previous``."""
+        parts, schema, columns = self._gather(paths, previous)
+        table = pa.concat_tables([columns.empty_table(), *_merged(parts, len(paths), columns)])
+        return Index(tuple(paths), table.combine_chunks(), schema, partitions_of(paths))
+
+    def write(self, paths: Sequence[str], previous: Index | None, path: Path) -> None:
+        """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable."""
+        parts, schema, columns = self._gather(paths, previous)
+        with _writer(path, paths, schema, columns) as write:
+            for block in _merged(parts, len(paths), columns):
+                write(block)
+
+    def _gather(self, paths: Sequence[str], previous: Index | None) -> tuple[list[_Part], pa.Schema, pa.Schema]:
+        """Return the rows of the index in parts, the dataset's schema, and the index's."""
         for position in range(len(self._schemas)):
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
-        tables = []
-        unify(self._schemas)  # before the statistics are joined: it names the files that do not fit
+        schemas, parts = list(self._schemas), []
+        unify(schemas)  # before the statistics are joined: it names the files that do not fit
         if self._tables:
             added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
-            tables.append(_renumber(_join(self._tables), added))
-        schemas = list(self._schemas)
+            parts.append(_part(_join(self._tables), added))
+            self._tables = []
         if previous is not None:
-            kept = np.array(
-                [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths], np.int32
-            )
-            if (kept >= 0).any():
-                table = _renumber(previous.table, kept)
-                tables.append(table)
-                schemas.insert(0, (previous.paths[int(np.argmax(kept >= 0))], _still_there(previous, table)))
-        schema = unify(schemas)
-        empty = pa.table({field.name: pa.array([], field.type) for field in BASE}, schema=BASE)
-        table = _join([empty, *tables])
-        order = np.lexsort((table["row_group"].to_numpy(), table["file"].to_numpy()))
-        if not np.array_equal(order, np.arange(len(order))):
-            table = table.take(order)
-        partitions = partition_table([parent(path) for path in paths])
-        return Index(tuple(paths), table.combine_chunks(), schema, partitions)
+            kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
+            if max(kept, default=-1) >= 0:
+                parts.append(_part(previous.table, np.array(kept, np.int32)))
+                schemas.insert(0, (previous.paths[kept.index(max(kept))], _still_there(previous, parts[-1])))
+        columns = _join([BASE.empty_table(), *(part.table.slice(0, 0) for part in parts)]).schema
+        return parts, unify(schemas), columns
 
     def _schema_position(self, path: str, schema: pa.Schema) -> int:
         for position, (_, known) in enumerate(self._schemas):
@@ -171,21 +176,45 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
         raise ParquetError(f"the types of two files do not fit together: {error}") from error
 
 
-def _renumber(table: pa.Table, position_of: npt.NDArray[np.int32]) -> pa.Table:
-    """Return ``table`` with file numbers looked up in ``position_of``; rows that map to -1 are dropped."""
-    files = position_of[table["file"].to_numpy()]
-    if (files < 0).any():
-        table = table.filter(pa.array(files >= 0))
-        files = files[files >= 0]
-    return table.set_column(0, BASE.field("file"), pa.array(files))
+@dataclass(frozen=True)
+class _Part:
+    """Rows of an index and the position in path order that each row's file has now, -1 where it is gone."""
+
+    table: pa.Table
+    files: npt.NDArray[np.int32]
 
 
-def _still_there(previous: Index, table: pa.Table) -> pa.Schema:
+def _part(table: pa.Table, position_of: npt.NDArray[np.int32]) -> _Part:
+    return _Part(table, position_of[table["file"].to_numpy()])
+
+
+def _merged(parts: Sequence[_Part], files: int, columns: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of ``parts`` in the order of files and row groups, a few thousand files at a time."""
+    for first in range(0, files, _BATCH):
+        pieces = [columns.empty_table()]
+        for part in parts:
+            inside = np.nonzero((part.files >= first) & (part.files < first + _BATCH))[0]
+            if len(inside):
+                low, high = int(inside[0]), int(inside[-1]) + 1
+                piece = part.table.slice(low, high - low)
+                if len(inside) < high - low:
+                    piece = piece.take(inside - low)
+                pieces.append(piece.set_column(0, BASE.field("file"), pa.array(part.files[inside])))
+        block = _join(pieces)
+        order = np.lexsort((block["row_group"].to_numpy(), block["file"].to_numpy()))
+        yield block.take(order).combine_chunks()
+
+
+def _still_there(previous: Index, part: _Part) -> pa.Schema:
     """Return the previous schema without the columns that no kept row group has any more."""
-    if table.num_rows == 0:
+    here = part.files >= 0
+    if not here.any():
         return previous.data_schema
-    gone = [f.name for f in previous.data_schema if table[f"{f.name}:bytes"].null_count == table.num_rows]
-    fields = [field for field in previous.data_schema if field.name not in gone]
+    fields = []
+    for field in previous.data_schema:
+        known = previous.table[f"{field.name}:bytes"].is_valid().to_numpy()
+        if (known & here).any():
+            fields.append(field)
     return pa.schema(fields, previous.data_schema.metadata)
 
 
@@ -208,14 +237,37 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 def write_index(index: Index, path: Path) -> None:
     """Write ``index`` to ``path``; the caller makes it durable."""
-    about = {
-        "pqcache": json.dumps({"format": FORMAT, "paths": list(index.paths)}),
-        "pqcache.schema": index.data_schema.serialize().to_pybytes(),
-    }
-    with pa.OSFile(str(path), "wb") as sink:
-        table = index.table.replace_schema_metadata(about)
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table, max_chunksize=65_536)
+    with _writer(path, index.paths, index.data_schema, index.table.schema) as write:
+        write(index.table)
+
+
+@contextmanager
+def _writer(
+    path: Path, paths: Sequence[str], data: pa.Schema, columns: pa.Schema
+) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield a function that appends rows; file numbers become codes into a dictionary of the paths."""
+    names = pa.array(paths, pa.string())
+    field = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
+    about = {"pqcache": json.dumps({"format": FORMAT}), "pqcache.schema": data.serialize().to_pybytes()}
+    schema = columns.set(0, field).with_metadata(about)
+
+    def write(table: pa.Table) -> None:
+        codes = pa.DictionaryArray.from_arrays(table["file"].combine_chunks(), names)
+        writer.write_table(table.set_column(0, field, codes).combine_chunks())
+
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        write(columns.empty_table())  # so that the dictionary is there even without a row group
+        yield write
+
+
+def partitions_of(paths: Sequence[str]) -> pa.Table:
+    """Return one row per file and one column per partition column."""
+    directories = [parent(path) for path in paths]
+    position = {directory: i for i, directory in enumerate(dict.fromkeys(directories))}
+    table = partition_table(list(position))
+    if not table.num_columns:
+        return partition_table([""] * len(paths))
+    return table.take(pa.array([position[directory] for directory in directories], pa.int64()))
 
 
 def read_index(path: Path) -> Index:
@@ -231,13 +283,15 @@ def read_index(path: Path) -> Index:
                 "upgrade pqcache, or sync into a new directory"
             )
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
-    except (pa.ArrowInvalid, OSError, ValueError, KeyError) as error:
+        chunks = table["file"].chunks
+        codes = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
+        paths = tuple(chunks[0].dictionary.to_pylist())
+    except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise CacheError(
             f"{path}: the row-group index cannot be read ({error}); sync again to rebuild it"
         ) from error
-    paths = tuple(about["paths"])
-    partitions = partition_table([parent(p) for p in paths])
-    return Index(paths, table.replace_schema_metadata(None), schema, partitions)
+    numbered = table.set_column(0, BASE.field("file"), codes).replace_schema_metadata(None)
+    return Index(paths, numbered, schema, partitions_of(paths))
 
 
 def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:

@@ -177,11 +177,13 @@ def _batch(entries: Sequence[FileEntry], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
-    sources = batch["sources"]
-    offsets = sources.offsets.to_pylist()
+    column = batch["sources"]
+    offsets = column.offsets.to_pylist()
     names = ("path", "size", "mtime_ns", "tag")
-    columns: list[list[Any]] = [sources.values.field(name).to_pylist() for name in names]
+    columns: list[list[Any]] = [column.values.field(name).to_pylist() for name in names]
     flat = [SourceFile(p, Identity(s, m, t)) for p, s, m, t in zip(*columns, strict=True)]
     plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "recipe")]
     for i, (path, size, rows, row_groups, recipe) in enumerate(zip(*plain, strict=True)):
-        yield FileEntry(path, size, rows, row_groups, tuple(flat[offsets[i] : offsets[i + 1]]), recipe)
+        sources = tuple(flat[offsets[i] : offsets[i + 1]])
+        name = sources[0].path if len(sources) == 1 and sources[0].path == path else path  # one string, not two
+        yield FileEntry(name, size, rows, row_groups, sources, recipe)

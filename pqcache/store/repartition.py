@@ -107,13 +107,12 @@ def _repartition_cache(
         current = cache.snapshot()
         before = current.manifest()
         plan = plan_repartition(before.files, recipe(how))
-        published = None
+        published, after = None, before
         if not dry_run:
             if not plan.nothing_to_do:
                 job = Job(cache, plan, None, before.source, before.where, how, jobs, 0, on_event)
-                published = build_snapshot(job)
+                published, after = build_snapshot(job)
             write_config(cache.path, config)
-            after = (published or current).manifest()
             report = make_report(cache, config, plan, published or current, after, published, dry_run, watch)
             finish(cache, config, "repartition", report, on_event)
         else:

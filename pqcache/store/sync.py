@@ -136,8 +136,6 @@ def sync(
             stack.enter_context(target.lock(wait))
         if remembered is not None and remembered.source != config.source:
             on_event(Warned(f"the source was {remembered.source} and is {config.source} from now on"))
-        if not dry_run:
-            write_config(target.path, config)
         current = target.current() if target.exists() else None
         manifest = current.manifest() if current is not None else None
         if target.exists():
@@ -148,11 +146,12 @@ def sync(
             check_deletions(plan, manifest.files, config.max_delete)
         if not plan.directories:
             raise SourceIncomplete(f"{opened.url}: every file there has to wait; nothing was published")
+        if not dry_run:
+            write_config(target.path, config)
         published = None
         if not dry_run and not (plan.nothing_to_do and current is not None):
             job = Job(target, plan, opened, config.source, config.where, rewrite, jobs, retries, on_event)
-            published = build_snapshot(job)
-            manifest = published.manifest()
+            published, manifest = build_snapshot(job)
         report = make_report(target, config, plan, published or current, manifest, published, dry_run, watch)
         if not dry_run:
             finish(target, config, "sync", report, on_event)

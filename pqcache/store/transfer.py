@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,6 +30,7 @@ from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import Source
 from pqcache.store.statistics import not_parquet
 
+T = TypeVar("T")
 RETRIES = 4
 _MOVED = 3  # how often a file may change while it is copied before the run gives up
 
@@ -59,6 +61,7 @@ def fetch(
         part = final.with_name(final.name + ".part")
         if final.exists() and not part.exists():  # whole, from a run that died: check it like any other
             final.rename(part)
+            part.chmod(0o644)
         try:
             metadata, schema = _fetch_version(source, file, part, on_event, stopped, retries)
         except SourceNotFound as error:
@@ -83,15 +86,15 @@ def fetch(
     )
 
 
-def with_retries(call: Callable[[], None], path: str, retries: int, on_event: OnEvent) -> None:
-    """Run ``call`` again, after growing jittered waits, while what it raises may pass by itself."""
+def with_retries(call: Callable[[], T], path: str, retries: int, on_event: OnEvent) -> T:
+    """Return what ``call`` returns; run it again, after growing jittered waits, while its error may pass."""
 
     def report(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         wait = state.next_action.sleep if state.next_action else 0.0
         on_event(Retried(path, str(error), round(wait, 1)))
 
-    tenacity.Retrying(
+    return tenacity.Retrying(
         stop=tenacity.stop_after_attempt(retries + 1),
         wait=tenacity.wait_random_exponential(multiplier=0.3, max=20),
         retry=tenacity.retry_if_exception_type(SourceUnavailable),
@@ -109,17 +112,13 @@ def _fetch_version(
     retries: int,
 ) -> tuple[pq.FileMetaData, pa.Schema]:
     """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
-
-    def go_on() -> None:
-        _append(source, file, part, on_event, stopped)
-
     error: PqcacheError | None = None
     try:
-        with_retries(go_on, file.path, retries, on_event)
+        with_retries(lambda: _fill(source, file, part, on_event, stopped), file.path, retries, on_event)
         metadata, schema = _footer(source, file, part)
     except (SourceUnavailable, ParquetError) as failure:
         error = failure  # it may have failed because the file changed under the copy: ask before telling
-    now = source.stat(file.path)
+    now = with_retries(lambda: source.stat(file.path), file.path, retries, on_event)
     if now != file.identity:
         raise _Moved(now)
     if error is not None:
@@ -127,34 +126,43 @@ def _fetch_version(
     return metadata, schema
 
 
-def _append(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> None:
-    """Fetch what ``part`` lacks and make it durable."""
+def _fill(
+    source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]
+) -> None:
+    """Fetch what ``part`` lacks and make it durable.
+
+    Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
+    only write the same bytes to the same places.
+    """
     size = file.identity.size
     try:
-        with open(part, "ab", buffering=0) as out:
-            written = out.tell()
-            if written < size:
-                for chunk in source.read(file.path, written, size - written):
-                    if written + len(chunk) > size:
-                        chunk = chunk[: size - written]
-                    _write_all(out.fileno(), chunk)
-                    written += len(chunk)
-                    on_event(Advanced("fetch", len(chunk)))
-                    if stopped():
-                        raise KeyboardInterrupt
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            written = min(os.fstat(descriptor).st_size, size)
+            for chunk in source.read(file.path, written, size - written) if written < size else ():
+                if stopped():
+                    raise KeyboardInterrupt
+                chunk = chunk[: size - written]
+                _write_all(descriptor, chunk, written)
+                written += len(chunk)
+                on_event(Advanced("fetch", len(chunk)))
             if written < size:
                 raise SourceUnavailable(
                     f"{source.url}/{file.path}: the connection ended after {written:,} of {size:,} bytes"
                 )
-            os.fsync(out.fileno())
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise disk_error(part, error) from error
 
 
-def _write_all(descriptor: int, chunk: bytes) -> None:
+def _write_all(descriptor: int, chunk: bytes, offset: int) -> None:
     view = memoryview(chunk)
     while view:
-        view = view[os.write(descriptor, view) :]
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
 
 
 def _footer(source: Source, file: SourceFile, part: Path) -> tuple[pq.FileMetaData, pa.Schema]:

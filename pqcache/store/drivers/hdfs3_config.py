@@ -1,0 +1,183 @@
+"""What libhdfs3 is told: the site's Hadoop configuration and the user's options, checked.
+
+libhdfs3 ends the whole process over a value that it cannot parse, and hdfs3's own reader of configuration
+files fails on good ones. So they are read and checked here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from xml.etree import ElementInclude, ElementTree
+
+from pqcache.errors import UsageError
+from pqcache.store.source import redact, userinfo
+
+OPTIONS = {
+    "user": "user name, as in hdfs://USER@HOST:PORT",
+    "effective_user": "user to act for, as a proxy user",
+    "ticket_cache": "path of the Kerberos ticket cache",
+    "token": "delegation token",
+}
+
+# What libhdfs3 reads as something else than text:
+# https://github.com/ContinuumIO/libhdfs3-downstream, src/common/SessionConfig.cpp
+_TRUE_OR_FALSE = """rpc.client.connect.tcpnodelay dfs.client.read.shortcircuit output.replace-datanode-on-failure
+    output.replace-datanode-on-failure.best-effort input.notretry-another-node input.localread.mappedfile
+    dfs.client.use.legacy.blockreader.local dfs.encrypt.data.transfer input.read.default.verify
+    dfs.block.access.token.enable"""
+_AT_LEAST = {  # the smallest number that is allowed
+    -(1 << 31): """rpc.client.ping.interval rpc.client.connect.timeout rpc.client.read.timeout
+    rpc.client.write.timeout rpc.client.socekt.linger.timeout rpc.client.timeout input.connect.timeout
+    input.read.timeout input.write.timeout output.default.packetsize output.connect.timeout
+    output.read.timeout output.write.timeout output.close.timeout output.packetpool.size
+    output.heeartbeat.interval hadoop.security.crypto.buffer.size kms.send.request.retry.times
+    kms.send.request.timeout""",
+    0: """dfs.client.failover.max.attempts dfs.client.read.shortcircuit.streams.cache.size
+    dfs.client.socketcache.expiryMsec dfs.client.socketcache.capacity""",
+    1: """rpc.client.max.idle rpc.client.connect.retry dfs.default.replica input.localread.default.buffersize
+    dfs.prefetchsize input.read.getblockinfo.retry input.localread.blockinfo.cachesize input.read.max.retry
+    output.default.write.retry""",
+    512: "output.default.chunksize dfs.default.blocksize",
+}
+_BOOLEANS = frozenset(_TRUE_OR_FALSE.split())
+_NUMBERS = {name: least for least, names in _AT_LEAST.items() for name in names.split()}
+_WORDS = {
+    "dfs.client.log.severity": ("FATAL", "ERROR", "WARNING", "INFO", "DEBUG1", "DEBUG2", "DEBUG3"),
+    "hadoop.rpc.protection": ("authentication", "integrity", "privacy"),
+    "dfs.data.transfer.protection": ("authentication", "integrity", "privacy"),
+}
+_HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", re.ASCII)
+_VARIABLE = re.compile(r"\$\{([^${}\s]+)\}")
+
+
+def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, str]:
+    """Return Hadoop's keys and values as libhdfs3 gets them: the site's, then pqcache's, then ``options``."""
+    for name, value in options.items():
+        if name not in OPTIONS and "." not in name:
+            choices = ", ".join(sorted(OPTIONS))
+            raise UsageError(f"-o {name}=...: hdfs3 has no such option; it has: {choices}, and Hadoop's keys")
+        if "\0" in value or not value:
+            raise UsageError(f"-o {name}=...: has no value, or one with a NUL character")
+    site = _site_configuration()
+    milliseconds = max(2, int(timeout * 1000))
+    limits = {
+        # without these it tries for up to an hour; an RPC takes twice its timeout
+        **dict.fromkeys(
+            ("rpc.client.timeout", "rpc.client.connect.timeout", "rpc.client.write.timeout"),
+            str(milliseconds // 2),
+        ),
+        **dict.fromkeys(("input.connect.timeout", "input.read.timeout", "input.write.timeout"), str(milliseconds)),
+        "rpc.client.connect.retry": "1",
+        "input.read.max.retry": "1",
+        "dfs.client.failover.max.attempts": "4",
+        "dfs.client.read.shortcircuit": "false",
+        "dfs.client.log.severity": "FATAL",  # else it writes to standard error
+    }
+    given = {name: value for name, value in options.items() if name not in OPTIONS}
+    told = {**site, **limits, **given}
+    return {name: _checked(url, name, value) for name, value in told.items() if _needed(name, value)}
+
+
+def _needed(name: str, value: str) -> bool:
+    return "." in name and (value != "" or name in _BOOLEANS or name in _NUMBERS or name in _WORDS)
+
+
+def _checked(url: str, name: str, value: str) -> str:
+    """Return a value that libhdfs3 can parse; else it would end the process."""
+    if name in _BOOLEANS:
+        if value.lower() not in ("true", "false", "1", "0"):
+            raise UsageError(f"{url}: {name}={value!r} is neither true nor false; correct it, or use -o {name}=")
+        return value.lower()
+    if name in _NUMBERS:
+        least, most = _NUMBERS[name], (1 << 31) - 1
+        number = int(value) if re.fullmatch(r"[+-]?\d{1,10}", value, re.ASCII) else None
+        if number is None or not least <= number <= most or (least == 512 and number % 512):
+            what = "a multiple of 512" if least == 512 else f"a whole number from {least} to {most}"
+            raise UsageError(f"{url}: {name}={value!r} is not {what}; correct it, or use -o {name}=")
+        return str(number)
+    if name in _WORDS:
+        word = value.partition(",")[0].strip()  # Hadoop allows several; libhdfs3 takes one
+        if word.lower() not in map(str.lower, _WORDS[name]):
+            raise UsageError(f"{url}: {name}={value!r} is none of {', '.join(_WORDS[name])}")
+        return word
+    return value
+
+
+def login(url: str, options: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
+    """Return who to connect as, in hdfs3's words."""
+    words = {name: value for name, value in options.items() if name in OPTIONS}
+    if "token" in words and "ticket_cache" in words:
+        raise UsageError(f"{redact(url)}: give -o token= or -o ticket_cache=, not both")
+    user = words.get("user") or userinfo(url)[0]
+    if not user and told.get("hadoop.security.authentication", "simple").lower() == "simple":
+        user = os.environ.get("HADOOP_USER_NAME", "")
+    if user and "token" not in words:
+        words["user"] = user
+    return words
+
+
+def name_node(url: str, host: str, told: Mapping[str, str]) -> tuple[str, int | None]:
+    """Return the host and port to connect to, or the HA nameservice and None."""
+    default = told.get("fs.defaultFS") or told.get("fs.default.name") or ""
+    if not host and default.startswith("hdfs://"):
+        host = default.removeprefix("hdfs://").partition("/")[0]
+    match = _HOST.fullmatch(host)
+    if match is None:
+        raise UsageError(f"{url}: no host; write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR")
+    services = [name.strip() for name in told.get("dfs.nameservices", "").split(",")]
+    if match[2] is None and match[1] in services:
+        return match[1], None
+    port = int(match[2] or 8020)
+    if not 0 < port < 65536:
+        raise UsageError(f"{url}: {port} is not a port; write hdfs://HOST:PORT/PATH")
+    return match[1], port
+
+
+def _site_configuration() -> dict[str, str]:
+    """Return what the site's configuration files say, the last one that has a key, with ``${variables}`` replaced."""
+    home = os.environ.get("HADOOP_HOME")
+    directory = os.environ.get("HADOOP_CONF_DIR") or (os.path.join(home, "etc", "hadoop") if home else "")
+    own = os.environ.get("LIBHDFS3_CONF", "")  # libhdfs3 reads this one by itself, from after a '='
+    own = own.partition("=")[2] or own
+    values = _read_xml(own or "hdfs-client.xml", strict=True, needed=bool(own))
+    for name in ("core-site.xml", "hdfs-site.xml") if directory else ():
+        values.update(_read_xml(os.path.join(directory, name)))
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match[1]
+        return os.environ.get(name[4:], "") if name.startswith("env.") else values.get(name, match[0])
+
+    for name in values:
+        for _ in range(20):  # as deep as Hadoop goes
+            values[name] = _VARIABLE.sub(replaced, before := values[name])
+            if values[name] == before:
+                break
+    return values
+
+
+def _read_xml(path: str, *, strict: bool = False, needed: bool = False) -> dict[str, str]:
+    """Return the properties in a Hadoop configuration file; one that is not there has none, unless needed.
+
+    ``strict`` refuses what libhdfs3, which reads the file as well, would not survive.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()
+        if not strict:
+            ElementInclude.include(root, base_url=path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if needed:
+            raise UsageError(f"{path}: no such file; correct LIBHDFS3_CONF") from error
+        return {}
+    except (OSError, SyntaxError, ValueError, LookupError) as error:
+        raise UsageError(f"{path}: {error}; it must be readable XML") from error
+    if root.tag != "configuration" or (
+        strict and any(item.tag != "property" or not item.findtext("name") for item in root)
+    ):
+        raise UsageError(f"{path}: not a Hadoop configuration file: <configuration> with <property> in it")
+    return {
+        name: (item.findtext("value") or "").strip()
+        for item in root.iter("property")
+        if (name := (item.findtext("name") or "").strip())
+    }

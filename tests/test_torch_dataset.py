@@ -1,0 +1,439 @@
+"""ParquetDataset in a DataLoader: exactly once, in any topology, resumable anywhere."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import pqcache
+from pqcache.errors import CacheError, ParquetError, PqcacheError, UsageError
+from pqcache.torch import Batch, ParquetDataset
+from tests.datasets import write_shop
+
+ROWS = 2000
+
+
+@pytest.fixture(autouse=True)
+def _few_cores_are_fine() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2,000 rows in 25 row groups of five partitions; ids are in path order."""
+    root = tmp_path_factory.mktemp("shop")
+    for day in range(5):
+        ids = np.arange(day * 400, (day + 1) * 400)
+        table = pa.table(
+            {
+                "id": ids,
+                "title": [f"item {i}" for i in ids],
+                "tokens": pa.array([list(range(i % 11)) for i in ids], pa.list_(pa.int32())),
+                "vector": pa.array([[i, i + 0.5] for i in ids], pa.list_(pa.float32())),
+                "image": [bytes([i % 256]) * (i % 300) for i in ids],
+            }
+        )
+        (root / f"dt=2026-11-0{day + 1}").mkdir()
+        pq.write_table(table, root / f"dt=2026-11-0{day + 1}" / "a.parquet", row_group_size=90)
+    return root
+
+
+def ids_of(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def flat(lists: list[list[int]]) -> list[int]:
+    return [i for part in lists for i in part]
+
+
+def loader(ds: ParquetDataset, workers: int, **how: Any) -> DataLoader[Any]:
+    return DataLoader(ds, batch_size=None, num_workers=workers, **how)
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_one_epoch_is_every_row_once(shop: Path, workers: int) -> None:
+    ds = ParquetDataset(shop, batch_size=64)
+    batches = list(loader(ds, workers))
+    assert sorted(flat(ids_of(batches))) == list(range(ROWS))
+    assert [batch.index for batch in batches] == list(range(len(ds))) == list(range(32))
+    assert ids_of(batches)[0] != sorted(ids_of(batches)[0])
+    for batch in batches[::10]:
+        for row, i in enumerate(batch["id"].tolist()):
+            assert batch["title"][row] == f"item {i}"
+            assert batch["tokens"][row].tolist() == list(range(i % 11))
+            assert batch["vector"][row].tolist() == [i, i + 0.5]
+            assert batch["image"][row] == bytes([i % 256]) * (i % 300)
+            assert batch["dt"][row] == f"2026-11-0{i // 400 + 1}"
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_same_batches_in_every_topology(shop: Path, shuffle: bool) -> None:
+    how: dict[str, Any] = {"batch_size": 37, "lanes": 12, "seed": 5, "columns": ["id"], "window": 4}
+    expected = ids_of(loader(ParquetDataset(shop, shuffle=shuffle, **how), 0))
+    assert sorted(flat(expected)) == list(range(ROWS))
+    if not shuffle:
+        assert flat(expected) == list(range(ROWS))
+    for replicas, workers in ((1, 1), (1, 2), (1, 4), (2, 0), (2, 2), (3, 0), (3, 2)):
+        found: dict[int, list[int]] = {}
+        for rank in range(replicas):
+            ds = ParquetDataset(shop, shuffle=shuffle, num_replicas=replicas, rank=rank, **how)
+            batches = list(loader(ds, workers))
+            assert len(batches) == len(ds) == -(-len(expected) // replicas)
+            assert [b.index for b in batches] == [rank + i * replicas for i in range(len(batches))]
+            found.update({b.index: b["id"].tolist() for b in batches})
+        assert [found[i] for i in range(len(expected))] == expected
+        for index in range(len(expected), len(found)):
+            assert found[index] == expected[index - len(expected)], "padding repeats the epoch's start"
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_drop_last_drops_for_all_ranks_alike(shop: Path, replicas: int) -> None:
+    seen: list[int] = []
+    for rank in range(replicas):
+        ds = ParquetDataset(shop, batch_size=64, num_replicas=replicas, rank=rank, drop_last=True)
+        parts = ids_of(loader(ds, 0))
+        assert {len(part) for part in parts} == {64}
+        assert len(parts) == len(ds) == 31 // replicas
+        seen += flat(parts)
+    assert len(set(seen)) == len(seen)
+
+
+def test_epochs_differ_and_come_again(shop: Path) -> None:
+    ds = ParquetDataset(shop, batch_size=100, columns=["id"])
+    epochs = []
+    for epoch in (0, 1, 2, 1):
+        ds.set_epoch(epoch)
+        epochs.append(flat(ids_of(loader(ds, 0))))
+    assert epochs[1] == epochs[3]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert flat(ids_of(ParquetDataset(shop, batch_size=100, columns=["id"], seed=1))) not in epochs
+    with pytest.raises(UsageError, match="epochs count from 0"):
+        ds.set_epoch(-1)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_persistent_workers_see_the_epoch(shop: Path, context: str) -> None:
+    ds = ParquetDataset(shop, batch_size=100, columns=["id"], lanes=2)
+    expected = {}
+    for epoch in (0, 1, 2):
+        ds.set_epoch(epoch)
+        expected[epoch] = ids_of(ds)
+    persistent = loader(ds, 2, persistent_workers=True, multiprocessing_context=context)
+    for epoch in (1, 0, 2):
+        ds.set_epoch(epoch)
+        assert ids_of(persistent) == expected[epoch]
+
+
+def resumed(shop: Path, state: dict[str, Any], workers: int, **how: Any) -> dict[int, list[int]]:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90, **how)
+    ds.load_state_dict(json.loads(json.dumps(state)))
+    return {batch.index: batch["id"].tolist() for batch in loader(ds, workers)}
+
+
+def test_resume_at_every_batch(shop: Path) -> None:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=4)
+    ds.set_epoch(3)
+    batches = list(loader(ds, 0))
+    expected = {batch.index: batch["id"].tolist() for batch in batches}
+    for batch in batches:
+        state = ds.state_dict(after=batch)
+        assert state == ds.state_dict(after=batch.index)
+        rest = {i: rows for i, rows in expected.items() if i > batch.index}
+        assert resumed(shop, state, 0) == rest
+    for workers in (2, 4):
+        for batch in batches[:: 7 - workers]:
+            rest = {i: rows for i, rows in expected.items() if i > batch.index}
+            assert resumed(shop, ds.state_dict(after=batch), workers) == rest
+
+
+def test_elastic_resume(shop: Path) -> None:
+    how: dict[str, Any] = {"columns": ["id"], "batch_size": 90}
+    expected = {b.index: b["id"].tolist() for b in ParquetDataset(shop, lanes=12, **how)}
+    total = len(expected)
+    for before in (1, 2, 3, 4):
+        for step in (0, 1, 3, 5):
+            consumed: set[int] = set()
+            states = []
+            for rank in range(before):
+                ds = ParquetDataset(shop, lanes=12, num_replicas=before, rank=rank, **how)
+                batches = [batch for batch, _ in zip(ds, range(step + 1), strict=False)]
+                consumed |= {batch.index for batch in batches}
+                states.append(ds.state_dict(after=batches[-1]))
+            assert all(state == states[0] for state in states), "the same on every rank"
+            for after, workers in ((1, 0), (2, 0), (3, 2), (4, 0)):
+                lengths = set()
+                rest: set[int] = set()
+                for rank in range(after):
+                    found = resumed(shop, states[0], workers, num_replicas=after, rank=rank)
+                    lengths.add(len(found))
+                    rest |= set(found)
+                    assert all(rows == expected[i % total] for i, rows in found.items())
+                assert len(lengths) == 1, "every rank gets as many"
+                assert {i for i in rest if i < total} == set(range(total)) - consumed
+        if before == 1:
+            assert resumed(shop, states[0], 2, lanes=12) == {i: r for i, r in expected.items() if i > 5}
+
+
+def test_a_resumed_epoch_is_followed_by_whole_ones(shop: Path) -> None:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=2)
+    ds.set_epoch(1)
+    batches = list(ds)
+    state = ds.state_dict(after=batches[4])
+    for workers, persistent in ((0, False), (2, False), (2, True)):
+        ds = ParquetDataset(shop, columns=["id"], batch_size=90)
+        ds.load_state_dict(state)
+        epochs = loader(ds, workers, persistent_workers=persistent)
+        assert ds.epoch == 1
+        ds.set_epoch(1)  # as `for epoch in range(ds.epoch, epochs)` does
+        assert ids_of(epochs) == ids_of(batches[5:])
+        assert ids_of(epochs) == ids_of(batches), "the same epoch once more is whole"
+        ds.set_epoch(2)
+        assert len(flat(ids_of(epochs))) == ROWS
+
+
+def test_state_without_workers_needs_no_argument(shop: Path) -> None:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90)
+    batches = iter(ds)
+    assert ds.state_dict()["batch"] == 0
+    next(batches)
+    second = next(batches)
+    assert ds.state_dict() == ds.state_dict(after=second)
+    assert len(json.dumps(ds.state_dict())) < 1000
+    rest = list(batches)
+    done = ds.state_dict()
+    assert done == ds.state_dict(after=rest[-1])
+    again = ParquetDataset(shop, columns=["id"], batch_size=90)
+    again.load_state_dict(done)
+    assert list(again) == []
+
+
+def test_state_with_workers_asks_what_was_consumed(shop: Path) -> None:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90)
+    for _ in loader(ds, 2):
+        break
+    with pytest.raises(UsageError, match="pass after=batch"):
+        ds.state_dict()
+
+
+def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
+    state = ParquetDataset(shop, batch_size=90, lanes=4).state_dict()
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("seed", {"seed": 1}),
+        ("batch_size", {"batch_size": 64}),
+        ("shuffle", {"shuffle": False}),
+        ("columns", {"columns": ["id"]}),
+        ("lanes", {"lanes": 2}),
+        ("window", {"window": 3}),
+        ("filters", {"filters": "dt > '2026-11-02'"}),
+        ("lanes=4, which 3 ranks cannot share", {"num_replicas": 3, "rank": 0}),
+    ]
+    for message, how in cases:
+        ds = ParquetDataset(shop, **{"batch_size": 90, **how})
+        with pytest.raises(UsageError, match=message):
+            ds.load_state_dict(state)
+    ds = ParquetDataset(shop, batch_size=90)
+    for wrong in ({}, {"format": 99}, {"format": 1, "x": 2}):
+        with pytest.raises(UsageError, match="state"):
+            ds.load_state_dict(wrong)
+    ds.load_state_dict(state)
+    with pytest.raises(PqcacheError, match="lanes=4 cannot be shared by 1 ranks x 3 workers"):
+        list(loader(ds, 3))
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="its files have changed"):
+        ParquetDataset(tmp_path, batch_size=90).load_state_dict(state)
+
+
+def test_stateful_dataloader(shop: Path) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def make(workers: int) -> Any:
+        ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=4)
+        return stateful(ds, batch_size=None, num_workers=workers)
+
+    for workers in (0, 2):
+        whole = ids_of(make(workers))
+        for stop in (0, 1, 4, 7, 20) if workers == 0 else (1, 6):
+            first = make(workers)
+            if stop:
+                for _ in zip(range(stop), first, strict=False):
+                    pass
+            state = first.state_dict()
+            second = make(workers)
+            second.load_state_dict(state)
+            assert ids_of(second) == whole[stop:], (workers, stop)
+            assert sorted(flat(ids_of(second))) == list(range(ROWS)), "and then a whole epoch"
+
+
+def test_spawned_and_pickled(shop: Path) -> None:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=2)
+    expected = ids_of(ds)
+    assert ids_of(loader(ds, 2, multiprocessing_context="spawn")) == expected
+    assert ids_of(pickle.loads(pickle.dumps(ds))) == expected
+
+
+def test_rows_one_by_one(shop: Path) -> None:
+    for workers in (0, 2):
+        ds = ParquetDataset(shop, columns=["id", "title", "vector"], batch_size=None)
+        assert len(ds) == ROWS
+        batches = list(DataLoader(ds, batch_size=64, num_workers=workers))
+        assert sorted(flat(ids_of(batches))) == list(range(ROWS))
+        assert all(t == f"item {i}" for b in batches for t, i in zip(b["title"], b["id"].tolist(), strict=True))
+        assert batches[0]["vector"].shape == (64, 2)
+    for replicas in (2, 3):
+        seen = []
+        for rank in range(replicas):
+            ds = ParquetDataset(shop, columns=["id"], batch_size=None, num_replicas=replicas, rank=rank)
+            rows = [int(row["id"]) for row in ds]
+            assert len(rows) == len(ds)
+            seen += rows
+        assert set(seen) == set(range(ROWS))
+    expected = [int(row["id"]) for row in ParquetDataset(shop, columns=["id"], batch_size=None, lanes=6)]
+    ds = ParquetDataset(shop, columns=["id"], batch_size=None, lanes=6)
+    rows = iter(ds)
+    for _ in range(777):
+        next(rows)
+    state = ds.state_dict()
+    again = ParquetDataset(shop, columns=["id"], batch_size=None)
+    again.load_state_dict(state)
+    assert [int(row["id"]) for row in again] == expected[777:]
+    unshuffled = ParquetDataset(shop, columns=["id"], batch_size=None, shuffle=False)
+    assert [int(row["id"]) for row in unshuffled] == list(range(ROWS))
+
+
+def noise(batch: Batch) -> dict[str, Any]:
+    return {"id": batch["id"], "noise": torch.rand(2), "np": np.random.rand(), "py": random.random()}
+
+
+def test_transform_is_seeded_by_the_batch(shop: Path) -> None:
+    def read(workers: int, epoch: int = 0, **how: Any) -> dict[int, tuple[Any, ...]]:
+        ds = ParquetDataset(shop, batch_size=90, lanes=4, transform=noise, **how)
+        ds.set_epoch(epoch)
+        found = list(loader(ds, workers))
+        assert all(isinstance(batch, Batch) for batch in found)
+        return {b.index: (tuple(b["noise"].tolist()), b["np"], b["py"]) for b in found}
+
+    expected = read(0)
+    state = torch.get_rng_state()
+    assert len(list(ParquetDataset(shop, batch_size=90, transform=noise))) == 23
+    assert torch.equal(torch.get_rng_state(), state), "the trainer's own generators are left alone"
+    assert len(set(expected.values())) == len(expected)
+    assert read(2) == expected
+    assert read(0, num_replicas=2, rank=1) == {i: n for i, n in expected.items() if i % 2}
+    assert not set(read(0, epoch=1).values()) & set(expected.values())
+
+
+def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
+    source = write_shop(tmp_path / "source", days=2, files=2, rows=200)
+    cache = tmp_path / "cache"
+    pqcache.sync(cache, str(source), keep=1)
+    ds = ParquetDataset(cache, columns=["id"], batch_size=50, lanes=2)
+    old = ds.snapshot
+    expected = ids_of(ds)
+    for context in ("fork", "spawn"):
+        batches = iter(loader(ds, 2, multiprocessing_context=context))
+        first = next(batches)
+        write_shop(tmp_path / "source", days=2 + len(pqcache.Cache.open(cache).snapshots()), files=2, rows=200)
+        pqcache.sync(cache, keep=1)
+        assert [first["id"].tolist(), *ids_of(batches)] == expected
+        assert old in [snapshot.id for snapshot in pqcache.Cache.open(cache).snapshots()]
+    state = ds.state_dict(after=first)
+
+    newer = ParquetDataset(cache, columns=["id"], batch_size=50)
+    assert newer.snapshot != old
+    newer.load_state_dict(state)
+    assert newer.snapshot == old, "the state's snapshot is still kept, because it is leased"
+    assert ids_of(newer) == expected[1:]
+
+    del ds, newer, batches
+    write_shop(tmp_path / "source", days=6, files=2, rows=200)
+    pqcache.sync(cache, keep=1)
+    pqcache.Cache.open(cache).collect(keep=1)
+    with pytest.raises(CacheError, match="not kept any more"):
+        ParquetDataset(cache, columns=["id"], batch_size=50).load_state_dict(state)
+
+
+def test_snapshot_paths_are_leased_too(tmp_path: Path) -> None:
+    source = write_shop(tmp_path / "source", days=1, files=1, rows=50)
+    pqcache.sync(tmp_path / "cache", str(source))
+    whole = ParquetDataset(tmp_path / "cache", batch_size=10, columns=["id"])
+    current = ParquetDataset(tmp_path / "cache" / "current", batch_size=10, columns=["id"])
+    assert current.snapshot == whole.snapshot
+    assert ids_of(current) == ids_of(whole)
+
+
+def test_filters_choose_partitions(shop: Path) -> None:
+    ds = ParquetDataset(shop, columns=["id"], filters="dt >= '2026-11-04'", batch_size=90)
+    assert sorted(flat(ids_of(loader(ds, 2)))) == list(range(1200, ROWS))
+    nothing = ParquetDataset(shop, filters="dt > '2027'", batch_size=90)
+    assert len(nothing) == 0
+    assert list(loader(nothing, 0)) == list(loader(nothing, 2)) == []
+
+
+def test_small_and_empty(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [7]}), tmp_path / "a.parquet")
+    for workers in (0, 2):
+        assert ids_of(loader(ParquetDataset(tmp_path, batch_size=100), workers)) == [[7]]
+        assert ids_of(loader(ParquetDataset(tmp_path, batch_size=100, drop_last=True), workers)) == []
+    for rank in range(3):
+        assert ids_of(ParquetDataset(tmp_path, num_replicas=3, rank=rank)) == [[7]]
+    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "a.parquet")
+    assert list(ParquetDataset(tmp_path)) == []
+
+
+def test_errors_reach_the_trainer_by_name(shop: Path, tmp_path: Path) -> None:
+    for n in range(3):
+        pq.write_table(pa.table({"id": list(range(100))}), tmp_path / f"{n}.parquet")
+    ds = ParquetDataset(tmp_path, batch_size=10)
+    (tmp_path / "1.parquet").unlink()
+    for workers in (0, 2):
+        with pytest.raises(ParquetError, match=r"1\.parquet: the file is gone"):
+            list(loader(ds, workers))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"window": 0}, "window=0"),
+        ({"lanes": 1.5}, "lanes=1.5"),
+        ({"rank": 1}, "both num_replicas and rank"),
+        ({"rank": 2, "num_replicas": 2}, "rank=2"),
+        ({"lanes": 3, "rank": 0, "num_replicas": 2}, "lanes=3"),
+        ({"memory": "much"}, "not a size"),
+        ({"columns": ["nope"]}, "no column 'nope'"),
+        ({"ragged": ["nope"]}, "ragged names 'nope'"),
+    ],
+)
+def test_wrong_options_are_named(shop: Path, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ParquetDataset(shop, **how)
+
+
+def test_memory_too_small_is_advised(shop: Path) -> None:
+    ds = ParquetDataset(shop, memory=1000)
+    with pytest.raises(UsageError, match="pqcache repartition"):
+        next(iter(ds))
+
+
+def test_ranks_come_from_torch_distributed(shop: Path, tmp_path: Path) -> None:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert len(ds) == 23
+        assert len(flat(ids_of(ds))) == ROWS
+    finally:
+        torch.distributed.destroy_process_group()
