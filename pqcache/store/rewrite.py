@@ -27,9 +27,10 @@ _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10)}
 _MIN_ROW_GROUP = 4 << 10
 _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
-_PIECES = 32  # per row group
-_MIN_PIECE, _MAX_PIECE = 64 << 10, 4 << 20
-_MIN_AHEAD, _MAX_AHEAD = 8 << 20, 256 << 20
+_PIECES = 16  # per row group
+_MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
+_AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
+_MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
 
 
 @dataclass(frozen=True)
@@ -177,9 +178,10 @@ def _rewritten(
         options.compat,
         _decimals_as_integers(rest),
     )
-    piece = min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE)
+    # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
+    piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))
     stream = joined(pieces(rest, layout.working, piece), piece)
-    ahead = prefetched(stream, min(max(size, _MIN_AHEAD), _MAX_AHEAD))
+    ahead = prefetched(stream, min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD))
     try:
         written = write_row_groups(_counted(ahead, report), target, layout, settings, len(linked))
     finally:

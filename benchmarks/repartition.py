@@ -1,0 +1,271 @@
+"""Rewriting one partition into row groups of a given size, beside what users would pick instead.
+
+    python benchmarks/repartition.py [--full] [--repeat 3] [--only tabular ...]
+
+Every engine rewrites the same generated files in a fresh process; the engines take turns, and medians are
+shown. "fill" is the compressed size of all row groups but the last, over the target size; "again" is the share
+of bytes that pqcache encoded more than once. Peak memory is the largest RSS seen, sampled every 5 ms. MB are
+megabytes of source files; a result is on disk (fsync) when the clock stops, for every engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+MB = 1 << 20
+
+
+# ---- data
+
+
+def multimodal(rng: np.random.Generator, rows: int, first: int = 0) -> pa.Table:
+    """Rows of 8 KB: an image, a caption, tokens, a category, a price."""
+    lengths = rng.integers(4_000, 12_000, rows)
+    noise = rng.bytes(int(lengths.sum()))
+    ends = np.cumsum(lengths)
+    words = np.array([f"word{n}" for n in range(5_000)])
+    tokens = rng.integers(5, 60, rows)
+    return pa.table(
+        {
+            "id": np.arange(first, first + rows),
+            "title": [" ".join(words[rng.zipf(1.4, 8) % 5_000]) for _ in range(rows)],
+            "tokens": pa.ListArray.from_arrays(
+                np.concatenate([[0], np.cumsum(tokens)]).astype(np.int32),
+                (rng.zipf(1.2, int(tokens.sum())) % 30_000).astype(np.int32),
+            ),
+            "category": pa.array(words[rng.integers(0, 40, rows)]),
+            "price": np.round(rng.gamma(2.0, 30.0, rows), 2),
+            "image": pa.array([noise[e - n : e] for e, n in zip(ends, lengths, strict=True)], pa.binary()),
+        }
+    )
+
+
+def tabular(rng: np.random.Generator, rows: int, first: int = 0) -> pa.Table:
+    """26 numeric columns, as in click logs: counters, codes, floats, a clock."""
+    columns: dict[str, Any] = {"label": rng.random(rows) < 0.03}
+    columns["at"] = pa.array(np.cumsum(rng.integers(0, 2_000, rows)) + first, pa.timestamp("ms"))
+    columns["user"] = rng.integers(0, 1 << 40, rows)
+    columns |= {f"count{n}": (rng.pareto(1.2, rows) * 3).astype(np.int32) for n in range(10)}
+    columns |= {f"code{n}": rng.zipf(1.5, rows).astype(np.int64) % 100_000 for n in range(6)}
+    columns |= {f"x{n}": rng.standard_normal(rows).astype(np.float32) for n in range(7)}
+    return pa.table(columns)
+
+
+def tokens(rng: np.random.Generator, rows: int, first: int = 0) -> pa.Table:
+    """Windows of 512 token ids."""
+    values = (rng.zipf(1.2, rows * 512) % 50_000).astype(np.int32)
+    offsets = np.arange(0, rows * 512 + 1, 512, dtype=np.int32)
+    return pa.table({"doc": np.arange(first, first + rows), "tokens": pa.ListArray.from_arrays(offsets, values)})
+
+
+def write_files(
+    here: Path, make: Callable[..., pa.Table], rows: int, files: int = 1, group: int | None = None, **options: Any
+) -> None:
+    """Write ``rows`` rows as ``files`` files, generated in slices so that memory stays small."""
+    rng = np.random.default_rng(1)
+    each = rows // files
+    for number in range(files):
+        first = number * each
+        table = make(rng, each, first)
+        pq.write_table(table, here / f"part-{number:05d}.parquet", row_group_size=group or each, **options)
+
+
+DATASETS: dict[str, Callable[[Path, int], None]] = {
+    "multimodal": lambda here, k: write_files(here, multimodal, 16_000 * k, 2, 1_000),
+    "tabular": lambda here, k: write_files(here, tabular, 1_000_000 * k, 2, 100_000),
+    "tokens": lambda here, k: write_files(here, tokens, 50_000 * k, 2, 5_000),
+    "one big row group": lambda here, k: write_files(
+        here, multimodal, 20_000 * k, compression="none", use_dictionary=False
+    ),
+    "400 tiny files": lambda here, k: write_files(here, tabular, 400 * 2_000 * k, 400),
+}
+
+
+# ---- engines: (sources, target directory, row-group size) -> what the engine itself reports
+
+
+def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
+    def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
+        from pqcache.store.rewrite import RewriteOptions, rewrite_directory
+
+        result = rewrite_directory(sources, target, RewriteOptions(size, compression))
+        return {"again": result.encoded_again / max(1, result.encoded)}
+
+    return run
+
+
+def _rows_for(sources: list[Path], size: int) -> int:
+    """Return the rows a user would ask for: the source's compressed bytes per row, divided into ``size``."""
+    rows = sum(pq.read_metadata(path).num_rows for path in sources)
+    return max(1, int(size / (sum(path.stat().st_size for path in sources) / rows)))
+
+
+def by_pyarrow(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
+    rows = _rows_for(sources, size)
+    schema = pq.ParquetFile(sources[0]).schema_arrow
+    held: list[pa.RecordBatch] = []
+    count = 0
+    with pq.ParquetWriter(target / "out.parquet", schema) as writer:
+        for path in sources:
+            for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(batch_size=min(rows, 65_536)):
+                held.append(batch)
+                count += batch.num_rows
+                while count >= rows:
+                    table = pa.Table.from_batches(held)
+                    writer.write_table(table.slice(0, rows), row_group_size=rows)
+                    held = table.slice(rows).to_batches()
+                    count -= rows
+        if count:
+            writer.write_table(pa.Table.from_batches(held), row_group_size=rows)
+    return {}
+
+
+def by_duckdb(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
+    def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
+        import duckdb
+
+        names = ", ".join(f"'{path}'" for path in sources)
+        # Without order to keep DuckDB would be faster, and the result useless for sorted data.
+        duckdb.execute(
+            f"copy (select * from read_parquet([{names}], hive_partitioning = false)) to '{target}/out.parquet' "
+            f"(format parquet, compression {compression}, row_group_size_bytes {size}, row_group_size 100000000)"
+        )
+        return {}
+
+    return run
+
+
+ENGINES: dict[str, Callable[[list[Path], Path, int], dict[str, Any]]] = {
+    "pqcache": by_pqcache("lz4"),
+    "pqcache zstd": by_pqcache("zstd"),
+    "pyarrow": by_pyarrow,
+    "duckdb lz4": by_duckdb("lz4_raw"),
+    "duckdb snappy": by_duckdb("snappy"),
+}
+
+
+def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: Any) -> None:
+    """Run one engine and send back what it took."""
+    process = psutil.Process()
+    ENGINES[engine]  # imports are paid before the clock starts
+    if engine.startswith("pqcache"):
+        import pqcache.store.rewrite  # noqa: F401
+    elif engine.startswith("duckdb"):
+        import duckdb
+
+        duckdb.execute("select 1")
+    base = process.memory_info().rss
+    peak = base
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.005):
+            peak = max(peak, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    cpu, begin = process.cpu_times(), time.perf_counter()
+    report = ENGINES[engine](sources, target, size)
+    for path in target.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    seconds = time.perf_counter() - begin
+    after = process.cpu_times()
+    done.set()
+    watcher.join()
+    spent = after.user + after.system - cpu.user - cpu.system
+    answer.send(json.dumps({"seconds": seconds, "peak": peak - base, "cpu": spent, **report}))
+
+
+def measured(engine: str, sources: list[Path], target: Path, size: int) -> dict[str, Any]:
+    """Return the time, memory, fill and size of one run in a fresh process."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=in_child, args=(engine, sources, target, size, there))
+    child.start()
+    there.close()
+    found: dict[str, Any] = json.loads(here.recv())
+    child.join()
+    groups = []
+    for path in sorted(target.iterdir()):
+        metadata = pq.read_metadata(path)
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            groups.append(sum(group.column(n).total_compressed_size for n in range(group.num_columns)))
+    found["fills"] = sorted(group / size for group in groups[:-1]) or [0.0]
+    found["size"] = sum(path.stat().st_size for path in target.iterdir())
+    return found
+
+
+def limits(sources: list[Path], target: Path, size: int) -> float:
+    """Return the seconds that only decoding all of ``sources`` takes, in batches, column-parallel."""
+    begin = time.perf_counter()
+    for path in sources:
+        for _ in pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20).iter_batches():
+            pass
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Run and print a table per dataset."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="eight times the data, 128 MB row groups")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(DATASETS), choices=list(DATASETS))
+    parser.add_argument("--engines", nargs="*", default=list(ENGINES), choices=list(ENGINES))
+    parser.add_argument("--dir", type=Path, help="where to put the data (default: a temporary directory)")
+    options = parser.parse_args()
+    size = 128 * MB if options.full else 16 * MB
+    out = sys.stdout.write
+    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+        for name in options.only:
+            here = Path(directory) / "source"
+            here.mkdir()
+            DATASETS[name](here, 8 if options.full else 1)
+            sources = sorted(here.iterdir())
+            total = sum(path.stat().st_size for path in sources)
+            decode = min(limits(sources, here, size) for _ in range(2))
+            out(f"\n{name}: {total / MB:.0f} MB in {len(sources)} files, row groups of {size // MB} MB; ")
+            out(f"decoding alone {total / MB / decode:.0f} MB/s\n")
+            out(f"{'':14}   MB/s  ratio  CPU-s/GB  peak MB   size  fill min  median    max  again\n")
+            runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in options.engines}
+            for _ in range(options.repeat):
+                for engine in options.engines:
+                    runs[engine].append(measured(engine, sources, Path(directory) / "target", size))
+            base = statistics.median(run["seconds"] for run in runs[options.engines[0]])
+            for engine, found in runs.items():
+                seconds = statistics.median(run["seconds"] for run in found)
+                fills = found[-1]["fills"]
+                again = found[-1].get("again")
+                out(
+                    f"{engine:14} {total / MB / seconds:6.0f} {base / seconds:6.2f} "
+                    f"{statistics.median(run['cpu'] for run in found) / total * 1e9:9.2f} "
+                    f"{max(run['peak'] for run in found) / MB:8.0f} {found[-1]['size'] / total:6.3f} "
+                    f"{fills[0]:9.4f} {statistics.median(fills):7.4f} {fills[-1]:6.4f} "
+                    f"{'' if again is None else format(again, '6.1%')}\n"
+                )
+            shutil.rmtree(here)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Sync against what people would use instead, on the same real servers, in one run.
+
+    python benchmarks/sync.py [--rounds 5] [--small]
+
+Everything is measured as a process of its own, interleaved round by round; the table shows medians, ratios
+against pqcache, CPU seconds of the client per GB, and peak memory. Peers that are not on this machine are left
+out and named. The servers are a Ceph RADOS Gateway and a Hadoop NameNode and DataNode on 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.servers import hdfs as hdfs_server  # noqa: E402
+from tests.servers import s3 as s3_server  # noqa: E402
+
+PQCACHE = [sys.executable, "-m", "pqcache"]
+_TRANSFER_MANAGER = """
+import sys, os, boto3
+from concurrent.futures import ThreadPoolExecutor
+bucket, prefix, target = sys.argv[1:]
+s3 = boto3.client("s3")
+pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+keys = [o["Key"] for page in pages for o in page["Contents"]]
+def get(key):
+    path = os.path.join(target, key); os.makedirs(os.path.dirname(path), exist_ok=True)
+    s3.download_file(bucket, key, path)
+with ThreadPoolExecutor(4) as pool: list(pool.map(get, keys))
+"""
+_COPY_FILES = """
+import sys, os, pyarrow.fs as fs
+bucket, prefix, target = sys.argv[1:]
+s3 = fs.S3FileSystem(endpoint_override=os.environ["AWS_ENDPOINT_URL"].split("://")[1], scheme="http")
+fs.copy_files(f"{bucket}/{prefix}", target, source_filesystem=s3, destination_filesystem=fs.LocalFileSystem())
+"""
+_HDFS_READ = """
+import sys, os, hdfs_native
+url, root, target = sys.argv[1:]
+client = hdfs_native.Client(url)
+for status in client.list_status(root, recursive=True):
+    if status.isdir: continue
+    path = target + status.path; os.makedirs(os.path.dirname(path), exist_ok=True)
+    with client.read(status.path) as source, open(path, "wb") as out:
+        for chunk in source.read_range_stream(0, len(source)): out.write(chunk)
+"""
+_HDFS_LIST = """
+import sys, hdfs_native
+print(sum(1 for _ in hdfs_native.Client(sys.argv[1]).list_status(sys.argv[2], recursive=True)))
+"""
+_S3_LIST = """
+import sys, boto3
+pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=sys.argv[1], Prefix=sys.argv[2])
+print(sum(len(page["Contents"]) for page in pages))
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process took: seconds, CPU seconds of it and its children, and peak bytes resident."""
+
+    seconds: float
+    cpu: float
+    memory: int
+
+
+def measure(command: Sequence[str], env: Mapping[str, str]) -> Run:
+    """Run ``command`` and measure it; memory is sampled, because ru_maxrss starts at the parent's peak."""
+    start = time.perf_counter()
+    before = os.times()
+    process = psutil.Popen(
+        list(command), env=dict(env), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    peak = 0
+    while process.poll() is None:
+        try:
+            peak = max(peak, process.memory_info().rss)
+        except psutil.Error:
+            break
+        time.sleep(0.01)
+    process.wait()
+    seconds = time.perf_counter() - start
+    after = os.times()
+    if process.returncode:
+        raise SystemExit(f"{command[0]} ended with {process.returncode}: {process.stderr.read().decode()[-500:]}")
+    process.stderr.close()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return Run(seconds, cpu, peak)
+
+
+def compare(
+    title: str,
+    peers: Mapping[str, Callable[[Path], list[str]]],
+    env: Mapping[str, str],
+    rounds: int,
+    size: int,
+    files: Mapping[str, int] | None = None,
+) -> None:
+    """Run all peers in turn ``rounds`` times into fresh directories and print medians."""
+    runs: dict[str, list[Run]] = {name: [] for name in peers}
+    for _ in range(rounds):
+        for name, command in peers.items():
+            with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as directory:
+                os.sync()  # what the one before left to be written is not this one's
+                runs[name].append(measure(command(Path(directory) / "out"), env))
+    ours = statistics.median(run.seconds for run in runs["pqcache"])
+    print(f"\n{title}\n")
+    print(f"| client | s | {'MB/s | ' if size else ''}time against pqcache | CPU-s{'/GB' if size else ''} | peak MB |")
+    print(f"|---|---|{'---|' if size else ''}---|---|---|")
+    for name, some in sorted(runs.items(), key=lambda item: statistics.median(r.seconds for r in item[1])):
+        seconds = statistics.median(run.seconds for run in some)
+        cpu = statistics.median(run.cpu for run in some) / (size / 1e9 if size else 1)
+        speed = f"{size / 1e6 / seconds:.0f} | " if size else ""
+        memory = max(run.memory for run in some) / 1e6
+        print(f"| {name} | {seconds:.2f} | {speed}{seconds / ours:.2f} | {cpu:.2f} | {memory:.0f} |")
+
+
+def write_files(directory: Path, count: int, size: int) -> int:
+    """Write ``count`` Parquet files of about ``size`` bytes that do not compress; return their bytes."""
+    total = 0
+    noise = np.random.default_rng(0).bytes(size)
+    for number in range(count):
+        path = directory / f"dt=2026-11-{1 + number % 8:02d}" / f"part-{number:05d}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = max(1, size // 8192)
+        step = size // rows
+        table = pa.table({"n": [number] * rows, "b": [noise[i * step : (i + 1) * step] for i in range(rows)]})
+        pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+        total += path.stat().st_size
+    return total
+
+
+def s3_peers(bucket: str, prefix: str) -> dict[str, Callable[[Path], list[str]]]:
+    """Return the commands that bring ``s3://bucket/prefix`` into a directory."""
+    url = f"s3://{bucket}/{prefix}"
+    peers: dict[str, Callable[[Path], list[str]]] = {
+        "pqcache": lambda out: [*PQCACHE, "sync", url, str(out), "-q"],
+        "boto3 TransferManager": lambda out: [sys.executable, "-c", _TRANSFER_MANAGER, bucket, prefix, str(out)],
+        "pyarrow copy_files": lambda out: [sys.executable, "-c", _COPY_FILES, bucket, prefix, str(out)],
+    }
+    if shutil.which("aws"):
+        peers["aws s3 sync"] = lambda out: ["aws", "s3", "sync", "--only-show-errors", url, str(out)]
+    if shutil.which("s5cmd"):
+        peers["s5cmd cp"] = lambda out: ["s5cmd", "--endpoint-url", os.environ["S3"], "cp", f"{url}/*", f"{out}/"]
+    if shutil.which("rclone"):
+        remote = f":s3,provider=Ceph,env_auth=true,endpoint='{os.environ['S3']}':{bucket}/{prefix}"
+        peers["rclone sync"] = lambda out: ["rclone", "--config", "/dev/null", "-q", "sync", remote, str(out)]
+    missing = [name for name in ("aws", "s5cmd", "rclone") if not shutil.which(name)]
+    if missing:
+        print(f"not on this machine, so left out: {', '.join(missing)}")
+    return peers
+
+
+def main() -> None:
+    """Start the servers, fill them, and print every comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="a tenth of the data, to try the script")
+    parser.add_argument("--only", choices=["bulk", "small", "hdfs", "nothing"], action="append")
+    arguments = parser.parse_args()
+    only, part = arguments.only or ["bulk", "small", "hdfs", "nothing"], 10 if arguments.small else 1
+    with tempfile.TemporaryDirectory() as scratch:
+        base = Path(scratch)
+        big, many, tiny = base / "big", base / "many", base / "tiny"
+        big_size = write_files(big, 8, (128 << 20) // part) if {"bulk", "hdfs"} & set(only) else 0
+        many_size = write_files(many, 2000 // part, 1 << 20) if "small" in only else 0
+        if "nothing" in only:
+            write_files(tiny, 20_000 // part, 500)
+        if {"bulk", "small", "nothing"} & set(only):
+            with s3_server.running(base, capacity=8 << 30) as s3:
+                os.environ["S3"] = s3.endpoint
+                env = {**os.environ, **s3.env}
+                env.pop("AWS_CA_BUNDLE", None)  # no TLS here, and rclone stumbles over it
+                client = s3.client()
+                client.create_bucket(Bucket="bench")
+                if "bulk" in only:
+                    s3.upload_tree(big, "s3://bench/big")
+                    title = f"S3, {8} files of {128 // part} MB, first sync"
+                    compare(title, s3_peers("bench", "big"), env, arguments.rounds, big_size)
+                if "small" in only:
+                    s3.upload_tree(many, "s3://bench/many")
+                    title = f"S3, {2000 // part:,} files of 1 MB, first sync"
+                    compare(title, s3_peers("bench", "many"), env, arguments.rounds, many_size)
+                if "nothing" in only:
+                    s3.upload_tree(tiny, "s3://bench/tiny")
+                    nothing_to_do("s3://bench/tiny", [_S3_LIST, "bench", "tiny/"], env, arguments.rounds, base, part)
+                client.close()
+        if {"hdfs", "nothing"} & set(only):
+            with hdfs_server.running(base) as hdfs:
+                env = dict(os.environ)
+                if "hdfs" in only:
+                    hdfs.upload_tree(big, f"{hdfs.url}/big")
+                    peers: dict[str, Callable[[Path], list[str]]] = {
+                        "pqcache": lambda out: [*PQCACHE, "sync", f"{hdfs.url}/big", str(out), "-q"],
+                        "hdfs-native, one file after the other": lambda out: [
+                            sys.executable, "-c", _HDFS_READ, hdfs.url, "/big", str(out),
+                        ],
+                    }  # fmt: skip
+                    compare(f"HDFS, 8 files of {128 // part} MB, first sync", peers, env, arguments.rounds, big_size)
+                if "nothing" in only:
+                    hdfs.upload_tree(tiny, f"{hdfs.url}/tiny")
+                    command = [_HDFS_LIST, hdfs.url, "/tiny"]
+                    nothing_to_do(f"{hdfs.url}/tiny", command, env, arguments.rounds, base, part)
+
+
+def nothing_to_do(url: str, listing: list[str], env: Mapping[str, str], rounds: int, base: Path, part: int) -> None:
+    """Compare a sync that finds nothing new with the bare listing by the same client."""
+    cache = base / f"cache-{url.partition(':')[0]}"
+    subprocess.run([*PQCACHE, "sync", url, str(cache), "-q"], check=True, env=dict(env))
+    peers: dict[str, Callable[[Path], list[str]]] = {
+        "pqcache": lambda _: [*PQCACHE, "sync", str(cache), "-q"],
+        "bare listing": lambda _: [sys.executable, "-c", *listing],
+    }
+    compare(f"{url.partition(':')[0]}, nothing to do in {20_000 // part:,} files", peers, env, rounds, 0)
+
+
+if __name__ == "__main__":
+    main()
