@@ -6,14 +6,13 @@
 >>> from pqcache.torch import ParquetDataset                                # doctest: +SKIP
 """
 
-from importlib.metadata import version
-
 from pqcache.errors import (
     CacheError,
     CacheLocked,
     Interrupted,
     ParquetError,
     PqcacheError,
+    SourceChanged,
     SourceDenied,
     SourceError,
     SourceIncomplete,
@@ -29,7 +28,7 @@ from pqcache.store.repartition import RepartitionReport, repartition
 from pqcache.store.sync import SyncReport, sync
 from pqcache.units import parse_size
 
-__version__ = version("pqcache")
+__version__ = "0.1.0"
 
 __all__ = [
     "Cache",
@@ -42,6 +41,7 @@ __all__ = [
     "PqcacheError",
     "RepartitionReport",
     "Snapshot",
+    "SourceChanged",
     "SourceDenied",
     "SourceError",
     "SourceIncomplete",

@@ -69,6 +69,9 @@ def sync(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Drop them all the same.")] = False,
     hdfs_driver: Annotated[str | None, typer.Option(metavar="NAME", help="hdfs-native or hdfs3.")] = None,
+    checksum: Annotated[
+        bool | None, typer.Option("--checksum/--no-checksum", help="Compare with the store's checksum; costs CPU.")
+    ] = None,
     option: Options = None,
     jobs: Jobs = 8,
     retries: Annotated[int, typer.Option(min=0, help="Tries after a passing failure.")] = 4,
@@ -99,6 +102,7 @@ def sync(
             max_delete=max_delete,
             force=force,
             hdfs_driver=hdfs_driver,
+            checksum=checksum,
             jobs=jobs,
             retries=retries,
             timeout=timeout,
@@ -210,9 +214,9 @@ def gc(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from pqcache import __version__
 
-        typer.echo(f"pqcache {version('pqcache')}")
+        typer.echo(f"pqcache {__version__}")
         raise typer.Exit
 
 

@@ -34,6 +34,7 @@ class Config:
     settle: float = 0.0
     max_delete: str = MAX_DELETE
     hdfs_driver: str = HDFS_NATIVE
+    checksum: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -75,6 +76,7 @@ def read_config(cache: Path) -> Config:
             settle=parse_duration(document.get("settle", 0.0)),
             max_delete=str(document.get("max_delete", MAX_DELETE)),
             hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
+            checksum=document.get("checksum", False) is True,
             options={str(k): str(v) for k, v in document.get("options", {}).items()},
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -101,6 +103,7 @@ def write_config(cache: Path, config: Config) -> None:
         "settle": f"{config.settle:g}s" if config.settle else None,
         "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
         "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
+        "checksum": config.checksum or None,
         "options": dict(config.options) or None,
     }
     for name, value in values.items():

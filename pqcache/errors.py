@@ -43,6 +43,10 @@ class SourceDenied(SourceError):
     """Wrong or missing credentials, or no permission."""
 
 
+class SourceChanged(SourceError):
+    """A file is no longer the one that was listed."""
+
+
 class SourceUnavailable(SourceError):
     """The server is down, resets connections or is too slow; trying again may help."""
 

@@ -50,6 +50,7 @@ class Job:
     rewrite: RewriteOptions | None
     jobs: int
     retries: int
+    checksum: bool
     on_event: OnEvent
 
 
@@ -137,9 +138,7 @@ def _pool(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def _pooled(
-    pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int
-) -> Iterator[tuple[T, R]]:
+def _pooled(pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
     """Yield each task with what ``call`` made of it, in order; only a few wait in the pool."""
     tasks = iter(tasks)
     running: deque[tuple[T, Future[R]]] = deque()
@@ -158,9 +157,11 @@ def _bring(
     if job.source is None:
         raise CacheError(f"{file.path}: is not in the cache any more; run 'pqcache sync {job.cache.path}'")
     watch = Stopwatch()
-    copied, metadata, schema = fetch(
-        job.source, file, lambda f: run / "fetch" / file_key(job.source_url, f), job.on_event, stopped, job.retries
-    )
+
+    def target(version: SourceFile) -> Path:
+        return run / "fetch" / file_key(job.source_url, version)
+
+    copied, metadata, schema = fetch(job.source, file, target, job.on_event, stopped, job.retries, job.checksum)
     job.on_event(Fetched(copied.path, copied.identity.size, watch.seconds))
     return copied, metadata, schema
 

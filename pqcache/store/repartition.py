@@ -110,7 +110,7 @@ def _repartition_cache(
         published, after = None, before
         if not dry_run:
             if not plan.nothing_to_do:
-                job = Job(cache, plan, None, before.source, before.where, how, jobs, 0, on_event)
+                job = Job(cache, plan, None, before.source, before.where, how, jobs, 0, False, on_event)
                 published, after = build_snapshot(job)
             write_config(cache.path, config)
             report = make_report(cache, config, plan, published or current, after, published, dry_run, watch)

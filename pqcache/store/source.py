@@ -37,10 +37,11 @@ class Source(Protocol):
     def stat(self, path: str) -> Identity:
         """Return a file's identity now; raises SourceNotFound when it is gone."""
 
-    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         """Yield ``length`` bytes from ``offset`` in pieces of at most a few MiB.
 
-        The range must lie within the file. Fewer bytes than asked for mean that the connection broke.
+        The range must lie within the file. Fewer bytes than asked for mean that the connection broke. Given
+        the identity's ``tag``, a store that can raises SourceChanged when it holds another version.
         """
 
     def close(self) -> None:

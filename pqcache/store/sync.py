@@ -74,6 +74,7 @@ def sync(
     max_delete: str | None = None,
     force: bool = False,
     hdfs_driver: str | None = None,
+    checksum: bool | None = None,
     jobs: int = JOBS,
     retries: int = RETRIES,
     timeout: float = TIMEOUT,
@@ -97,6 +98,7 @@ def sync(
         settle: leave files younger than this many seconds for the next run.
         max_delete: refuse to drop more files than this, ``"1000"`` or ``"50%"``; ``force`` does it all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
+        checksum: compare what arrives with the store's own checksum, where it has one; costs CPU.
         jobs: files fetched at once.
         retries: how often what fails for a passing reason is tried again.
         timeout: seconds without a byte after which a server counts as unavailable.
@@ -122,6 +124,7 @@ def sync(
             "settle": settle,
             "max_delete": max_delete,
             "hdfs_driver": hdfs_driver,
+            "checksum": checksum,
         },
     )
     _check_apart(config.source, target.path)
@@ -150,7 +153,8 @@ def sync(
             write_config(target.path, config)
         published = None
         if not dry_run and not (plan.nothing_to_do and current is not None):
-            job = Job(target, plan, opened, config.source, config.where, rewrite, jobs, retries, on_event)
+            url, where, checksum = config.source, config.where, config.checksum
+            job = Job(target, plan, opened, url, where, rewrite, jobs, retries, checksum, on_event)
             published, manifest = build_snapshot(job)
         report = make_report(target, config, plan, published or current, manifest, published, dry_run, watch)
         if not dry_run:

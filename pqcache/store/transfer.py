@@ -8,7 +8,9 @@ whether the file is still the one that was listed.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ import tenacity
 from pqcache.errors import (
     ParquetError,
     PqcacheError,
+    SourceChanged,
     SourceIncomplete,
     SourceNotFound,
     SourceUnavailable,
@@ -32,6 +35,7 @@ from pqcache.store.statistics import not_parquet
 
 T = TypeVar("T")
 RETRIES = 4
+_MD5 = re.compile(r"[0-9a-f]{32}")
 _MOVED = 3  # how often a file may change while it is copied before the run gives up
 
 
@@ -50,11 +54,13 @@ def fetch(
     on_event: OnEvent,
     stopped: Callable[[], bool] = lambda: False,
     retries: int = RETRIES,
+    checksum: bool = False,
 ) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
     """Copy ``file`` to ``target(file)``; return it as it was copied, with its footer and Arrow schema.
 
-    A file that changes meanwhile is fetched again, and the returned identity is that of the copy. One that
-    vanished, or keeps changing, raises SourceIncomplete.
+    With ``checksum``, what arrived is compared with the store's own checksum where it has one (the ETag of
+    an S3 object that was uploaded in one part). A file that changes meanwhile is fetched again, and the
+    returned identity is that of the copy. One that vanished, or keeps changing, raises SourceIncomplete.
     """
     for attempt in range(_MOVED + 1):
         final = target(file)
@@ -63,7 +69,7 @@ def fetch(
             final.rename(part)
             part.chmod(0o644)
         try:
-            metadata, schema = _fetch_version(source, file, part, on_event, stopped, retries)
+            metadata, schema = _fetch_version(source, file, part, on_event, stopped, retries, checksum)
         except SourceNotFound as error:
             raise SourceIncomplete(
                 f"{file.path}: vanished from {source.url} while it was copied; nothing was published, "
@@ -110,13 +116,20 @@ def _fetch_version(
     on_event: OnEvent,
     stopped: Callable[[], bool],
     retries: int,
+    checksum: bool,
 ) -> tuple[pq.FileMetaData, pa.Schema]:
     """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
+
+    def bring() -> None:
+        _fill(source, file, part, on_event, stopped)
+        if checksum:
+            _check_md5(source, file, part, on_event)
+
     error: PqcacheError | None = None
     try:
-        with_retries(lambda: _fill(source, file, part, on_event, stopped), file.path, retries, on_event)
+        with_retries(bring, file.path, retries, on_event)
         metadata, schema = _footer(source, file, part)
-    except (SourceUnavailable, ParquetError) as failure:
+    except (SourceChanged, SourceUnavailable, ParquetError) as failure:
         error = failure  # it may have failed because the file changed under the copy: ask before telling
     now = with_retries(lambda: source.stat(file.path), file.path, retries, on_event)
     if now != file.identity:
@@ -126,9 +139,7 @@ def _fetch_version(
     return metadata, schema
 
 
-def _fill(
-    source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]
-) -> None:
+def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> None:
     """Fetch what ``part`` lacks and make it durable.
 
     Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
@@ -139,7 +150,7 @@ def _fill(
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             written = min(os.fstat(descriptor).st_size, size)
-            for chunk in source.read(file.path, written, size - written) if written < size else ():
+            for chunk in source.read(file.path, written, size - written, file.identity.tag) if written < size else ():
                 if stopped():
                     raise KeyboardInterrupt
                 chunk = chunk[: size - written]
@@ -156,6 +167,20 @@ def _fill(
             os.close(descriptor)
     except OSError as error:
         raise disk_error(part, error) from error
+
+
+def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) -> None:
+    """Compare ``part`` with the MD5 in the file's tag, if that is one; what differs is fetched again."""
+    if not _MD5.fullmatch(file.identity.tag):
+        return
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(part, "rb", buffering=0) as data:
+        while chunk := data.read(1 << 20):
+            digest.update(chunk)
+    if digest.hexdigest() != file.identity.tag:
+        part.unlink()
+        on_event(Advanced("fetch", -file.identity.size))
+        raise SourceUnavailable(f"{source.url}/{file.path}: arrived damaged: its MD5 is not the store's")
 
 
 def _write_all(descriptor: int, chunk: bytes, offset: int) -> None:

@@ -70,7 +70,7 @@ class HdfsSource:
         with self._errors(name):
             return _identity(self._info(name))
 
-    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         name = self._name(path)
         with self._errors(name):
             yield from watched(lambda: self._read(name, offset, length), self._timeout)

@@ -82,7 +82,7 @@ class Hdfs3Source:
         with self._connected(name) as handle:
             return self._info(handle, name).identity
 
-    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         name = self._name(path)
         encoded = self._encoded(name)
         if length <= 0:

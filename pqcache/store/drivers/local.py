@@ -48,7 +48,7 @@ class LocalSource:
         except OSError as error:
             raise self._error(path, error) from error
 
-    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         try:
             with open(self._name(path), "rb", buffering=0) as file:
                 file.seek(offset)

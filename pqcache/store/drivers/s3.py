@@ -10,13 +10,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import (
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+)
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import TIMEOUT, option_names, redact, userinfo
 
 try:
     import boto3
     import botocore.exceptions
+    import urllib3.exceptions
     from botocore import UNSIGNED
     from botocore.config import Config
 except ImportError as error:
@@ -81,19 +89,23 @@ class S3Source:
             raise self._error(path, error) from error
         return _identity(head["ContentLength"], head["LastModified"], head["ETag"])
 
-    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         if length <= 0:
             return
         try:
+            wanted = f"bytes {offset}-{offset + length - 1}/"
             answer = self._client.get_object(
                 Bucket=self._bucket,
                 Key=self._key(path),
-                Range=f"bytes={offset}-{offset + length - 1}",
+                Range=wanted.replace(" ", "=").rstrip("/"),
+                **({"IfMatch": f'"{tag}"'} if tag else {}),
                 **self._extra,
             )
-            if answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
-                raise SourceError(f"{self._name(path)}: the server ignores ranges; it cannot be read safely")
             with answer["Body"] as body:
+                if not str(answer.get("ContentRange", "")).startswith(wanted):
+                    raise SourceUnavailable(f"{self._name(path)}: the server sent another range than was asked for")
+                if tag and answer.get("ETag", "").strip('"') != tag:
+                    raise SourceChanged(f"{self._name(path)}: is not the version that was listed")
                 while length > 0 and (chunk := body.read(min(_CHUNK, length))):
                     length -= len(chunk)
                     yield chunk
@@ -126,6 +138,8 @@ class S3Source:
             if code in _MISSING or status == 404:
                 what = "no such bucket" if code == "NoSuchBucket" else "no such object"
                 return SourceNotFound(f"{name}: {what}; check the URL")
+            if status == 412:
+                return SourceChanged(f"{name}: is not the version that was listed")
             if code in _DENIED or status in (401, 403):
                 return SourceDenied(
                     f"{name}: access denied ({code}); check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
@@ -170,7 +184,13 @@ def _client(url: str, options: Mapping[str, str], timeout: float) -> Any:
 
 
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
-_ERRORS = (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError, OSError)
+# a body is read from urllib3's own object, which raises urllib3's own errors
+_ERRORS = (
+    botocore.exceptions.BotoCoreError,
+    botocore.exceptions.ClientError,
+    urllib3.exceptions.HTTPError,
+    OSError,
+)
 
 
 def _identity(size: int, modified: Any, etag: str) -> Identity:

@@ -84,7 +84,7 @@ class WebHdfsSource:
         except _ERRORS as error:
             raise self._error(name, error) from error
 
-    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         name = self._name(path)
         try:
             while length > 0:
