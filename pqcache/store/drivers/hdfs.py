@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -54,6 +55,9 @@ class HdfsSource:
 
     def list(self) -> Iterator[SourceFile]:
         with self._errors(self._root):
+            if self._only:
+                yield SourceFile(self._only, self.stat(self._only))
+                return
             info = self._info(self._root)
             if not info.isdir:
                 self._root, _, self._only = self._root.rpartition("/")
@@ -128,6 +132,8 @@ class HdfsSource:
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
             return SourceNotFound(f"{show}: no such file or directory; check the URL")
         if isinstance(error, PermissionError) or "AccessControl" in text or "ermission denied" in text:
+            if inode := re.search(r'inode=\\?"([^"\\]+)', text):  # the very directory, not the dataset
+                show = self._show(inode[1])
             return SourceDenied(
                 f"{show}: permission denied; check HADOOP_USER_NAME, the Kerberos ticket (klist) "
                 "and the directory's permissions"

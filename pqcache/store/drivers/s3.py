@@ -68,6 +68,9 @@ class S3Source:
         prefix = f"{self._root}/" if self._root else ""
         found = False
         try:
+            if self._only:
+                yield SourceFile(self._only, self.stat(self._only))
+                return
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=prefix, **self._extra
             )

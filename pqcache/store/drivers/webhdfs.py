@@ -39,6 +39,7 @@ class WebHdfsSource:
         self._host = parts.netloc.rpartition("@")[2]
         self._root = "/" + url.partition("://")[2].partition("/")[2].strip("/")
         self._only = ""
+        self._timeout = timeout
         if not parts.hostname:
             raise UsageError(f"{self.url}: no host; write webhdfs://HOST:PORT/PATH")
         user = options.get("user") or user
@@ -58,7 +59,11 @@ class WebHdfsSource:
         session.request = functools.partial(session.request, timeout=(5, timeout))  # it has none of its own
 
     def list(self) -> Iterator[SourceFile]:
+        name = self._root
         try:
+            if self._only:
+                yield SourceFile(self._only, self.stat(self._only))
+                return
             info = self._fs.info(self._root)
             if info["type"] != "directory":
                 self._root, _, self._only = self._root.rpartition("/")
@@ -67,7 +72,8 @@ class WebHdfsSource:
             pending = [""]
             while pending:
                 directory = pending.pop()
-                for item in self._fs.ls(f"{self._root}/{directory}".rstrip("/") or "/", detail=True):
+                name = f"{self._root}/{directory}".rstrip("/") or "/"
+                for item in self._fs.ls(name, detail=True):
                     # the server's own name: fsspec decodes nothing, but joins with a '/' too many at times
                     path = f"{directory}/{item['pathSuffix']}" if directory else item["pathSuffix"]
                     if item["type"] == "directory":
@@ -75,7 +81,7 @@ class WebHdfsSource:
                     else:
                         yield SourceFile(path, _identity(item), item.get("blockSize", 0))
         except _ERRORS as error:
-            raise self._error(self._root, error) from error
+            raise self._error(name, error) from error
 
     def stat(self, path: str) -> Identity:
         name = self._name(path)
@@ -116,6 +122,8 @@ class WebHdfsSource:
             if status == 404:
                 return SourceUnavailable(f"{show}: no WebHDFS here; check that the port is the HTTP port")
             return SourceUnavailable(f"{show}: the server answers {status}; try again later")
+        if isinstance(error, requests.ReadTimeout):
+            return SourceUnavailable(f"{show}: no answer for {self._timeout:.0f} s; check the cluster's health")
         if isinstance(error, requests.ConnectionError | requests.Timeout):
             return SourceUnavailable(f"{show}: cannot connect; check the host, the HTTP port and the network")
         if isinstance(error, FileNotFoundError):
