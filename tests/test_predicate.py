@@ -33,6 +33,7 @@ def _leaf() -> st.SearchStrategy[str]:
         ),
         st.tuples(_NUMBER, _NUMBER).map(lambda v: f"hour between {v[0]} and {v[1]}"),
         st.sampled_from(["dt is null", "hour is not null", "dt like '2026-11-0_'", "dt like '%''%'"]),
+        st.sampled_from(["dt not like '2026%'", "hour not between 0 and 1.5", "hour in (1, 2.5)", "hour = 2.5"]),
     )
 
 
@@ -72,6 +73,12 @@ def test_means_what_sql_means(condition: str) -> None:
         ("dt", "is not a condition"),
         ("hour in (select 1)", "list of constants"),
         ("hour like '1%'", "string column"),
+        ("hour between symmetric 2 and 1", "SYMMETRIC is not supported"),
+        ("hour in unnest(dt)", "list of constants"),
+        ("t.hour = 1", "there is no column t.hour"),
+        ("hour > 1e999999999", "is not a value of hour"),
+        ("hour > 'inf'", "'inf' is not a value of hour"),
+        ("hour = 5.7::int", "is not a constant"),
         ("__import__('os').system('true')", "is not supported"),
         ("exists (select 1)", "is not supported"),
     ],
@@ -91,3 +98,38 @@ def test_any_text_is_a_condition_or_an_error(text: str) -> None:
 
 def test_columns_in_a_condition() -> None:
     assert where_columns("dt > '1' and (hour = 1 or dt < '9')") == ["dt", "hour"]
+
+
+def test_numbers_between_large_integers() -> None:
+    table = pa.table({"n": pa.array([2**53, 2**53 + 1, -(2**63), 2**63 - 1, None], pa.int64())})
+    assert matching(table, "n > 9007199254740992.5") == [1, 3]
+    assert matching(table, "n < 9007199254740992.5") == [0, 2]
+    assert matching(table, "n <> 0.5") == [0, 1, 2, 3]
+    assert matching(table, "not n = 0.5") == [0, 1, 2, 3]
+
+
+def test_floats_compare_as_ieee_754_says() -> None:
+    table = pa.table({"x": [0.0, -0.0, float("nan"), 1.0]})
+    assert matching(table, "x in ('-0.0', 5, 6)") == [0, 1]
+    assert matching(table, "x in ('nan', 1, 2)") == [3]
+    assert matching(table, "x <> 1") == [0, 1, 2]
+
+
+def test_dictionaries_dots_and_times() -> None:
+    kinds = pa.table(
+        {
+            "a.b": pa.array(["x", "y", None]).dictionary_encode(),
+            "t": pa.array([0, 1, 2], pa.time64("ns")),
+        }
+    )
+    assert matching(kinds, "a.b = 'x'") == matching(kinds, "\"a.b\" like 'x%'") == [0]
+    assert matching(kinds, "a.b in ('y', 'z', 'w')") == [1]
+    assert matching(kinds, "t >= '00:00:00.000000001'") == [1, 2]
+    assert where_columns("a.b = 'x'") == ["a.b"]
+
+
+def test_long_chains_do_not_nest() -> None:
+    table = pa.table({"n": range(5)})
+    assert matching(table, " or ".join(f"n = {n}" for n in range(3, 3000))) == [3, 4]
+    with pytest.raises(UsageError):
+        matching(table, "not " * 5000 + "n = 1")

@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError
+from pqcache.errors import CacheError, ParquetError
 from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
@@ -197,10 +197,12 @@ def _rewrite(
         job.on_event(Advanced("fetch", sum(file.identity.size for file in plan.downloads)))
         job.on_event(Advanced("rewrite", sum(item.size for item in plan.rewrite)))
     else:
-        _rewrite_files(job, run, plan.directory, files, rows, target, stopped)
-    for _, path in files:
-        if path.parent == run / "fetch":
-            path.unlink(missing_ok=True)  # its rows are in the rewritten files, or it is linked there
+        try:
+            _rewrite_files(job, run, plan.directory, files, rows, target, stopped)
+        except ParquetError:
+            _forget(run, files)  # a copy that was damaged on its way must not be taken over by the next run
+            raise
+    _forget(run, files)  # their rows are in the rewritten files, or they are linked there
     made = sorted(path for path in target.iterdir() if path.name != _ROWS)
     footers = [read_footer(path)[0] for path in made]
     assigned = assign_sources(rows, [footer.num_rows for footer in footers])
@@ -214,6 +216,12 @@ def _rewrite(
     groups = sum(item.entry.row_groups for item in built)
     job.on_event(Rewrote(plan.directory, len(files), len(built), groups, total))
     return built
+
+
+def _forget(run: Path, files: Sequence[tuple[str, Path]]) -> None:
+    for _, path in files:
+        if path.parent == run / "fetch":
+            path.unlink(missing_ok=True)
 
 
 def _rewrite_files(
@@ -238,7 +246,11 @@ def _rewrite_files(
         if stopped():
             raise KeyboardInterrupt
 
-    result = rewrite_directory([inputs / name for name, _ in files], unfinished, job.rewrite, progress)
+    try:
+        result = rewrite_directory([inputs / name for name, _ in files], unfinished, job.rewrite, progress)
+    except ParquetError as error:
+        place = f"{job.source_url}/{directory}".rstrip("/")
+        raise ParquetError(str(error).replace(str(inputs), place)) from error
     for warning in result.warnings:
         job.on_event(Warned(f"{directory}: {warning}" if directory else warning))
     for path in unfinished.iterdir():

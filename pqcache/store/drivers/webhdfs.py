@@ -24,7 +24,7 @@ OPTIONS = {
     "kerberos": "true authenticates with the Kerberos ticket cache",
     "https": "true talks HTTPS",
 }
-_PIECE = 32 << 20  # every range costs 25 ms, so few and large ones
+_CHUNK = 1 << 20
 _ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 
 
@@ -44,9 +44,18 @@ class WebHdfsSource:
             raise UsageError(f"{self.url}: no host; write webhdfs://HOST:PORT/PATH")
         user = options.get("user") or user
         password = options.get("password") or password
-        self._fs = WebHDFS(
-            host=parts.hostname,
-            port=parts.port or 9870,
+        try:
+            self._fs = self._connect(parts.hostname, parts.port or 9870, user, password, options)
+        except (ValueError, ImportError) as error:
+            raise UsageError(f"{self.url}: {error}") from error
+        session = self._fs.session
+        session.request = functools.partial(session.request, timeout=(5, timeout))  # it has none of its own
+
+    @staticmethod
+    def _connect(host: str, port: int, user: str, password: str, options: Mapping[str, str]) -> Any:
+        return WebHDFS(
+            host=host,
+            port=port,
             user=user or None,
             password=password or None,
             token=options.get("token"),
@@ -55,8 +64,6 @@ class WebHdfsSource:
             use_listings_cache=False,
             skip_instance_cache=True,
         )
-        session = self._fs.session
-        session.request = functools.partial(session.request, timeout=(5, timeout))  # it has none of its own
 
     def list(self) -> Iterator[SourceFile]:
         name = self._root
@@ -92,15 +99,21 @@ class WebHdfsSource:
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         name = self._name(path)
+        if length <= 0:
+            return
         try:
-            while length > 0:
-                piece = min(_PIECE, length)
-                data = self._fs.cat_file(name, offset, offset + piece)
-                if not data:
-                    return
-                yield data
-                offset += len(data)
-                length -= len(data)
+            answer = self._fs._call("OPEN", path=name, redirect=False, offset=offset, length=length)
+            location = answer.headers.get("Location")
+            if location:  # fsspec would follow it without a look at the status, and take an error for data
+                answer.close()
+                answer = self._fs.session.get(self._fs._apply_proxy(location), stream=True)
+            with answer:
+                answer.raise_for_status()
+                for chunk in answer.iter_content(_CHUNK):
+                    if length <= 0:
+                        return
+                    yield chunk[:length]
+                    length -= len(chunk)
         except _ERRORS as error:
             raise self._error(name, error) from error
 
@@ -119,6 +132,8 @@ class WebHdfsSource:
             status = error.response.status_code
             if status in (401, 403):
                 return SourceDenied(f"{show}: access denied; check the user, its permissions and the ticket")
+            if status == 404 and "/webhdfs/" in str(error.response.url) and "offset=" in str(error.response.url):
+                return SourceNotFound(f"{show}: no such file; check the URL")
             if status == 404:
                 return SourceUnavailable(f"{show}: no WebHDFS here; check that the port is the HTTP port")
             return SourceUnavailable(f"{show}: the server answers {status}; try again later")

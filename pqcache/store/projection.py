@@ -1,0 +1,234 @@
+"""Some columns and row groups of a Parquet file as a file of their own, worked out on footers alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pqcache.errors import ParquetError
+from pqcache.store import footer
+from pqcache.store.footer import BINARY, I16, I32, I64, LIST, MAGIC, STRUCT, Items, Struct
+from pqcache.store.rowfile import ARROW_SCHEMA, arrow_schema
+
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+# PARQUET-816: they left the dictionary's page header out of a chunk's size, so readers read a bit more.
+_SHORT_CHUNKS = re.compile(rb"parquet-mr version 1\.([01]\b|2\.[0-8]\b)")
+_SHORT_BY = 100
+
+
+class Span(NamedTuple):
+    """Bytes of a file."""
+
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last byte."""
+        return self.offset + self.length
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Some columns and row groups of a file as a file of their own.
+
+    Attributes:
+        spans: the bytes of the file that the other one's pages are, in order.
+        size: the offset of the other one's footer.
+        fields: its footer.
+    """
+
+    spans: tuple[Span, ...]
+    size: int
+    fields: Struct
+
+
+def project(
+    fields: Struct,
+    wanted: Sequence[bool],
+    groups: Sequence[int],
+    limit: int,
+    name: str,
+    start: int = len(MAGIC),
+    ordinal: int = 0,
+) -> Projection:
+    """Return the ``wanted`` top-level columns of the row groups ``groups`` as a file of their own.
+
+    Args:
+        fields: the file's footer.
+        wanted: whether to keep each top-level column.
+        groups: positions of the row groups to keep, ascending.
+        limit: the offset of the footer: no page lies behind it.
+        name: the file to blame.
+        start: where the first page is to lie in the other file.
+        ordinal: the position of the first row group in it.
+
+    Raises:
+        ParquetError: the footer contradicts itself; nothing in it is believed unchecked.
+    """
+    schema = footer.schema_of(fields, name)
+    tops = [*top_elements(schema, name), len(schema)]
+    elements: list[Struct] = [schema[0] | {5: (I32, sum(wanted))}]
+    for keep, first, end in zip(wanted, tops, tops[1:], strict=False):
+        elements += schema[first:end] if keep else []
+    all_leaves = footer.leaves_of(schema, name)
+    leaves = [number for number, leaf in enumerate(all_leaves) if wanted[leaf.column]]
+    extra = _SHORT_BY if _SHORT_CHUNKS.match(_bytes(fields, 6) or b"") else 0
+    all_groups = footer.row_groups_of(fields, name)
+    spans: list[Span] = []
+    placed: list[bytes] = []
+    position = start
+    rows = 0
+    for number in groups:
+        if len(footer.columns_of(all_groups[number], name)) != len(all_leaves):
+            raise _damaged(name, f"row group {number} has not one chunk for each column")
+        group, more = _placed(all_groups[number], leaves, position, ordinal + len(placed), limit, extra, name)
+        rows += number_of(group, 3, name)
+        placed.append(footer.encode(group))
+        spans += more
+        position += sum(span.length for span in more)
+        if position - start > limit + extra * len(spans):
+            raise _damaged(name, "its column chunks overlap")
+    template = dict(fields)
+    orders = _structs(fields, 7)
+    template.pop(7, None)
+    if len(orders) == len(all_leaves):
+        template[7] = (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))
+    keyvalues = _keyvalues(fields, wanted, [_bytes(schema[first], 4) or b"" for first in tops[:-1]])
+    return Projection(tuple(spans), position, footer.assembled(template, elements, placed, rows, keyvalues))
+
+
+def top_elements(schema: Sequence[Struct], name: str) -> list[int]:
+    """Return the position of each top-level column's first element."""
+    footer.leaves_of(schema, name)  # raises where the elements are not a tree
+    tops: list[int] = []
+    missing = 0
+    for number, element in enumerate(schema):
+        if number and not missing:
+            tops.append(number)
+            missing = 1
+        if number:
+            missing += element.get(5, (I32, 0))[1] - 1
+    return tops
+
+
+def _placed(
+    group: Struct, leaves: Sequence[int], position: int, ordinal: int, limit: int, extra: int, name: str
+) -> tuple[Struct, list[Span]]:
+    """Return a row group of these leaves as it reads with its pages from ``position`` on, and where they are now."""
+    chunks, metas = group[1][1].values, footer.columns_of(group, name)
+    spans = {leaf: _span(metas[leaf], limit, extra, name) for leaf in leaves}
+    ordered = sorted(leaves, key=lambda leaf: spans[leaf].offset)
+    moved: dict[int, Struct] = {}
+    at = position
+    for leaf in ordered:
+        alone: Struct = {1: (LIST, Items(STRUCT, [chunks[leaf]]))}
+        moved[leaf] = footer.moved(alone, at - spans[leaf].offset, 0, None, name)[1][1].values[0]
+        at += spans[leaf].length
+    result = dict(group)
+    result[1] = (LIST, Items(STRUCT, [moved[leaf] for leaf in leaves]))
+    result[2] = (I64, sum(number_of(metas[leaf], 6, name) for leaf in leaves))
+    result.pop(4, None)
+    if sorting := _sorting(group, leaves):
+        result[4] = (LIST, Items(STRUCT, sorting))
+    if 5 in result:
+        result[5] = (I64, position)
+    if 6 in result:
+        result[6] = (I64, at - position)
+    result.pop(7, None)
+    if ordinal < 1 << 15:  # the field is an i16, and optional
+        result[7] = (I16, ordinal)
+    return dict(sorted(result.items())), [spans[leaf] for leaf in ordered]
+
+
+def _span(meta: Struct, limit: int, extra: int, name: str) -> Span:
+    """Return where a column chunk lies, its dictionary included."""
+    size = number_of(meta, 7, name)
+    offsets = [number_of(meta, field, name) for field in (9, 11) if field == 9 or field in meta]
+    starts = [offset for offset in offsets if offset > 0]  # 0 has been seen to mean "no dictionary"
+    if size < 0 or (size and (not starts or min(starts) < len(MAGIC))):
+        raise _damaged(name, "a column chunk has no place")
+    start = min(starts, default=len(MAGIC))
+    if start + size > limit:
+        raise _damaged(name, f"a column chunk ends at {start + size:,}, behind the footer's start at {limit:,}")
+    return Span(start, min(size + extra, limit - start) if size else 0)
+
+
+def _sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:
+    """Return the sorting columns that still hold: up to the first that is gone."""
+    position_of = {leaf: position for position, leaf in enumerate(leaves)}
+    kept: list[Struct] = []
+    for sorting in _structs(group, 4):
+        position = position_of.get(sorting.get(1, (I32, -1))[1])
+        if position is None:
+            break
+        kept.append({**sorting, 1: (I32, position)})
+    return kept
+
+
+def keyvalues_of(fields: Struct) -> dict[bytes, bytes | None]:
+    """Return the key-value metadata of a footer."""
+    return {_bytes(pair, 1) or b"": _bytes(pair, 2) for pair in _structs(fields, 5)}
+
+
+def _keyvalues(fields: Struct, wanted: Sequence[bool], names: Sequence[bytes]) -> dict[bytes, bytes | None]:
+    """Return the key-value metadata with the schemas in it cut to the wanted columns."""
+    result = keyvalues_of(fields)
+    for key, cut in ((ARROW_SCHEMA, _cut_arrow_schema), (_SPARK_SCHEMA, _cut_spark_schema)):
+        value = result.get(key)
+        if value is not None:
+            result[key] = cut(value, wanted, names)
+            if result[key] is None:
+                del result[key]
+    return result
+
+
+def _cut_arrow_schema(value: bytes, wanted: Sequence[bool], names: Sequence[bytes]) -> bytes | None:
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(value)))
+        found = [name.encode() for name in schema.names]
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+    if found != list(names):
+        return None  # of another schema than Parquet's own: no reader can have used it
+    fields = [field for field, keep in zip(schema, wanted, strict=True) if keep]
+    return arrow_schema(pa.schema(fields, metadata=schema.metadata))
+
+
+def _cut_spark_schema(value: bytes, wanted: Sequence[bool], names: Sequence[bytes]) -> bytes | None:
+    """Spark believes this one: a column that is in it but not in the file would come out as nulls."""
+    kept = {name.decode("utf-8", "replace") for name, keep in zip(names, wanted, strict=True) if keep}
+    try:
+        schema: dict[str, Any] = json.loads(value)
+        schema["fields"] = [field for field in schema["fields"] if field["name"] in kept]
+        return json.dumps(schema, separators=(",", ":")).encode()
+    except (ValueError, KeyError, TypeError):
+        return value
+
+
+def number_of(fields: Struct, field: int, name: str) -> int:
+    """Return an integer field that must be there."""
+    kind, value = fields.get(field, (0, None))
+    if kind not in (I16, I32, I64):
+        raise _damaged(name, f"field {field} is missing or no number")
+    return int(value)
+
+
+def _bytes(fields: Struct, field: int) -> bytes | None:
+    kind, value = fields.get(field, (0, None))
+    return bytes(value) if kind == BINARY else None
+
+
+def _structs(fields: Struct, field: int) -> list[Struct]:
+    kind, value = fields.get(field, (0, None))
+    return list(value.values) if kind == LIST and value.kind == STRUCT else []
+
+
+def _damaged(name: str, what: str) -> ParquetError:
+    return ParquetError(f"{name}: the Parquet footer is damaged ({what}); fetch the file again")
