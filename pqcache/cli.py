@@ -54,7 +54,10 @@ def sync(
     cache: Annotated[Path | None, typer.Argument(help="The local cache directory.")] = None,
     where: Annotated[
         str | None,
-        typer.Option(metavar="CONDITION", help="Partitions to take: \"dt >= '2026-11-01'\"; '' for all."),
+        typer.Option(metavar="CONDITION", help="Rows to take: \"dt >= '2026-11-01' and price > 0\"; '' for all."),
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Fetch only these columns; '' for all.")
     ] = None,
     row_group_size: RowGroupSize = None,
     keep: Keep = None,
@@ -94,6 +97,7 @@ def sync(
             target,
             where_from,
             where=where,
+            columns=None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
             row_group_size=None if row_group_size is None else _size(row_group_size),
             options=_options(option),
             keep=keep,

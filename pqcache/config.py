@@ -15,7 +15,7 @@ from pqcache.errors import CacheError, UsageError
 from pqcache.store.cache import CONFIG
 from pqcache.store.disk import write_durably
 from pqcache.store.guards import MAX_DELETE, parse_max_delete
-from pqcache.store.source import HDFS_NATIVE
+from pqcache.store.source import HDFS3, HDFS_NATIVE
 from pqcache.units import parse_duration, parse_size
 
 FORMAT = 1
@@ -28,6 +28,7 @@ class Config:
 
     source: str
     where: str | None = None
+    columns: tuple[str, ...] | None = None
     row_group_size: int | None = None
     keep: int = KEEP
     marker: str | None = None
@@ -42,6 +43,8 @@ class Config:
             raise UsageError(f"keep = {self.keep}: at least one snapshot has to be kept")
         if self.row_group_size is not None and self.row_group_size < 1:
             raise UsageError(f"row_group_size = {self.row_group_size}: has to be at least one byte")
+        if self.hdfs_driver not in (HDFS_NATIVE, HDFS3):
+            raise UsageError(f"--hdfs-driver {self.hdfs_driver}: choose {HDFS_NATIVE} or {HDFS3}")
         parse_max_delete(self.max_delete)
 
 
@@ -70,6 +73,7 @@ def read_config(cache: Path) -> Config:
         return Config(
             source=str(document["source"]),
             where=document.get("where"),
+            columns=tuple(map(str, document["columns"])) if "columns" in document else None,
             row_group_size=None if size is None else parse_size(size),
             keep=int(document.get("keep", KEEP)),
             marker=document.get("marker"),
@@ -97,6 +101,7 @@ def write_config(cache: Path, config: Config) -> None:
         "format": FORMAT,
         "source": config.source,
         "where": config.where,
+        "columns": None if config.columns is None else list(config.columns),
         "row_group_size": None if size is None else _size_text(size),
         "keep": config.keep,
         "marker": config.marker,

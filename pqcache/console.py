@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -30,7 +31,9 @@ _VERB = {"fetch": "fetching", "rewrite": "rewriting", "read": "reading footers"}
 
 def out() -> Console:
     """Return the console for results; it wraps nothing when it is not a terminal."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, soft_wrap=True, width=int(os.environ.get("COLUMNS") or 200))
 
 
 def err() -> Console:

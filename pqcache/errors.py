@@ -65,6 +65,10 @@ class CacheError(PqcacheError):
     """There is no cache here, or it is of another version, or it is damaged."""
 
 
+class DamagedError(CacheError):
+    """A manifest or an index cannot be read; the next sync makes it anew."""
+
+
 class CacheLocked(CacheError):
     """Another run holds the cache's lock."""
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from pqcache import errors, events
+from pqcache.config import Config
 from pqcache.store.cache import FILES, ROW_GROUPS
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect import Bin, Column, Inspection, Partition
@@ -95,6 +96,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_readme_runs(lake: Path) -> None:
     assert run_blocks(README, lake) >= 10
     for name in ("cache/shop", "cache/recent"):
@@ -146,7 +148,7 @@ def table_row(page: Path, first: str) -> str:
 
 def quoted(text: str) -> set[str]:
     """Return the words in backquotes."""
-    return set(re.findall(r"`([^`]+)`", text))
+    return set(re.findall(r"`([^`\n]+)`", text))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(events.Event) if kind is not events.Advanced])
@@ -203,12 +205,16 @@ def test_the_format_page_has_every_field(lake: Path) -> None:
         for field in schema:
             column, colon, what = field.name.rpartition(":")
             kind = "type of C" if what in ("min", "max") else str(field.type)
+            if pa.types.is_dictionary(field.type):
+                kind = f"dictionary<{field.type.value_type}>"
             if pa.types.is_list(field.type):
                 kind = "list<struct>"
                 for inner in field.type.value_type:
                     assert kind_row(page, f"sources.{inner.name}") == str(inner.type)
             assert kind_row(page, f"C:{what}" if colon and column else field.name) == kind
     assert f'"format": {FORMAT}' in page
+    for option in fields(Config):
+        assert re.search(rf"^\| (?:`\w+`, )*`{option.name}`", page, re.MULTILINE), option.name
     assert read_manifest(snapshot / FILES).source == str(lake / "lake" / "shop")
 
 
@@ -217,3 +223,22 @@ def kind_row(page: str, name: str) -> str:
     match = re.search(rf"^\| (?:`[^|]*`, )?`{re.escape(name)}`(?:, `[^|]*`)? \| ([^|]+) \|", page, re.MULTILINE)
     assert match is not None, f"cache-format.md: no row for {name}"
     return match[1].strip()
+
+
+def test_the_design_names_every_module() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    (tree,) = [block.text for block in blocks_of(ROOT / "docs" / "design.md") if block.text.startswith("pqcache/")]
+    package = ROOT / "pqcache"
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    expected = {path for path in found if "/" not in path or not path.endswith("__init__.py")}
+    named = set()
+    parts: list[tuple[int, str]] = []
+    for line in tree.splitlines()[1:]:
+        indent, name = len(line) - len(line.lstrip()), line.split()[0]
+        parts = [part for part in parts if part[0] < indent]
+        if name.endswith("/"):
+            parts.append((indent, name))
+        else:
+            named.add("".join(part for _, part in parts) + name)
+    assert named == expected, "docs/design.md: the tree under 'The modules'"
+    assert "## Decisions" in text

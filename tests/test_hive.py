@@ -27,9 +27,7 @@ def test_only_canonical_int64_is_a_number(value: int) -> None:
 
 
 def test_types_come_from_all_directories() -> None:
-    table = partition_table(
-        ["dt=2026-11-01/hour=7", "dt=2026-11-01/hour=x", "dt=__HIVE_DEFAULT_PARTITION__/hour=8"]
-    )
+    table = partition_table(["dt=2026-11-01/hour=7", "dt=2026-11-01/hour=x", "dt=__HIVE_DEFAULT_PARTITION__/hour=8"])
     assert table.schema == pa.schema([("dt", pa.string()), ("hour", pa.string())])
     assert table.to_pydict() == {"dt": ["2026-11-01", "2026-11-01", None], "hour": ["7", "x", "8"]}
     numbers = partition_table(["hour=7", "hour=__HIVE_DEFAULT_PARTITION__", "hour=-12"])
@@ -43,6 +41,10 @@ def test_types_come_from_all_directories() -> None:
         ("dt=1/part-0.parquet", True),
         ("dt=1/PART.PARQUET", True),
         ("dt=1/000000_0", True),
+        ("dt=1/000012_0_copy_3", True),
+        ("dt=1/part-m-00000", True),
+        ("dt=1/README", False),
+        ("lock", False),
         ("_id=1/a.parquet", True),
         ("dt=1/_SUCCESS", False),
         ("dt=1/.part-0.parquet.crc", False),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order import Lane, Order, Part, batches_of_lanes, permutation
+from pqcache.reader.order import Lane, Order, Part, batches_of_lanes, deal_order, permutation
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
 
@@ -47,22 +47,22 @@ def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
     """
     runs = len(lane.groups)
     begin = lane.window // 2 + 1
-    count_of_blocks = max(1, runs + lane.window - 2 * begin + 1) if runs else 0
+    steps = max(1, runs + lane.window - 2 * begin + 1) if runs else 0
     held_in: dict[int, list[int]] = {run: [] for run in range(runs)}
-    for block in range(count_of_blocks):
+    for block in range(steps * lane.split):
         for run in range(runs):
             arrives = run - begin + 1
-            if arrives <= block < arrives + lane.window:
+            if arrives <= block // lane.split < arrives + lane.window:
                 held_in[run].append(block)
     hands: dict[int, list[list[tuple[int, int]]]] = {}
     for run in range(runs):
         size = int(lane.highs[run] - lane.lows[run])
-        order = permutation(size, lane.seed, lane.epoch, 1, lane.number, run)
+        order = deal_order(size, lane.seed, lane.epoch, lane.number, run)
         rows = [(int(lane.groups[run]), int(lane.lows[run] + r)) for r in order]
         count = len(held_in[run])
         hands[run] = [rows[size * q // count : size * (q + 1) // count] for q in range(count)]
     blocks = []
-    for number in range(count_of_blocks):
+    for number in range(steps * lane.split):
         cards = [c for run in range(runs) if number in held_in[run] for c in hands[run][held_in[run].index(number)]]
         order = permutation(len(cards), lane.seed, lane.epoch, 2, lane.number, number)
         blocks.append([cards[i] for i in order])
@@ -197,6 +197,7 @@ def test_seek_does_not_replay() -> None:
     whole = Lane.row_order
     try:
         Lane.row_order = lambda self, j: (looked.append(j), whole(self, j))[1]  # type: ignore[method-assign]
+        assert order.split == 1
         order.batch(1_500_000)
     finally:
         Lane.row_order = whole  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pqcache.errors import SourceError
 from pqcache.store.guards import check_listing
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.store.plan import plan_repartition, plan_sync
+from pqcache.store.plan import PLAIN, Recipe, plan_repartition, plan_sync
 
 
 def source(path: str, version: int = 1, size: int = 10) -> SourceFile:
@@ -60,8 +60,8 @@ def test_a_damaged_file_is_fetched_again() -> None:
     assert (plan.added, plan.changed) == ((), ())
 
 
-RECIPE = "row_group_size=1"
-MERGED = FileEntry("dt=1/part-00000.parquet", 15, 2, 1, (A, B), RECIPE)
+RECIPE = Recipe(rewrite="row_group_size=1")
+MERGED = FileEntry("dt=1/part-00000.parquet", 15, 2, 1, (A, B), RECIPE.text)
 
 
 def test_a_rewritten_directory_that_did_not_change_is_kept() -> None:
@@ -77,10 +77,10 @@ def test_a_merged_directory_is_fetched_whole_when_one_file_changes() -> None:
 
 
 def test_another_recipe_needs_no_download() -> None:
-    plan = plan_sync([A, B], [MERGED], "row_group_size=2")
+    plan = plan_sync([A, B], [MERGED], Recipe(rewrite="row_group_size=2"))
     assert plan.downloads == []
     assert [item.entry for item in plan.directories[0].rewrite] == [MERGED]
-    assert plan_repartition([MERGED], "row_group_size=2") == plan
+    assert plan_repartition([MERGED], Recipe(rewrite="row_group_size=2")) == plan
     assert plan_repartition([MERGED], RECIPE).nothing_to_do
 
 
@@ -88,6 +88,17 @@ def test_copies_held_already_are_rewritten_without_download() -> None:
     plan = plan_sync([A, B, C], [copy_of(A), copy_of(C)], RECIPE)
     assert plan.downloads == [B]
     assert [d.directory for d in plan.directories if d.rewrite] == ["dt=1", "dt=2"]
+
+
+def test_other_columns_are_fetched_again() -> None:
+    some = Recipe(fetch="columns=id", rewrite="row_group_size=1")
+    plan = plan_sync([A, B], [MERGED], some)
+    assert plan.downloads == [A, B]
+    held = [FileEntry(f.path, 3, 1, 1, (f,), Recipe(fetch="columns=id").text) for f in (A, B)]
+    assert plan_sync([A, B], held, Recipe(fetch="columns=id")).nothing_to_do
+    assert plan_sync([A, B], held, PLAIN).downloads == [A, B]
+    again = plan_sync([A, B], held, some)
+    assert (again.downloads, again.rewrites) == ([], 1)
 
 
 _FILES = st.builds(
@@ -98,7 +109,7 @@ _FILES = st.builds(
 _LISTING = st.lists(_FILES, unique_by=lambda file: file.path)
 
 
-@given(_LISTING, _LISTING, st.sampled_from(["", RECIPE]))
+@given(_LISTING, _LISTING, st.sampled_from([PLAIN, RECIPE]))
 def test_applying_a_plan_gives_the_listing(
     now: list[SourceFile], before: list[SourceFile], recipe: str
 ) -> None:
@@ -110,7 +121,7 @@ def test_applying_a_plan_gives_the_listing(
         for item in directory.rewrite:
             result += item.entry.sources if item.entry else [item.file]
     assert sorted(result, key=lambda file: file.path) == sorted(now, key=lambda file: file.path)
-    if recipe:
+    if recipe.rewrite:
         assert all(not (d.fetch or d.keep) for d in plan.directories)
     assert set(plan.downloads) == set(now) - set(before)
 

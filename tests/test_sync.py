@@ -150,9 +150,7 @@ def test_repartitioned_cache_stays_incremental(remote: Remote, shop: Path, tmp_p
     assert {path.split("/")[0] for path in moved} == {"dt=2026-11-02"}
     assert report.rewritten == 1
     after = {path: (cache / "current" / path).stat().st_ino for path in files_of(cache / "current")}
-    assert {p: i for p, i in before.items() if "11-02" not in p} == {
-        p: i for p, i in after.items() if "11-02" not in p
-    }
+    assert {p: i for p, i in before.items() if "11-02" not in p} == {p: i for p, i in after.items() if "11-02" not in p}
     assert rows_of(cache / "current") == rows_of(shop)
 
 
@@ -175,6 +173,49 @@ def test_a_damaged_local_file_is_fetched_again(shop: Path, tmp_path: Path) -> No
     assert moved == {"dt=2026-11-02/part-00001.parquet", "dt=2026-11-02/part-00002.parquet"}
     assert report.published
     assert rows_of(cache / "current") == rows_of(shop)
+
+
+@pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow"])
+def test_damaged_metadata_is_made_anew(name: str, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first, _ = sync(cache, str(shop))
+    victim = (cache / "current").resolve() / "_pqcache" / name
+    victim.write_bytes(b"garbage")
+    report, moved = sync(cache)
+    assert report.published
+    assert report.snapshot != first.snapshot
+    assert bool(moved) == (name == "files.arrow")
+    assert pqcache.Cache.open(cache).snapshot().index().rows.sum() == 3600
+    assert not sync(cache)[0].published
+
+
+def test_columns_and_rows_are_taken_at_the_source(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    where = "dt >= '2026-11-02' and price < 0.5"
+    report, moved = sync(cache, remote.url, columns=["id", "price"], where=where)
+    expected = [(r[0], r[3], r[6]) for r in rows_of(shop) if str(r[6]) >= "2026-11-02" and r[3] < 0.5]
+    assert rows_of(cache / "current") == expected
+    assert len(moved) == 6
+    assert not sync(cache)[0].published
+    assert sync(cache, row_group_size=16 << 10)[1] == set()  # repartitioned from what is held
+    assert rows_of(cache / "current") == expected
+    report, moved = sync(cache, columns=[], where="")
+    assert len(moved) == 9
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+def test_columns_fetch_only_their_bytes(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    pq.write_table(shop_table(0, 20_000), shop / "a.parquet", row_group_size=5000)
+    footer = pq.read_metadata(shop / "a.parquet")
+    wanted = sum(footer.row_group(g).column(0).total_compressed_size for g in range(4))
+    report, _ = sync(tmp_path / "cache", str(shop), columns=["id"])
+    assert wanted <= report.fetched_bytes <= wanted + (64 << 10) + 1024
+    assert (shop / "a.parquet").stat().st_size > 10 * report.fetched_bytes
+    with pytest.raises(pqcache.UsageError, match="no column"):
+        sync(tmp_path / "other", str(shop), columns=["id", "nope"])
 
 
 def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:

@@ -17,18 +17,19 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError, ParquetError
+from pqcache.errors import CacheError, DamagedError, ParquetError
 from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.store.guards import check_space
 from pqcache.store.hive import parent
-from pqcache.store.index import IndexBuilder
+from pqcache.store.index import Index, IndexBuilder, build_index
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
 from pqcache.store.plan import DirectoryPlan, Plan
 from pqcache.store.rewrite import RewriteOptions, rewrite_directory
 from pqcache.store.source import Source
 from pqcache.store.statistics import read_footer
+from pqcache.store.subset import Subset
 from pqcache.store.transfer import Stopwatch, disk_error, fetch
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
 
@@ -47,6 +48,7 @@ class Job:
     source: Source | None
     source_url: str
     where: str | None
+    subset: Subset
     rewrite: RewriteOptions | None
     jobs: int
     retries: int
@@ -66,7 +68,7 @@ def build_snapshot(job: Job) -> tuple[Snapshot, Manifest]:
     """Apply ``job.plan`` and publish the result; whatever fails leaves the current snapshot as it is."""
     run = make_workdir(job.cache)
     try:
-        keys = {file_key(job.source_url, file) for file in job.plan.downloads}
+        keys = {_file_key(job, file) for file in job.plan.downloads}
         adopt(job.cache, run, keys, {_rewrite_key(job, d, _inputs(d)) for d in job.plan.directories})
         held = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
         check_space(job.cache.path, job.plan, held)
@@ -111,7 +113,7 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
         for (directory, file), (copied, metadata, schema) in _pooled(fetchers, bring, tasks, job.jobs):
             if not directory.rewrite:
                 index.add(copied.path, metadata, schema)
-                yield Built(f"{run}/fetch/{file_key(job.source_url, copied)}", _entry(copied, metadata))
+                yield Built(f"{run}/fetch/{_file_key(job, copied)}", _entry(job, run, copied, metadata))
                 continue
             arrived[file] = (copied, metadata.num_rows)
             waiting[directory.directory] -= 1
@@ -159,9 +161,11 @@ def _bring(
     watch = Stopwatch()
 
     def target(version: SourceFile) -> Path:
-        return run / "fetch" / file_key(job.source_url, version)
+        return run / "fetch" / _file_key(job, version)
 
-    copied, metadata, schema = fetch(job.source, file, target, job.on_event, stopped, job.retries, job.checksum)
+    copied, metadata, schema = fetch(
+        job.source, file, target, job.on_event, stopped, job.retries, job.checksum, job.subset
+    )
     job.on_event(Fetched(copied.path, copied.identity.size, watch.seconds))
     return copied, metadata, schema
 
@@ -189,7 +193,7 @@ def _rewrite(
         elif item.file is not None:
             copied, count = arrived[item.file]
             sources.append((copied,))
-            files.append((Path(copied.path).name, run / "fetch" / file_key(job.source_url, copied)))
+            files.append((Path(copied.path).name, run / "fetch" / _file_key(job, copied)))
             rows.append(count)
     target = run / "rewrite" / _rewrite_key(job, plan, [file for part in sources for file in part])
     if target.is_dir():
@@ -210,7 +214,9 @@ def _rewrite(
     for path, footer, positions in zip(made, footers, assigned, strict=True):
         came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
         name = f"{plan.directory}/{path.name}" if plan.directory else path.name
-        entry = FileEntry(name, path.stat().st_size, footer.num_rows, footer.num_row_groups, came_from, job.plan.recipe)
+        entry = FileEntry(
+            name, path.stat().st_size, footer.num_rows, footer.num_row_groups, came_from, job.plan.recipe.text
+        )
         built.append(Built(str(path), entry))
     total = sum(item.entry.size for item in built)
     groups = sum(item.entry.row_groups for item in built)
@@ -280,13 +286,22 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
         place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
         link_or_copy(place, f"{target}/{entry.path}")
     kept = len(entries) > len(built)
-    index.write([e.path for e in entries], previous.index() if previous and kept else None, target / ROW_GROUPS)
+    known = _previous_index(previous, job.plan) if previous is not None and kept else None
+    index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     manifest = Manifest(tuple(entries), job.source_url, created, job.where)
     write_manifest(manifest, target / FILES)
     fsync_path(target / ROW_GROUPS)
     fsync_path(target / FILES)
     return target, manifest
+
+
+def _previous_index(previous: Snapshot, plan: Plan) -> Index:
+    """Return the current snapshot's index; a damaged one is built anew from the files that are kept."""
+    try:
+        return previous.index()
+    except DamagedError:
+        return build_index(previous.path, [entry.path for d in plan.directories for entry in d.keep])
 
 
 def _inputs(plan: DirectoryPlan) -> list[SourceFile]:
@@ -300,8 +315,12 @@ def _inputs(plan: DirectoryPlan) -> list[SourceFile]:
     return files
 
 
+def _file_key(job: Job, file: SourceFile) -> str:
+    return file_key(job.source_url, file, job.plan.recipe.fetch)
+
+
 def _rewrite_key(job: Job, plan: DirectoryPlan, files: Sequence[SourceFile]) -> str:
-    return rewrite_key(job.source_url, plan.directory, files, job.plan.recipe)
+    return rewrite_key(job.source_url, plan.directory, files, job.plan.recipe.text)
 
 
 def _is_finished(job: Job, run: Path, plan: DirectoryPlan) -> bool:
@@ -309,5 +328,7 @@ def _is_finished(job: Job, run: Path, plan: DirectoryPlan) -> bool:
     return (run / "rewrite" / _rewrite_key(job, plan, _inputs(plan)) / _ROWS).is_file()
 
 
-def _entry(file: SourceFile, metadata: pq.FileMetaData) -> FileEntry:
-    return FileEntry(file.path, file.identity.size, metadata.num_rows, metadata.num_row_groups, (file,))
+def _entry(job: Job, run: Path, file: SourceFile, metadata: pq.FileMetaData) -> FileEntry:
+    recipe = job.plan.recipe.text
+    size = (run / "fetch" / _file_key(job, file)).stat().st_size if recipe else file.identity.size
+    return FileEntry(file.path, size, metadata.num_rows, metadata.num_row_groups, (file,), recipe)

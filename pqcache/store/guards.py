@@ -148,9 +148,9 @@ def check_deletions(plan: Plan, held: Sequence[FileEntry], max_delete: str) -> N
     dropped = sum(count for count in net.values() if count > 0)
     if dropped > (total * limit / 100 if percent else limit):
         raise SourceIncomplete(
-            f"the source lacks {format_count(dropped, 'file')} of the {total:,} that the snapshot was made "
-            f"from, more than --max-delete {max_delete}; nothing was published, check the source, or say "
-            "--force if they are meant to go"
+            f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more than "
+            f"--max-delete {max_delete} (gone at the source, or left out by --where); nothing was published, "
+            "check the source and the condition, or say --force if they are meant to go"
         )
 
 
@@ -158,9 +158,10 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
     """Raise PqcacheError when the plan needs more bytes than the cache's disk has free.
 
     Rewriting needs room for its output beside its input; links need none, nor do the ``already`` bytes that
-    an earlier run brought.
+    an earlier run brought. How much some columns and rows of a file take is not known beforehand.
     """
-    needed = max(0, plan.fetch_bytes - already) + plan.rewrite_bytes + _SPARE
+    known = max(0, plan.fetch_bytes - already) + plan.rewrite_bytes
+    needed = _SPARE if plan.recipe.fetch else known + _SPARE
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise PqcacheError(

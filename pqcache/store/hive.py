@@ -6,6 +6,7 @@ cannot hold, and writes a null as ``__HIVE_DEFAULT_PARTITION__``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
+_BARE = re.compile(r"\d{5,}_\d+(_copy_\d+)?|part-[^.]*")
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -21,23 +23,20 @@ def is_hidden(name: str) -> bool:
 
     As in Spark, ``_col=1`` is a partition of a column whose name begins with an underscore.
     """
-    return (
-        name.startswith(".")
-        or (name.startswith("_") and "=" not in name)
-        or name.endswith((".crc", "._COPYING_"))
-    )
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith((".crc", "._COPYING_"))
 
 
 def is_data(path: str) -> bool:
     """Return whether ``path`` (relative to the dataset) names a Parquet data file.
 
-    Hive itself writes names without a suffix (``000000_0``), so those count; ``notes.txt`` does not.
+    Hive and MapReduce write names without a suffix (``000000_0``, ``part-m-00000``), so those count;
+    ``notes.txt`` and ``README`` do not.
     """
     segments = path.split("/")
     name = segments[-1]
     if any(map(is_hidden, segments)):
         return False
-    return name.lower().endswith(_DATA_SUFFIXES) or "." not in name
+    return name.lower().endswith(_DATA_SUFFIXES) or _BARE.fullmatch(name) is not None
 
 
 def partition_values(directory: str) -> dict[str, str | None]:
@@ -91,9 +90,5 @@ def parent(path: str) -> str:
 def _is_integer(value: str) -> bool:
     digits = value.removeprefix("-")
     return (
-        digits.isascii()
-        and digits.isdigit()
-        and len(digits) < 20
-        and str(int(value)) == value
-        and int(value) in _INT64
+        digits.isascii() and digits.isdigit() and len(digits) < 20 and str(int(value)) == value and int(value) in _INT64
     )

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError, ParquetError
+from pqcache.errors import CacheError, DamagedError, ParquetError
 from pqcache.store.hive import parent, partition_table
 from pqcache.store.statistics import BASE, columns_table, read_footer, row_group_columns
 
@@ -287,8 +287,8 @@ def read_index(path: Path) -> Index:
         codes = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
         paths = tuple(chunks[0].dictionary.to_pylist())
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:
-        raise CacheError(
-            f"{path}: the row-group index cannot be read ({error}); sync again to rebuild it"
+        raise DamagedError(
+            f"{path}: the row-group index cannot be read ({error}); the next sync makes it anew"
         ) from error
     numbered = table.set_column(0, BASE.field("file"), codes).replace_schema_metadata(None)
     return Index(paths, numbered, schema, partitions_of(paths))

@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.store.cache import Cache
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder
 from pqcache.store.manifest import SourceFile
+from pqcache.store.remote_footer import read_remote_footer
 from pqcache.store.source import Source, open_source, url_scheme
-from pqcache.store.statistics import not_parquet
 from pqcache.store.sync import list_source
 
 BLOCK_SIZE = 128 << 20
-_TAIL = 64 << 10  # most footers fit
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def inspect(
         return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, None)
     source = open_source(text, options)
     try:
-        files = sorted(list_source(source, None, on_event).files, key=lambda file: file.path)
+        files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
         index = read_remote_index(source, files, jobs, on_event)
     finally:
         source.close()
@@ -141,20 +138,6 @@ def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on
             builder.add(file.path, *footer)
             on_event(Advanced("read", 1))
     return builder.finish([file.path for file in files])
-
-
-def read_remote_footer(source: Source, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a remote file's footer and Arrow schema; only the end of the file is read."""
-    size = file.identity.size
-    tail = b"".join(source.read(file.path, max(0, size - _TAIL), min(size, _TAIL)))
-    length = int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == b"PAR1" else 0
-    if len(tail) < length <= size - 4:
-        tail = b"".join(source.read(file.path, size - length, length))
-    try:
-        with pq.ParquetFile(pa.BufferReader(b"PAR1" + tail[-length:] if length else tail)) as parquet:
-            return parquet.metadata, parquet.schema_arrow
-    except (pa.ArrowException, OSError) as error:
-        raise not_parquet(f"{source.url}/{file.path}", error) from error
 
 
 def _describe(

@@ -13,12 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pqcache.errors import CacheError
+from pqcache.errors import CacheError, DamagedError
 
 FORMAT = 1
-_SOURCE = pa.struct(
-    [("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("tag", pa.string())]
-)
+_SOURCE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("tag", pa.string())])
 _SCHEMA = pa.schema(
     [
         ("path", pa.string()),
@@ -116,11 +114,9 @@ def read_manifest(path: Path) -> Manifest:
                     f"{path}: written in format {about.get('format')}, this pqcache reads format {FORMAT}; "
                     "upgrade pqcache, or sync into a new directory"
                 )
-            files = tuple(
-                entry for i in range(reader.num_record_batches) for entry in _entries(reader.get_batch(i))
-            )
+            files = tuple(entry for i in range(reader.num_record_batches) for entry in _entries(reader.get_batch(i)))
     except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise CacheError(f"{path}: the manifest cannot be read ({error}); sync again to rebuild it") from error
+        raise DamagedError(f"{path}: the manifest cannot be read ({error}); the next sync makes it anew") from error
     return Manifest(files, about["source"], about["created"], about.get("where"))
 
 

@@ -14,6 +14,25 @@ from pqcache.store.manifest import FileEntry, SourceFile
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How a snapshot's files are made from the source's: what is fetched of each, and how they are rewritten.
+
+    Both are texts that compare; empty means all of it, and as it is.
+    """
+
+    fetch: str = ""
+    rewrite: str = ""
+
+    @property
+    def text(self) -> str:
+        """The recipe as an entry remembers it; empty for a plain copy."""
+        return f"{self.fetch}|{self.rewrite}" if self.fetch or self.rewrite else ""
+
+
+PLAIN = Recipe()
+
+
+@dataclass(frozen=True)
 class Input:
     """One file that goes into a rewritten directory: a source file, or an entry the cache holds already."""
 
@@ -63,7 +82,7 @@ class Plan:
     """
 
     directories: tuple[DirectoryPlan, ...]
-    recipe: str
+    recipe: Recipe
     added: tuple[str, ...]
     changed: tuple[str, ...]
     removed: tuple[str, ...]
@@ -98,13 +117,12 @@ class Plan:
 def plan_sync(
     listing: Sequence[SourceFile],
     held: Iterable[FileEntry],
-    recipe: str = "",
+    recipe: Recipe = PLAIN,
     damaged: frozenset[str] = frozenset(),
 ) -> Plan:
     """Return how to get from the entries ``held`` to the source files ``listing``.
 
-    ``recipe`` says how directories are rewritten; empty means that files are copied as they are. ``damaged``
-    names held paths that cannot be used any more. Equal identity means unchanged.
+    ``damaged`` names held paths that cannot be used any more. Equal identity means unchanged.
     """
     entries = sorted((entry for entry in held), key=lambda entry: entry.path)
     before: dict[str, SourceFile] = {f.path: f for entry in entries for f in entry.sources}
@@ -127,7 +145,7 @@ def plan_sync(
     )
 
 
-def plan_repartition(held: Iterable[FileEntry], recipe: str) -> Plan:
+def plan_repartition(held: Iterable[FileEntry], recipe: Recipe) -> Plan:
     """Return how to rewrite what is held by ``recipe``, without the source."""
     entries = tuple(held)
     sources = {file.path: file for entry in entries for file in entry.sources}
@@ -138,22 +156,25 @@ def _plan_directory(
     directory: str,
     files: tuple[SourceFile, ...],
     entries: Sequence[FileEntry],
-    recipe: str,
+    recipe: Recipe,
     damaged: frozenset[str],
 ) -> DirectoryPlan:
     whole = not any(entry.path in damaged for entry in entries)
     complete = whole and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
-    if complete and all(entry.recipe == recipe for entry in entries):
+    if complete and all(entry.recipe == recipe.text for entry in entries):
         return DirectoryPlan(directory, keep=tuple(entries))
-    usable = _single_source(entries, damaged)
-    if not recipe:
-        plain = {f: entry for f, entry in usable.items() if not entry.recipe and entry.path == f.path}
+    fetched = [entry for entry in entries if entry.recipe.partition("|")[0] == recipe.fetch]
+    usable = _single_source(fetched, damaged)
+    if not recipe.rewrite:
+        plain = {f: e for f, e in usable.items() if e.recipe == recipe.text and e.path == f.path}
         return DirectoryPlan(
             directory,
             keep=tuple(plain[file] for file in files if file in plain),
             fetch=tuple(file for file in files if file not in plain),
         )
-    if complete:  # rewriting loses nothing, so what was rewritten before serves as well as the source
+    if complete and len(fetched) == len(
+        entries
+    ):  # rewriting loses nothing, so what was rewritten before serves as well as the source
         return DirectoryPlan(directory, rewrite=tuple(Input(None, entry) for entry in entries))
     return DirectoryPlan(directory, rewrite=tuple(Input(file, usable.get(file)) for file in files))
 

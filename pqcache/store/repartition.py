@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,12 @@ from pqcache.store.cache import Cache
 from pqcache.store.disk import fsync_path, fsync_tree, remove_tree
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.plan import plan_repartition
+from pqcache.store.plan import Recipe, plan_repartition
 from pqcache.store.rewrite import RewriteOptions, rewrite_directory
 from pqcache.store.source import Source, local_path, open_source, redact, url_scheme
 from pqcache.store.statistics import read_footer
-from pqcache.store.sync import JOBS, finish, list_source, make_report, recipe
+from pqcache.store.subset import Subset
+from pqcache.store.sync import JOBS, finish, list_source, make_report, rewrite_recipe
 from pqcache.store.transfer import Stopwatch, disk_error, fetch
 
 ROW_GROUP_SIZE = 128 << 20
@@ -106,14 +108,15 @@ def _repartition_cache(
     with cache.lock(wait):
         current = cache.snapshot()
         before = current.manifest()
-        plan = plan_repartition(before.files, recipe(how))
+        fetched = before.files[0].recipe.partition("|")[0] if before.files else ""
+        plan = plan_repartition(before.files, Recipe(fetched, rewrite_recipe(how)))
         published, after = None, before
         if not dry_run:
             if not plan.nothing_to_do:
-                job = Job(cache, plan, None, before.source, before.where, how, jobs, 0, False, on_event)
+                job = Job(cache, plan, None, before.source, before.where, Subset(), how, jobs, 0, False, on_event)
                 published, after = build_snapshot(job)
             write_config(cache.path, config)
-            report = make_report(cache, config, plan, published or current, after, published, dry_run, watch)
+            report = make_report(cache, config, plan, published or current, after, published, 0, dry_run, watch)
             finish(cache, config, "repartition", report, on_event)
         else:
             after = replace(before, files=())
@@ -160,14 +163,14 @@ def _repartition_directory(
     target = Path(os.path.abspath(os.path.expanduser(local_path(dest))))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target}: exists and is not empty; name a new directory")
-    files = sorted(list_source(source, None, on_event).files, key=lambda file: (parent(file.path), file.path))
+    files = sorted(list_source(source, on_event).files, key=lambda file: (parent(file.path), file.path))
     groups = [(d, tuple(group)) for d, group in groupby(files, key=lambda file: parent(file.path))]
     total = sum(file.identity.size for file in files)
     done: list[_Done] = []
     if not dry_run:
         build = target.with_name(f".{target.name}.pqcache-{os.getpid()}")
         try:
-            remove_tree(build)
+            _sweep(target)
             build.mkdir(parents=True)
             on_event(Started("rewrite", total))
             with ThreadPoolExecutor(max(1, min(jobs, 2))) as pool:  # each overlaps decoding and encoding
@@ -203,6 +206,14 @@ def _repartition_directory(
         rows=sum(item.rows for item in done),
         seconds=watch.seconds,
     )
+
+
+def _sweep(target: Path) -> None:
+    """Remove what runs that died have left of this target."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.pqcache-*"):
+        process = left.name.rpartition("-")[2]
+        if process.isdigit() and not Path(f"/proc/{process}").exists():
+            remove_tree(left)
 
 
 def _one_directory(

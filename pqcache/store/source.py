@@ -66,8 +66,6 @@ def open_source(
         from pqcache.store.drivers.s3 import S3Source
 
         return S3Source(url, known, timeout)
-    if hdfs_driver not in (HDFS_NATIVE, HDFS3):
-        raise UsageError(f"--hdfs-driver {hdfs_driver}: choose {HDFS_NATIVE} or {HDFS3}")
     if scheme == "hdfs" and hdfs_driver == HDFS3:
         from pqcache.store.drivers.hdfs3 import Hdfs3Source
 

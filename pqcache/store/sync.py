@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -13,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.config import Config, read_config, updated, write_config
-from pqcache.errors import SourceIncomplete, UsageError
-from pqcache.events import Collected, Listed, OnEvent, Warned, ignore
+from pqcache.errors import DamagedError, SourceIncomplete, UsageError
+from pqcache.events import Advanced, Collected, Event, Listed, OnEvent, Warned, ignore
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.disk import remove_tree
 from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
 from pqcache.store.history import append_history
-from pqcache.store.hive import is_data, parent, partition_table
+from pqcache.store.hive import is_data, parent
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
-from pqcache.store.plan import Plan, plan_sync
-from pqcache.store.predicate import matching
+from pqcache.store.plan import Plan, Recipe, plan_sync
 from pqcache.store.rewrite import RewriteOptions
 from pqcache.store.source import TIMEOUT, Source, is_secret, local_path, open_source, redact, url_scheme
+from pqcache.store.subset import Subset, select
 from pqcache.store.transfer import RETRIES, Stopwatch, with_retries
 
 JOBS = 8
@@ -66,6 +67,7 @@ def sync(
     source: str | None = None,
     *,
     where: str | None = None,
+    columns: Sequence[str] | None = None,
     row_group_size: int | None = None,
     options: Mapping[str, str] | None = None,
     keep: int | None = None,
@@ -90,7 +92,9 @@ def sync(
     Args:
         cache: the cache's directory; made by the first run.
         source: URL or path of the dataset.
-        where: a condition on partition columns; an empty string takes all again.
+        where: a condition; an empty string takes all again. Partitions, then row groups by their statistics, are
+            left out before anything of them is fetched, and rows that do not satisfy it are filtered out.
+        columns: fetch only these columns' bytes; an empty list takes all again.
         row_group_size: bytes on disk; files are repartitioned as they come.
         options: the store's options, such as ``{"endpoint": "http://..."}``.
         keep: how many snapshots are left by the end, the new one among them.
@@ -118,6 +122,7 @@ def sync(
         _merge(remembered, source, options),
         {
             "where": where,
+            "columns": None if columns is None else tuple(columns) or "",
             "row_group_size": row_group_size,
             "keep": keep,
             "marker": marker,
@@ -133,30 +138,33 @@ def sync(
         stack.callback(opened.close)
         locked = target.exists() and not dry_run
         stack.enter_context(target.lock(wait) if locked else nullcontext())
-        listing = list_source(opened, config.where, on_event, retries)
+        listing = list_source(opened, on_event, retries, config.where, config.columns)
         if not dry_run and not locked:
             target.create()
             stack.enter_context(target.lock(wait))
         if remembered is not None and remembered.source != config.source:
             on_event(Warned(f"the source was {remembered.source} and is {config.source} from now on"))
         current = target.current() if target.exists() else None
-        manifest = current.manifest() if current is not None else None
+        manifest, whole = read_current(current, on_event)
         if target.exists():
             check_case(listing.files, config.source, target.path)
         rewrite = rewrite_options(config)
-        plan = make_plan(listing, current, manifest, rewrite, Waiting(config.marker, config.settle, time.time()))
+        recipe = Recipe(listing.subset.recipe, rewrite_recipe(rewrite))
+        waiting = Waiting(config.marker, config.settle, time.time())
+        plan = make_plan(listing, current, manifest, recipe, waiting)
         if manifest is not None and not force:
             check_deletions(plan, manifest.files, config.max_delete)
         if not plan.directories:
             raise SourceIncomplete(f"{opened.url}: every file there has to wait; nothing was published")
         if not dry_run:
             write_config(target.path, config)
-        published = None
-        if not dry_run and not (plan.nothing_to_do and current is not None):
+        published, counted = None, Counted(on_event)
+        if not dry_run and not (plan.nothing_to_do and current is not None and whole):
             url, where, checksum = config.source, config.where, config.checksum
-            job = Job(target, plan, opened, url, where, rewrite, jobs, retries, checksum, on_event)
+            job = Job(target, plan, opened, url, where, listing.subset, rewrite, jobs, retries, checksum, counted)
             published, manifest = build_snapshot(job)
-        report = make_report(target, config, plan, published or current, manifest, published, dry_run, watch)
+        fetched = plan.fetch_bytes if dry_run else counted.bytes
+        report = make_report(target, config, plan, published or current, manifest, published, fetched, dry_run, watch)
         if not dry_run:
             finish(target, config, "sync", report, on_event)
     return report
@@ -164,13 +172,35 @@ def sync(
 
 @dataclass(frozen=True)
 class Listing:
-    """The Parquet files to take, and the paths of everything at the source."""
+    """The Parquet files to take, the paths of everything at the source, and what to take of each file."""
 
     files: list[SourceFile]
     paths: list[str]
+    subset: Subset
 
 
-def list_source(source: Source, where: str | None, on_event: OnEvent, retries: int = RETRIES) -> Listing:
+class Counted:
+    """Passes events on and counts the bytes that came from the source."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.bytes = 0
+        self._on_event = on_event
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Advanced) and event.phase == "fetch":
+            with self._lock:
+                self.bytes += event.amount
+        self._on_event(event)
+
+
+def list_source(
+    source: Source,
+    on_event: OnEvent,
+    retries: int = RETRIES,
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Listing:
     """List the source, hostile names refused and partitions pruned by ``where``.
 
     A source without any Parquet file raises SourceIncomplete: an empty listing never replaces what is held.
@@ -188,33 +218,45 @@ def list_source(source: Source, where: str | None, on_event: OnEvent, retries: i
         raise SourceIncomplete(
             f"{source.url}: no Parquet file{others}; nothing was published, check the URL and what wrote it"
         )
-    if where:
-        files = select(files, where)
-        if not files:
-            raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}; nothing was published")
+    files, subset = select(source, files, where, columns)
+    if not files:
+        raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}; nothing was published")
     on_event(Listed(len(files), sum(file.identity.size for file in files)))
-    return Listing(files, [file.path for file in found])
-
-
-def select(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
-    """Return the files whose partition values satisfy ``where``."""
-    directories = sorted({parent(file.path) for file in files})
-    taken = {directories[position] for position in matching(partition_table(directories), where)}
-    return [file for file in files if parent(file.path) in taken]
+    return Listing(files, [file.path for file in found], subset)
 
 
 def make_plan(
     listing: Listing,
     current: Snapshot | None,
     manifest: Manifest | None,
-    rewrite: RewriteOptions | None,
+    recipe: Recipe,
     waiting: Waiting,
 ) -> Plan:
     """Return the plan for ``listing`` against what the current snapshot really has on disk."""
     held = manifest.files if manifest is not None else ()
     damaged = find_damaged(current, held) if current is not None else frozenset()
     files = taken(listing.files, listing.paths, held, waiting)
-    return plan_sync(files, held, recipe(rewrite), damaged)
+    return plan_sync(files, held, recipe, damaged)
+
+
+def read_current(current: Snapshot | None, on_event: OnEvent) -> tuple[Manifest | None, bool]:
+    """Return the current manifest, and whether the index beside it can be read as well.
+
+    A damaged manifest says nothing of what is held, so all is fetched again; a damaged index is built anew.
+    """
+    if current is None:
+        return None, True
+    try:
+        manifest = current.manifest()
+    except DamagedError as error:
+        on_event(Warned(f"{error}; everything is fetched again"))
+        return None, False
+    try:
+        current.index()
+    except DamagedError as error:
+        on_event(Warned(f"{error}; it is built anew"))
+        return manifest, False
+    return manifest, True
 
 
 def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
@@ -242,7 +284,7 @@ def rewrite_options(config: Config) -> RewriteOptions | None:
     return None if config.row_group_size is None else RewriteOptions(config.row_group_size)
 
 
-def recipe(options: RewriteOptions | None) -> str:
+def rewrite_recipe(options: RewriteOptions | None) -> str:
     """Return the text by which a rewritten file remembers how it was made."""
     return "" if options is None else f"row_group_size={options.row_group_size}"
 
@@ -254,6 +296,7 @@ def make_report(
     current: Snapshot | None,
     manifest: Manifest | None,
     published: Snapshot | None,
+    fetched: int,
     dry_run: bool,
     watch: Stopwatch,
 ) -> SyncReport:
@@ -269,7 +312,7 @@ def make_report(
         removed=len(plan.removed),
         unchanged=plan.unchanged,
         rewritten=plan.rewrites,
-        fetched_bytes=plan.fetch_bytes,
+        fetched_bytes=fetched,
         files=len(manifest.files) if manifest else 0,
         row_groups=manifest.row_groups if manifest else 0,
         rows=manifest.rows if manifest else 0,

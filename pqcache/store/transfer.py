@@ -29,11 +29,15 @@ from pqcache.errors import (
     SourceUnavailable,
 )
 from pqcache.events import Advanced, OnEvent, Retried
+from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.project import fetch_projected
 from pqcache.store.source import Source
 from pqcache.store.statistics import not_parquet
+from pqcache.store.subset import Subset
 
 T = TypeVar("T")
+ALL = Subset()
 RETRIES = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _MOVED = 3  # how often a file may change while it is copied before the run gives up
@@ -55,6 +59,7 @@ def fetch(
     stopped: Callable[[], bool] = lambda: False,
     retries: int = RETRIES,
     checksum: bool = False,
+    subset: Subset = ALL,
 ) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
     """Copy ``file`` to ``target(file)``; return it as it was copied, with its footer and Arrow schema.
 
@@ -69,7 +74,7 @@ def fetch(
             final.rename(part)
             part.chmod(0o644)
         try:
-            metadata, schema = _fetch_version(source, file, part, on_event, stopped, retries, checksum)
+            metadata, schema = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset)
         except SourceNotFound as error:
             raise SourceIncomplete(
                 f"{file.path}: vanished from {source.url} while it was copied; nothing was published, "
@@ -117,10 +122,14 @@ def _fetch_version(
     stopped: Callable[[], bool],
     retries: int,
     checksum: bool,
+    subset: Subset,
 ) -> tuple[pq.FileMetaData, pa.Schema]:
     """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
 
     def bring() -> None:
+        if not subset.is_all:
+            _project(source, file, part, on_event, stopped, subset)
+            return
         _fill(source, file, part, on_event, stopped)
         if checksum:
             _check_md5(source, file, part, on_event)
@@ -137,6 +146,25 @@ def _fetch_version(
     if error is not None:
         raise error
     return metadata, schema
+
+
+def _project(
+    source: Source,
+    file: SourceFile,
+    part: Path,
+    on_event: OnEvent,
+    stopped: Callable[[], bool],
+    subset: Subset,
+) -> None:
+    """Fetch the wanted columns and rows, unless an earlier run had done so already."""
+    if part.exists():
+        return
+    partitions = subset.partitions.get(parent(file.path), {})
+
+    def on_bytes(amount: int) -> None:
+        on_event(Advanced("fetch", amount))
+
+    fetch_projected(source, file, part, subset.columns, subset.where, partitions, on_bytes, stopped)
 
 
 def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> None:

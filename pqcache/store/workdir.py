@@ -21,9 +21,9 @@ from pqcache.store.disk import remove_tree
 from pqcache.store.manifest import SourceFile
 
 
-def file_key(source: str, file: SourceFile) -> str:
-    """Return a name for one version of one source file."""
-    return _digest(source, file.path, file.identity.size, file.identity.mtime_ns, file.identity.tag)
+def file_key(source: str, file: SourceFile, subset: str = "") -> str:
+    """Return a name for what is taken of one version of one source file."""
+    return _digest(source, file.path, file.identity.size, file.identity.mtime_ns, file.identity.tag, subset)
 
 
 def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe: str) -> str:

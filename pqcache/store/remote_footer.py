@@ -1,0 +1,26 @@
+"""The footer of a remote file, from its last bytes."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.store.manifest import SourceFile
+from pqcache.store.source import Source
+from pqcache.store.statistics import not_parquet
+
+_TAIL = 64 << 10  # most footers fit
+
+
+def read_remote_footer(source: Source, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return a remote file's footer and Arrow schema; only the end of the file is read."""
+    size = file.identity.size
+    tail = b"".join(source.read(file.path, max(0, size - _TAIL), min(size, _TAIL)))
+    length = int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == b"PAR1" else 0
+    if len(tail) < length <= size - 4:
+        tail = b"".join(source.read(file.path, size - length, length))
+    try:
+        with pq.ParquetFile(pa.BufferReader(b"PAR1" + tail[-length:] if length else tail)) as parquet:
+            return parquet.metadata, parquet.schema_arrow
+    except (pa.ArrowException, OSError) as error:
+        raise not_parquet(f"{source.url}/{file.path}", error) from error
