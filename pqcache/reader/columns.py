@@ -18,11 +18,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pqcache.reader.memory import Pool
+
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
 _MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_LONG = 1024  # bytes of a row from which it is copied by itself
+_LARGE = 1 << 18  # bytes of a column from which fresh memory shows
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,8 @@ class Form:
 class Column:
     """Rows of one column; ``valid`` is None when no row is null.
 
-    ``values`` is a numpy array (``fixed``), an Arrow binary-view array without nulls of its own (``bytes``)
-    or an Arrow array (``other``; its nulls are its own and ``valid`` is None).
+    ``values`` is a numpy array (``fixed``), an Arrow binary-view array without nulls of its own or its rows'
+    bytes packed (``bytes``), or an Arrow array (``other``; its nulls are its own and ``valid`` is None).
     """
 
     form: Form
@@ -55,6 +59,17 @@ class Column:
 
     def __len__(self) -> int:
         return len(self.values)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The bytes of all rows end to end: row i is ``data[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0."""
+
+    ends: npt.NDArray[np.int64]
+    data: npt.NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
 
 
 class NotConstant(ValueError):
@@ -145,18 +160,25 @@ def take(column: Column, rows: npt.NDArray[np.int64]) -> Column:
 
 def cut(column: Column, start: int, stop: int) -> Column:
     """Return a range of rows without copying."""
-    if isinstance(column.values, pa.Array):
+    if isinstance(column.values, Packed):
+        ends = column.values.ends[start : stop + 1]
+        values = Packed(ends - ends[0], column.values.data[ends[0] : ends[-1]])
+    elif isinstance(column.values, pa.Array):
         values = column.values.slice(start, stop - start)
     else:
         values = column.values[start:stop]
     return Column(column.form, values, None if column.valid is None else column.valid[start:stop])
 
 
-def compact(column: Column) -> Column:
+def compact(column: Column, pool: Pool) -> Column:
     """Return the same rows with the bytes they point to copied, so that those they came from can go."""
-    if column.form.form == "bytes" and pa.types.is_binary_view(column.values.type):
-        return Column(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
-    return column
+    if not is_views(column):
+        return column
+    rows = packed(column, pool)
+    array = pa.Array.from_buffers(
+        pa.large_binary(), len(rows), [None, pa.py_buffer(rows.ends), pa.py_buffer(rows.data)]
+    )
+    return Column(column.form, array.cast(pa.binary_view()), column.valid)
 
 
 def join(columns: Sequence[Column], form: Form) -> Column:
@@ -176,17 +198,39 @@ def join(columns: Sequence[Column], form: Form) -> Column:
     return Column(form, pa.concat_arrays([c.values for c in columns]), valid)
 
 
-def size(column: Column) -> int:
-    """Return the bytes that a column keeps in memory, roughly: shared ones are counted by every holder."""
-    return int(column.values.nbytes) + (0 if column.valid is None else column.valid.nbytes)
+def is_views(column: Column) -> bool:
+    """Return whether a column's rows are views into decoded data."""
+    return isinstance(column.values, pa.Array) and bool(pa.types.is_binary_view(column.values.type))
 
 
-def packed(column: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return a ``bytes`` column as offsets (rows + 1, in bytes, from 0) and its bytes, freshly copied."""
-    array = column.values.cast(pa.large_binary())
-    _, offsets, data = array.buffers()
-    ends = np.frombuffer(offsets, np.int64, len(array) + 1) if offsets is not None else np.zeros(1, np.int64)
-    return ends, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+def packed(column: Column, pool: Pool | None = None) -> Packed:
+    """Return a ``bytes`` column's rows end to end, their bytes freshly copied."""
+    if isinstance(column.values, Packed):
+        return column.values
+    array = column.values
+    rows = len(array)
+    _, buffer, *sources = array.buffers()
+    views = np.frombuffer(buffer, np.int32, rows * 4, array.offset * 16).reshape(rows, 4)
+    ends = np.zeros(rows + 1, np.int64)
+    np.cumsum(views[:, 0], out=ends[1:])
+    size = int(ends[-1])
+    if size < rows * _LONG or size < _LARGE:
+        array = array.cast(pa.large_binary())
+        data = array.buffers()[2]
+        return Packed(ends, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, size))
+    data = (pool or Pool()).lend(size)  # Arrow would take new memory; and copying long rows one by one costs no more
+    target = memoryview(data)  # type: ignore[arg-type]
+    memories = [memoryview(source) for source in sources]
+    inline = memoryview(buffer)
+    begin = 0
+    for row, (end, (length, _, source, offset)) in enumerate(zip(ends[1:].tolist(), views.tolist(), strict=True)):
+        if length > 12:
+            target[begin:end] = memories[source][offset : offset + length]
+        elif length:
+            at = (array.offset + row) * 16 + 4
+            target[begin:end] = inline[at : at + length]
+        begin = end
+    return Packed(ends, data)
 
 
 def to_arrow(column: Column) -> pa.Array:
@@ -199,8 +243,9 @@ def to_arrow(column: Column) -> pa.Array:
             array = _list(bare, ends, pa.py_buffer(values), valid)
         else:
             array = _from_fixed(bare, np.ascontiguousarray(values), valid)
-    elif form.form == "bytes" and pa.types.is_binary_view(values.type):
-        ends, data = packed(column)
+    elif form.form == "bytes" and (isinstance(values, Packed) or is_views(column)):
+        rows = packed(column)
+        ends, data = rows.ends, rows.data
         if is_text(bare):
             ends = ends if pa.types.is_large_binary(bare) or pa.types.is_large_string(bare) else _int32(ends)
             buffers = [_bits(valid), pa.py_buffer(ends), pa.py_buffer(data)]
@@ -255,8 +300,8 @@ def _dense_values(array: pa.Array, form: Form) -> Bytes:
 
 
 def _words(data: npt.NDArray[np.uint8], width: int) -> Bytes:
-    if width in _WORDS:
-        return data.view(_WORDS[width])
+    if width in WORDS:
+        return data.view(WORDS[width])
     return data.reshape(-1, width)
 
 
@@ -331,7 +376,7 @@ def _list(kind: pa.DataType, ends: npt.NDArray[np.int64], data: pa.Buffer, valid
 
 
 def _int32(ends: npt.NDArray[np.int64]) -> Any:
-    if len(ends) and ends[-1] > _MOST_BYTES:
+    if len(ends) and ends[-1] > np.iinfo(np.int32).max:
         raise OverflowError("a batch has more than 2 GB in one column; choose a smaller batch_size")
     return ends.astype(np.int32)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
+from typing import Any
 
 import pyarrow as pa
 
 from pqcache.reader.columns import Column, form_of, to_arrow
-from pqcache.reader.order import Order, batches_of_lanes
-from pqcache.reader.view import View
-from pqcache.reader.window import LaneReader, in_sequence
+from pqcache.reader.data import open_data
+from pqcache.reader.order import Order, Part, batches_of_lanes
+from pqcache.reader.view import View, view_of, window_for
+from pqcache.reader.window import LaneReader, Source, in_sequence
+from pqcache.units import parse_size
+
+_ROWS_AT_ONCE = 256  # when rows are wanted one by one
 
 
 def cpu_count() -> int:
@@ -27,39 +32,63 @@ def batches(
 
     ``indices`` are one ``Part``'s; those from ``total`` on are padding and repeat the epoch from its start.
     """
+    for index, columns, _ in _read(view, order, indices, total, threads, order.batch_size):
+        yield index, columns
+
+
+def samples(
+    view: View, order: Order, indices: range, total: int, threads: int
+) -> Generator[tuple[int, dict[str, Column], int]]:
+    """Yield (global index, columns, row) for single rows: ``order.batch_size`` is 1.
+
+    The columns hold several coming rows of the same lane (``index % total % order.lanes``); they are new ones
+    whenever ``row`` is 0.
+    """
+    yield from _read(view, order, indices, total, threads, _ROWS_AT_ONCE)
+
+
+def _read(
+    view: View, order: Order, indices: range, total: int, threads: int, rows_at_once: int
+) -> Generator[tuple[int, dict[str, Column], int]]:
     if not indices:
         return
     with _Pool(threads) as pool:
         if not order.shuffle:
             wanted = ((index, index % total) for index in indices)
-            ahead = max(1, threads)
-            for index, rows in in_sequence(order, wanted, view.load, view.load_forms, pool, ahead):
-                yield index, view.finish(rows)
+            source = Source(view.load, view.load_forms, view.memory, pool, max(1, threads))
+            for index, rows in in_sequence(source, order, wanted):
+                yield index, view.finish(rows), 0
             return
 
-        def reader(lane: int, batch: int) -> LaneReader:
-            load, forms = view.load, view.load_forms
-            return LaneReader(order.lane(lane), order.batch_size, batch, load, forms, pool, ahead)
+        def reader(lane: int, batch: int, rows: int) -> LaneReader:
+            return LaneReader(source, order.lane(lane), batch * order.batch_size, rows)
 
-        todo = list(_lanes(indices, order.lanes, total))
-        ahead = max(1, -(-threads // max(1, len(todo))))
-        readers = {lane: reader(lane, batch) for lane, batch in todo}
+        first_of_lane = _first_of_lanes(indices, order.lanes, total)
+        ahead = max(1, -(-threads // max(1, len(first_of_lane))))
+        source = Source(view.load, view.load_forms, view.memory, pool, ahead)
+        readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
+        held: dict[int, tuple[dict[str, Column], int, int]] = {}  # columns, how many are left, done
         for index, lane, batch in batches_of_lanes(indices, order.lanes, total):
-            if index < total:
-                yield index, view.finish(next(readers[lane]))
-            else:
+            if index >= total:
                 readers.clear()
-                yield index, view.finish(next(reader(lane, batch)))
+                yield index, view.finish(next(reader(lane, batch, order.batch_size))), 0
+                continue
+            columns, left, done = held.get(lane, ({}, 0, 0))
+            if not left:
+                found = next(readers[lane])
+                columns, left, done = view.finish(found), -(-len(found[0]) // order.batch_size), 0
+            held[lane] = columns, left - 1, done + 1
+            yield index, columns, done
 
 
-def _lanes(indices: range, lanes: int, total: int) -> Iterator[tuple[int, int]]:
-    """Yield each lane that ``indices`` come from with its first batch, in order, without the padding."""
-    seen = set()
+def _first_of_lanes(indices: range, lanes: int, total: int) -> dict[int, int]:
+    """Return the lanes that ``indices`` come from, with each one's first batch; padding is left out."""
+    found: dict[int, int] = {}
     for index, lane, batch in batches_of_lanes(indices, lanes, total):
-        if index >= total or lane in seen:
-            return
-        seen.add(lane)
-        yield lane, batch
+        if index >= total or lane in found:
+            break
+        found[lane] = batch
+    return found
 
 
 class _Pool:
@@ -77,9 +106,43 @@ class _Pool:
 
 def record_batches(
     view: View, order: Order, indices: range, total: int, threads: int | None = None
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield (global index, Arrow record batch) as ``batches`` does."""
     schema = pa.schema([(f.name, form_of(f).type, f.nullable, f.metadata) for f in view.schema])
     with closing(batches(view, order, indices, total, threads or cpu_count())) as found:
         for index, columns in found:
             yield index, pa.RecordBatch.from_arrays([to_arrow(columns[n]) for n in view.columns], schema=schema)
+
+
+def read_batches(
+    path: str | os.PathLike[str],
+    columns: Sequence[str] | None = None,
+    filters: Any = None,
+    batch_size: int = 4096,
+    shuffle: bool = True,
+    seed: int = 0,
+    epoch: int = 0,
+    drop_last: bool = False,
+    memory: str | int = "2GB",
+    window: int | None = None,
+    lanes: int = 1,
+    num_replicas: int = 1,
+    rank: int = 0,
+    start: int = 0,
+) -> Iterator[pa.RecordBatch]:
+    """Yield an epoch as Arrow record batches in the order in which ParquetDataset yields its batches.
+
+    ``start`` is the global index of the first batch wanted. The other arguments are ParquetDataset's.
+    """
+    data, lease = open_data(path)
+    with lease or nullcontext():
+        view = view_of(data, columns, filters)
+        if window is None:
+            bytes_per_rank = parse_size(memory)
+            window = window_for(view.sizes, bytes_per_rank, -(-lanes // num_replicas), path) if shuffle else 1
+        order = Order(view.counts, batch_size, lanes, window, seed, epoch, shuffle)
+        total = order.batches(drop_last)
+        part = Part(total, lanes, num_replicas, rank, start=start, drop_last=drop_last)
+        with closing(record_batches(view, order, part.indices(), total)) as found:
+            for _, batch in found:
+                yield batch

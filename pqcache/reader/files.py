@@ -33,8 +33,7 @@ class RowGroups:
     row_group: Ints
     rows: Ints
     forms: Sequence[Form]
-    _footers: OrderedDict[int, pq.FileMetaData] = field(default_factory=OrderedDict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
     _thread: threading.local = field(default_factory=threading.local)
 
     def read(self, group: int, low: int, high: int) -> list[Column]:
@@ -89,16 +88,13 @@ class RowGroups:
         if number in files:
             files.move_to_end(number)
             return files[number]
-        with self._lock:
-            footer = self._footers.get(number)
-        file = pq.ParquetFile(path, metadata=footer)
+        file = pq.ParquetFile(path, metadata=self._footers.get(number))
         files[number] = file
         if len(files) > _OPEN_FILES:
             files.popitem(last=False)[1].close()
-        with self._lock:
-            self._footers[number] = file.metadata
-            if len(self._footers) > _FOOTERS:
-                self._footers.popitem(last=False)
+        if len(self._footers) >= _FOOTERS:
+            self._footers.clear()
+        self._footers[number] = file.metadata
         return file
 
     def _damaged(self, path: Path, group: int, error: BaseException) -> ParquetError:

@@ -5,14 +5,15 @@ A shuffled epoch is made in four steps (docs/design.md, "The order"):
 1. The row groups are permuted by Philox(seed, epoch) into a line of N rows.
 2. The line is shared by rows among C lanes: N // B full batches, as evenly as they go, and the short last
    batch behind them. A share may begin or end inside a row group.
-3. Inside a lane each row group's rows are permuted and dealt into equal hands, one for each of the blocks
-   that hold it. A block takes one hand from each of up to ``window`` row groups and permutes the rows.
+3. Inside a lane each row group's rows are dealt at random into equal hands, one for each of the blocks that
+   hold it. A block takes one hand from each of up to ``window`` row groups and permutes the rows.
 4. Global batch i is lane ``i % C``'s batch ``i // C``.
 
-Which blocks hold a row group is a staircase: a new one arrives with every block and stays for ``window``
-blocks, except that the first block begins, and the last one ends, with ``window // 2 + 1`` of them. So a
-block is about as large as a row group, never more row groups are held than ``window``, about half of their
-rows are still there, and no batch of an epoch is mixed from fewer than half a window (given that many).
+Which blocks hold a row group is a staircase: a new one arrives with every step and stays for ``window``
+steps, except that the first step begins, and the last one ends, with ``window // 2 + 1`` of them. So a step's
+rows are about a row group, never more row groups are held than ``window``, about half of their rows are still
+there, and no batch of an epoch is mixed from fewer than half a window (given that many). Where row groups are
+large beside a batch, a step is split into several blocks, so that a block stays in the processor's cache.
 
 All randomness is raw Philox output, sorted: numpy keeps that stream the same for ever, which it does not
 promise for ``Generator.permutation``.
@@ -33,6 +34,7 @@ Ints = npt.NDArray[np.int64]
 
 _WORD = (1 << 64) - 1
 _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
+_BATCHES = 8  # of a block, at least
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
@@ -43,12 +45,8 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
     """
     if n < 2:
         return np.zeros(n, np.int64)
-    bits = np.random.Philox(
-        key=np.array([seed & _WORD, epoch & _WORD], np.uint64),
-        counter=np.array([0, item, lane, purpose], np.uint64),
-    )
     low = (1 << int(n - 1).bit_length()) - 1
-    keys: npt.NDArray[np.uint64] = bits.random_raw(n)
+    keys: npt.NDArray[np.uint64] = _stream(seed, epoch, purpose, lane, item).random_raw(n)
     keys &= np.uint64(_WORD ^ low)
     keys |= np.arange(n, dtype=np.uint64)
     keys.sort()
@@ -56,12 +54,41 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
     return keys.view(np.int64)
 
 
+def deal_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
+    """Return ``range(n)`` in an order whose consecutive parts are random hands.
+
+    Only which row comes into which hand is random here: the hands themselves are permuted in blocks. So for
+    up to 2^17 rows keys of 32 bits do, of which at least 15 are random, and rows with equal keys stay in order.
+    """
+    if n > 1 << 17:
+        return permutation(n, seed, epoch, _ROWS, lane, item)
+    if n < 2:
+        return np.zeros(n, np.int64)
+    low = (1 << int(n - 1).bit_length()) - 1
+    raw = _stream(seed, epoch, _ROWS, lane, item).random_raw((n + 1) // 2)
+    keys: npt.NDArray[np.uint32] = raw.astype("<u8", copy=False).view("<u4")
+    keys = keys[:n]
+    keys &= np.uint32((1 << 32) - 1 ^ low)
+    keys |= np.arange(n, dtype=np.uint32)
+    keys.sort()
+    keys &= np.uint32(low)
+    return keys.astype(np.int64)
+
+
+def _stream(seed: int, epoch: int, purpose: int, lane: int, item: int) -> np.random.Philox:
+    return np.random.Philox(
+        key=np.array([seed & _WORD, epoch & _WORD], np.uint64),
+        counter=np.array([0, item, lane, purpose], np.uint64),
+    )
+
+
 @dataclass(frozen=True)
 class Lane:
     """One lane's part of an epoch: runs of rows of row groups, dealt over blocks.
 
     ``groups``, ``lows`` and ``highs`` say which rows ``low <= row < high`` of which row group are the lane's,
-    in line order; empty runs are left out. Positions ``j`` below count these runs.
+    in line order; empty runs are left out. Positions ``j`` below count these runs. ``split`` is the number of
+    blocks of a step.
     """
 
     number: int
@@ -71,6 +98,7 @@ class Lane:
     groups: Ints
     lows: Ints
     highs: Ints
+    split: int = 1
 
     @cached_property
     def sizes(self) -> Ints:
@@ -88,22 +116,22 @@ class Lane:
 
     @property
     def begin(self) -> int:
-        """Row groups in the first and in the last block."""
+        """Row groups in the first and in the last step."""
         return self.window // 2 + 1
 
     @cached_property
     def blocks(self) -> int:
         """Number of blocks."""
         runs = len(self.groups)
-        return max(1, runs + self.window - 2 * self.begin + 1) if runs else 0
+        return max(1, runs + self.window - 2 * self.begin + 1) * self.split if runs else 0
 
     def first_block(self, j: int) -> int:
         """Return the first block that holds run ``j``."""
-        return max(0, j - self.begin + 1)
+        return max(0, j - self.begin + 1) * self.split
 
     def hands(self, j: int) -> int:
         """Return the number of blocks that hold run ``j``."""
-        return min(j - self.begin + self.window, self.blocks - 1) - self.first_block(j) + 1
+        return min((j - self.begin + self.window + 1) * self.split, self.blocks) - self.first_block(j)
 
     def cuts(self, j: int) -> Ints:
         """Return where run ``j``'s permuted rows are cut into hands: ``hands(j) + 1`` positions."""
@@ -112,8 +140,9 @@ class Lane:
 
     def runs(self, block: int) -> range:
         """Return the runs that ``block`` holds."""
-        first = max(0, block - self.window + self.begin)
-        return range(min(first, len(self.groups)), min(block + self.begin, len(self.groups)))
+        step = block // self.split
+        first = max(0, step - self.window + self.begin)
+        return range(min(first, len(self.groups)), min(step + self.begin, len(self.groups)))
 
     def before(self, block: int) -> int:
         """Return how many rows the blocks before ``block`` have: O(window)."""
@@ -140,7 +169,7 @@ class Lane:
 
     def row_order(self, j: int) -> Ints:
         """Return run ``j``'s rows in the order they are dealt, as positions within the run."""
-        return permutation(int(self.sizes[j]), self.seed, self.epoch, _ROWS, self.number, j)
+        return deal_order(int(self.sizes[j]), self.seed, self.epoch, self.number, j)
 
     def block_order(self, block: int, rows: int) -> Ints:
         """Return the order of ``block``'s rows, as positions in its hands laid end to end."""
@@ -194,6 +223,12 @@ class Order:
         return self.full if drop_last else -(-self.rows // self.batch_size)
 
     @cached_property
+    def split(self) -> int:
+        """Blocks per step: blocks of about eight batches, and at most 64 of them in a row group."""
+        groups = max(1, int(np.count_nonzero(self.counts)))
+        return min(64, max(1, self.rows // groups // (_BATCHES * self.batch_size)))
+
+    @cached_property
     def line(self) -> Ints:
         """The row groups in line order."""
         if not self.shuffle:
@@ -216,7 +251,7 @@ class Order:
         start = (number * each + min(number, more)) * self.batch_size + (rest if number > more else 0)
         stop = start + (each + (number < more)) * self.batch_size + (rest if number == more else 0)
         groups, lows, highs = self.span(start, stop)
-        return Lane(number, self.seed, self.epoch, self.window, groups, lows, highs)
+        return Lane(number, self.seed, self.epoch, self.window, groups, lows, highs, self.split)
 
     def span(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
         """Return rows ``start <= row < stop`` of the line as runs: row groups, first and past-last rows."""
@@ -236,9 +271,7 @@ class Order:
         """
         index %= self.batches()
         if not self.shuffle:
-            groups, lows, highs = self.span(
-                index * self.batch_size, min((index + 1) * self.batch_size, self.rows)
-            )
+            groups, lows, highs = self.span(index * self.batch_size, min((index + 1) * self.batch_size, self.rows))
             rows = [np.arange(low, high) for low, high in zip(lows, highs, strict=True)]
             return np.repeat(groups, highs - lows), np.concatenate(rows)
         lane = self.lane(index % self.lanes)
@@ -277,9 +310,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.ranks:
-            raise UsageError(
-                f"rank={self.rank}: with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
-            )
+            raise UsageError(f"rank={self.rank}: with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}")
         if self.lanes % (self.ranks * self.workers):
             raise UsageError(
                 f"lanes={self.lanes} cannot be shared by {self.ranks} ranks x {self.workers} workers; "

@@ -18,6 +18,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.columns import Column, Form, form_of, hold, is_text
 from pqcache.reader.data import Data, kept_groups
 from pqcache.reader.files import RowGroups, file_numbers
+from pqcache.reader.memory import Pool
 from pqcache.reader.window import Rows
 from pqcache.units import format_size
 
@@ -75,6 +76,11 @@ class View:
             self.counts,
             self.read_forms,
         )
+
+    @cached_property
+    def memory(self) -> Pool:
+        """Memory for batches and what is decoded, kept from epoch to epoch."""
+        return Pool()
 
     def load(self, group: int, low: int, high: int) -> Rows:
         """Return rows of a row group: the columns in the file, and its file's number if partitions need it."""

@@ -6,7 +6,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -30,7 +30,7 @@ from pqcache.store.rewrite import RewriteOptions, rewrite_directory
 from pqcache.store.source import Source
 from pqcache.store.statistics import read_footer
 from pqcache.store.subset import Subset
-from pqcache.store.transfer import Stopwatch, disk_error, fetch
+from pqcache.store.transfer import Stopwatch, disk_errors, fetch
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
 
 _ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
@@ -41,9 +41,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Job:
-    """What a build works on; ``source`` is None when nothing has to be fetched."""
+    """What a build works on: ``previous`` is the snapshot that ``plan`` was made against.
+
+    ``source`` is None when nothing has to be fetched.
+    """
 
     cache: Cache
+    previous: Snapshot | None
     plan: Plan
     source: Source | None
     source_url: str
@@ -67,7 +71,7 @@ class Built:
 def build_snapshot(job: Job) -> tuple[Snapshot, Manifest]:
     """Apply ``job.plan`` and publish the result; whatever fails leaves the current snapshot as it is."""
     run = make_workdir(job.cache)
-    try:
+    with disk_errors(job.cache.path):
         keys = {_file_key(job, file) for file in job.plan.downloads}
         adopt(job.cache, run, keys, {_rewrite_key(job, d, _inputs(d)) for d in job.plan.directories})
         held = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
@@ -76,8 +80,6 @@ def build_snapshot(job: Job) -> tuple[Snapshot, Manifest]:
         built = list(_make_files(job, run, index))
         target, manifest = _assemble(job, run, built, index)
         snapshot = job.cache.publish(target)
-    except OSError as error:
-        raise disk_error(Path(error.filename or job.cache.path), error) from error
     job.on_event(Published(snapshot.id))
     remove_tree(run)
     return snapshot, manifest
@@ -149,6 +151,11 @@ def _pooled(pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T]
             running.append((task, pool.submit(call, task)))
         if not running:
             return
+        waiting = {future for _, future in running}
+        while not running[0][1].done():  # in order, but an error anywhere is told at once
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
         task, future = running.popleft()
         yield task, future.result()
 
@@ -182,13 +189,12 @@ def _rewrite(
     sources: list[tuple[SourceFile, ...]] = []
     files: list[tuple[str, Path]] = []
     rows: list[int] = []
-    current = job.cache.current()
     for item in plan.rewrite:
         if item.entry is not None:
-            assert current is not None
+            assert job.previous is not None
             sources.append(item.entry.sources)
             name = item.file.path if item.file is not None else item.entry.path
-            files.append((Path(name).name, current.path / item.entry.path))
+            files.append((Path(name).name, job.previous.path / item.entry.path))
             rows.append(item.entry.rows)
         elif item.file is not None:
             copied, count = arrived[item.file]
@@ -271,7 +277,7 @@ def _rewrite_files(
 def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> tuple[Path, Manifest]:
     """Put the new snapshot together in ``tmp/``; return where it lies and its manifest."""
     target = run / "snapshot"
-    previous = job.cache.current()
+    previous = job.previous
     places = {item.entry.path: item.file for item in built}
     entries = [item.entry for item in built]
     entries.extend(entry for directory in job.plan.directories for entry in directory.keep)

@@ -127,6 +127,8 @@ class Cache:
                 "restore it or sync into a new directory"
             ) from error
         snapshot = Snapshot(self.snapshots_dir / Path(target).name)
+        if snapshot.path.is_symlink():
+            raise CacheError(f"{snapshot.path}: is a symbolic link; a cache lives in one directory")
         if not (snapshot.path / FILES).is_file():
             raise CacheError(
                 f"{self.path}/current points at {target}, which is not a snapshot; remove the link and sync again"
@@ -137,7 +139,8 @@ class Cache:
         """Return all published snapshots, oldest first."""
         if not self.snapshots_dir.is_dir():
             return []
-        found = (Snapshot(p) for p in self.snapshots_dir.iterdir() if (p / FILES).is_file())
+        names = (p for p in self.snapshots_dir.iterdir() if not p.is_symlink())
+        found = (Snapshot(p) for p in names if (p / FILES).is_file())
         return sorted(found, key=lambda snapshot: snapshot.id)
 
     def snapshot(self, name: str | None = None) -> Snapshot:
@@ -234,7 +237,9 @@ class Cache:
     def collectable(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
         """Return the snapshots that ``collect`` would remove if nobody reads them."""
         current = self.current()
-        others = [snapshot for snapshot in self.snapshots() if snapshot != current]
+        if current is None:
+            return []
+        others = [snapshot for snapshot in self.snapshots() if snapshot.id < current.id]
         surplus = others[: max(0, len(others) + 1 - max(1, keep))]
         return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
 

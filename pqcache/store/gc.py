@@ -10,6 +10,7 @@ from typing import Any
 from pqcache.config import read_config
 from pqcache.events import Collected, OnEvent, ignore
 from pqcache.store.cache import Cache
+from pqcache.store.transfer import disk_errors
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def gc(
     """
     target = Cache.open(os.fspath(cache))
     count = read_config(target.path).keep if keep is None else keep
-    with target.lock(wait):
+    with disk_errors(target.path), target.lock(wait):
         if dry_run:
             removed = target.collectable(count, older_than)
         else:

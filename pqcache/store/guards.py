@@ -38,28 +38,48 @@ def taken(
 ) -> list[SourceFile]:
     """Return ``files`` without those that have to wait; what is held of those stays as it is.
 
-    ``all_paths`` are the paths of everything at the source, markers included.
+    A held directory stays as it is, as a whole, while it is there without its marker, be it with nothing but
+    a writer's temporary files in it, and while it has lost files and those that replace them are young.
+
+    ``all_paths`` are the paths of everything at the source, markers and hidden files included.
     """
     if waiting.marker is None and not waiting.settle:
         return list(files)
     before = {file.path: file for entry in held for file in entry.sources}
-    marked = {parent(p) for p in all_paths if p.rpartition("/")[2] == waiting.marker}
+    names = list(all_paths)
+    marked = {parent(p) for p in names if p.rpartition("/")[2] == waiting.marker}
     deadline = (waiting.now - waiting.settle) * 1e9
     result: dict[str, SourceFile] = {}
-    unfinished: set[str] = set()
+    young: set[str] = set()  # directories that new files have begun to arrive in
     for file in files:
-        directory = parent(file.path)
-        if waiting.marker is not None and not _is_marked(directory, marked):
-            unfinished.add(directory)
-        elif waiting.settle and file.identity.mtime_ns > deadline:
+        if waiting.marker is not None and not _is_marked(parent(file.path), marked):
+            continue
+        if waiting.settle and file.identity.mtime_ns > deadline:
             if file.path in before:
                 result[file.path] = before[file.path]
+            else:
+                young.add(parent(file.path))
         else:
             result[file.path] = file
-    for path, file in before.items():
-        if parent(path) in unfinished:
-            result[path] = file
+    listed = {file.path for file in files}
+    there = _directories(names)
+    unmarked = {d for d in map(parent, before) if waiting.marker is not None and not _is_marked(d, marked)}
+    losing = {parent(path) for path in before if path not in listed}
+    as_held = (unmarked & there) | (losing & young)
+    result = {path: file for path, file in result.items() if parent(path) not in as_held}
+    result.update((path, file) for path, file in before.items() if parent(path) in as_held)
     return list(result.values())
+
+
+def _directories(paths: Iterable[str]) -> set[str]:
+    """Return every directory in which, or below which, one of ``paths`` lies."""
+    found = {""}
+    for path in paths:
+        directory = parent(path)
+        while directory not in found:
+            found.add(directory)
+            directory = parent(directory)
+    return found
 
 
 def _is_marked(directory: str, marked: set[str]) -> bool:
@@ -98,16 +118,19 @@ def check_listing(listing: Sequence[SourceFile], source: str) -> None:
             directory = parent(directory)
 
 
-def check_case(listing: Sequence[SourceFile], source: str, cache: Path) -> None:
-    """Raise SourceError when two names differ only in case and the cache's file system folds case."""
+def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> None:
+    """Raise SourceError when two names differ only in case and the file system of ``scratch`` folds case."""
     folded: dict[str, str] = {}
     for file in listing:
-        other = folded.setdefault(file.path.casefold(), file.path)
-        if other != file.path and folds_case(cache / "tmp"):
-            raise SourceError(
-                f"{source}/{file.path}: is one name with {other} on the cache's file system, which ignores "
-                "case; nothing was published, rename one at the source or use another file system"
-            )
+        name = file.path
+        while name:
+            other = folded.setdefault(name.casefold(), name)
+            if other != name and folds_case(scratch):
+                raise SourceError(
+                    f"{source}/{name}: is one name with {other} on the cache's file system, which ignores case; "
+                    "nothing was published, rename one at the source or use another file system"
+                )
+            name = parent(name)
 
 
 def folds_case(directory: Path) -> bool:

@@ -26,7 +26,7 @@ from pqcache.store.source import Source, local_path, open_source, redact, url_sc
 from pqcache.store.statistics import read_footer
 from pqcache.store.subset import Subset
 from pqcache.store.sync import JOBS, finish, list_source, make_report, rewrite_recipe
-from pqcache.store.transfer import Stopwatch, disk_error, fetch
+from pqcache.store.transfer import Stopwatch, disk_error, disk_errors, fetch
 
 ROW_GROUP_SIZE = 128 << 20
 
@@ -105,7 +105,7 @@ def _repartition_cache(
 ) -> RepartitionReport:
     watch = Stopwatch()
     config = replace(read_config(cache.path), row_group_size=how.row_group_size)
-    with cache.lock(wait):
+    with disk_errors(cache.path), cache.lock(wait):
         current = cache.snapshot()
         before = current.manifest()
         fetched = before.files[0].recipe.partition("|")[0] if before.files else ""
@@ -113,7 +113,9 @@ def _repartition_cache(
         published, after = None, before
         if not dry_run:
             if not plan.nothing_to_do:
-                job = Job(cache, plan, None, before.source, before.where, Subset(), how, jobs, 0, False, on_event)
+                job = Job(
+                    cache, current, plan, None, before.source, before.where, Subset(), how, jobs, 0, False, on_event
+                )
                 published, after = build_snapshot(job)
             write_config(cache.path, config)
             report = make_report(cache, config, plan, published or current, after, published, 0, dry_run, watch)

@@ -137,16 +137,21 @@ def check_path(path: str) -> str | None:
     """
     if _CONTROL.search(path):
         return "has a control character in its name"
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
     segments = path.split("/")
     if path.startswith("/") or "" in segments:
         return "has an empty segment in its path"
     if "." in segments or ".." in segments:
         return "has a '.' or '..' segment in its path"
-    if any(len(segment.encode("utf-8", "surrogateescape")) > 255 for segment in segments):
+    if any(len(segment.encode()) > 255 for segment in segments):
         return "has a name longer than 255 bytes"
     return None
 
 
 def printable(path: str) -> str:
     """Return ``path`` with control characters percent-encoded, fit for one line of output."""
-    return _CONTROL.sub(lambda match: quote(match[0], safe=""), path)
+    shown = path.encode("utf-8", "backslashreplace").decode()
+    return _CONTROL.sub(lambda match: quote(match[0], safe=""), shown)

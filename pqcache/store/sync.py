@@ -18,7 +18,6 @@ from pqcache.errors import DamagedError, SourceIncomplete, UsageError
 from pqcache.events import Advanced, Collected, Event, Listed, OnEvent, Warned, ignore
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, Snapshot
-from pqcache.store.disk import remove_tree
 from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
 from pqcache.store.history import append_history
 from pqcache.store.hive import is_data, parent
@@ -27,7 +26,8 @@ from pqcache.store.plan import Plan, Recipe, plan_sync
 from pqcache.store.rewrite import RewriteOptions
 from pqcache.store.source import TIMEOUT, Source, is_secret, local_path, open_source, redact, url_scheme
 from pqcache.store.subset import Subset, select
-from pqcache.store.transfer import RETRIES, Stopwatch, with_retries
+from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors, with_retries
+from pqcache.store.workdir import discard
 
 JOBS = 8
 
@@ -134,7 +134,7 @@ def sync(
     )
     _check_apart(config.source, target.path)
     opened = open_source(source or config.source, {**config.options, **(options or {})}, timeout, config.hdfs_driver)
-    with ExitStack() as stack:
+    with ExitStack() as stack, disk_errors(target.path):
         stack.callback(opened.close)
         locked = target.exists() and not dry_run
         stack.enter_context(target.lock(wait) if locked else nullcontext())
@@ -146,8 +146,8 @@ def sync(
             on_event(Warned(f"the source was {remembered.source} and is {config.source} from now on"))
         current = target.current() if target.exists() else None
         manifest, whole = read_current(current, on_event)
-        if target.exists():
-            check_case(listing.files, config.source, target.path)
+        if not dry_run:
+            check_case(listing.files, config.source, target.tmp_dir)
         rewrite = rewrite_options(config)
         recipe = Recipe(listing.subset.recipe, rewrite_recipe(rewrite))
         waiting = Waiting(config.marker, config.settle, time.time())
@@ -161,7 +161,9 @@ def sync(
         published, counted = None, Counted(on_event)
         if not dry_run and not (plan.nothing_to_do and current is not None and whole):
             url, where, checksum = config.source, config.where, config.checksum
-            job = Job(target, plan, opened, url, where, listing.subset, rewrite, jobs, retries, checksum, counted)
+            job = Job(
+                target, current, plan, opened, url, where, listing.subset, rewrite, jobs, retries, checksum, counted
+            )
             published, manifest = build_snapshot(job)
         fetched = plan.fetch_bytes if dry_run else counted.bytes
         report = make_report(target, config, plan, published or current, manifest, published, fetched, dry_run, watch)
@@ -328,7 +330,7 @@ def finish(cache: Cache, config: Config, command: str, report: SyncReport, on_ev
     for snapshot in cache.collect(config.keep):
         on_event(Collected(snapshot.id))
     for left in cache.tmp_dir.iterdir():
-        remove_tree(left)
+        discard(left)
 
 
 def _merge(remembered: Config | None, source: str | None, options: Mapping[str, str] | None) -> Config:

@@ -12,7 +12,8 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 ALL = Subset()
 RETRIES = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOVED = 3  # how often a file may change while it is copied before the run gives up
 
 
@@ -194,6 +196,8 @@ def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopp
         finally:
             os.close(descriptor)
     except OSError as error:
+        if error.errno not in _FULL:  # what fsync could not write is not reported twice: do not build on it
+            part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
 
 
@@ -228,9 +232,18 @@ def _footer(source: Source, file: SourceFile, part: Path) -> tuple[pq.FileMetaDa
 
 def disk_error(path: Path, error: OSError) -> PqcacheError:
     """Return the error for a failed write below the cache."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
         return PqcacheError(f"{path.parent}: no space left on the device; free some, or put the cache on a larger disk")
-    return PqcacheError(f"{path}: {error.strerror}; check the cache's disk and its permissions")
+    return PqcacheError(f"{path}: {error.strerror or error}; check the cache's disk and its permissions")
+
+
+@contextmanager
+def disk_errors(cache: Path) -> Iterator[None]:
+    """Turn what the file system of the cache refuses into errors with advice."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error) from error
 
 
 class Stopwatch:

@@ -48,6 +48,9 @@ def adopt(cache: Cache, run: Path, downloads: Collection[str], rewrites: Collect
     for other in sorted(cache.tmp_dir.iterdir()):
         if other == run:
             continue
+        if other.is_symlink() or not other.is_dir():
+            other.unlink()
+            continue
         same_boot = other.name.startswith(_boot_id() + "-")
         for kind, wanted in (("fetch", downloads), ("rewrite", rewrites)):
             if not (other / kind).is_dir() or (other / kind).is_symlink():
@@ -56,10 +59,14 @@ def adopt(cache: Cache, run: Path, downloads: Collection[str], rewrites: Collect
                 key, dot, _ = left.name.partition(".")
                 if key in wanted and (not dot or (kind == "fetch" and same_boot)):
                     _move(left, run / kind / left.name)
-        if other.is_dir():
-            remove_tree(other)
-        else:
-            other.unlink()
+        discard(other)
+
+
+def discard(directory: Path) -> None:
+    """Remove something in ``tmp/``, out of its owner's way first: a run that still lives fails cleanly."""
+    grave = directory.with_name(f"removed-{os.urandom(8).hex()}")
+    directory.rename(grave)
+    remove_tree(grave)
 
 
 def _move(left: Path, target: Path) -> None:

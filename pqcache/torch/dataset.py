@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
-from pqcache.reader.epoch import batches, cpu_count
+from pqcache.reader.epoch import batches, cpu_count, samples
 from pqcache.reader.order import Order, Part
 from pqcache.reader.view import View, view_of, window_for
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
+from pqcache.torch.ragged import item
 from pqcache.torch.state import Progress, State
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
 from pqcache.units import parse_size
@@ -40,7 +41,7 @@ class ParquetDataset(IterableDataset[Batch]):
     ``columns``       names; None for all. Partition columns are columns.
     ``filters``       a condition on partition columns: SQL text, ``[("dt", ">=", "2026-11-01")]``, or a
                       pyarrow expression
-    ``batch_size``    rows
+    ``batch_size``    rows; None yields single rows, for DataLoader's own batching and collate
     ``shuffle``       False gives the rows in the order of the files
     ``drop_last``     False: the last batch may be short, and ranks are made equal by repeating the epoch's
                       first batches. True: what is left over is dropped.
@@ -49,7 +50,7 @@ class ParquetDataset(IterableDataset[Batch]):
     ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
                       common multiple to get the same batches whatever the number of ranks and workers.
     ``num_replicas``, ``rank``   default to those of torch.distributed where it is initialised, else 1 and 0
-    ``transform``     called in the worker on each batch; what it returns is what the loader yields. numpy's,
+    ``transform``     called in the worker on each batch (or row); what it returns is what the loader yields. numpy's,
                       random's and torch's generators are seeded for it from (seed, epoch, batch index).
     ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value) or
                       ``{column: fill}``
@@ -64,7 +65,7 @@ class ParquetDataset(IterableDataset[Batch]):
         path: str | os.PathLike[str],
         columns: Sequence[str] | None = None,
         filters: Any = None,
-        batch_size: int = 256,
+        batch_size: int | None = 256,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -73,7 +74,7 @@ class ParquetDataset(IterableDataset[Batch]):
         lanes: int | None = None,
         num_replicas: int | None = None,
         rank: int | None = None,
-        transform: Callable[[Batch], Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
         nulls: str | Mapping[str, Any] = "error",
         ragged: Sequence[str] = (),
     ) -> None:
@@ -118,7 +119,7 @@ class ParquetDataset(IterableDataset[Batch]):
         return self._progress.epoch
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch on each rank."""
+        """Return the number of batches (or rows) of a whole epoch on each rank."""
         replicas, rank = self._rank()
         total = self._order(0, 1, 1).batches(self.drop_last)
         return Part(total, replicas, replicas, rank, drop_last=self.drop_last).rounds()
@@ -227,15 +228,31 @@ class ParquetDataset(IterableDataset[Batch]):
     def _batches(
         self, order: Order, part: Part, indices: range, threads: int, worker: int, in_worker: bool
     ) -> Iterator[Any]:
-        step = indices.step
-        with closing(batches(self._view, order, indices, part.total, threads)) as found:
-            for index, columns in found:
-                batch: Any = self._to_batch(columns, Place(order.epoch, index, order.lanes, order.window))
+        make = self._whole if self.batch_size is not None else self._rows
+        with closing(make(order, indices, part.total, threads)) as found:
+            for batch in found:
+                index = batch.index
+                result = batch if self.batch_size is not None else dict(batch)
                 if self.transform is not None:
-                    batch = self._transformed(batch, in_worker)
-                self._progress.next = index + step if in_worker else part.after(index)
-                yield batch
+                    result = self._transformed(result, batch.place, in_worker)
+                self._progress.next = index + indices.step if in_worker else part.after(index)
+                yield result
         self._progress.finish(worker)
+
+    def _whole(self, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
+        with closing(batches(self._view, order, indices, total, threads)) as found:
+            for index, columns in found:
+                yield self._to_batch(columns, Place(order.epoch, index, order.lanes, order.window))
+
+    def _rows(self, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
+        held: dict[int, Batch] = {}
+        with closing(samples(self._view, order, indices, total, threads)) as found:
+            for index, columns, row in found:
+                place = Place(order.epoch, index, order.lanes, order.window)
+                lane = index % total % order.lanes
+                if row == 0:
+                    held[lane] = self._to_batch(columns, place)
+                yield Batch({name: item(value, row) for name, value in held[lane].items()}, place)
 
     def _to_batch(self, columns: dict[str, Column], place: Place) -> Batch:
         values: dict[str, Any] = {}
@@ -255,11 +272,11 @@ class ParquetDataset(IterableDataset[Batch]):
             if name not in filled and (count := self._view.nulls(name)):
                 raise null_error(name, count)
 
-    def _transformed(self, batch: Batch, in_worker: bool) -> Any:
+    def _transformed(self, batch: Any, place: Place, in_worker: bool) -> Any:
         """Apply the transform with generators seeded for this batch, the same in any run."""
         assert self.transform is not None
         kept = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
-        words = np.random.SeedSequence([self.seed & (2**64 - 1), batch.epoch, batch.index]).generate_state(3)
+        words = np.random.SeedSequence([self.seed & (2**64 - 1), place.epoch, place.index]).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))  # the generator that transforms use, old as it is
         torch.default_generator.manual_seed(int(words[2]))
@@ -270,12 +287,13 @@ class ParquetDataset(IterableDataset[Batch]):
                 random.setstate(kept[0])
                 np.random.set_state(kept[1])
                 torch.set_rng_state(kept[2])
-        if isinstance(result, dict) and not isinstance(result, Batch):
-            return Batch(result, batch.place)
+        if type(result) is dict and self.batch_size is not None:
+            return Batch(result, place)
         return result
 
     def _order(self, epoch: int, lanes: int, window: int) -> Order:
-        return Order(self._view.counts, self.batch_size, lanes, window, self.seed, epoch, self.shuffle)
+        rows = self.batch_size or 1
+        return Order(self._view.counts, rows, lanes, window, self.seed, epoch, self.shuffle)
 
     def _window_of(self, lanes: int, replicas: int) -> int:
         if self._window is not None:

@@ -52,9 +52,7 @@ class State:
         if not isinstance(state, Mapping) or "format" not in state:
             raise UsageError("not a state of ParquetDataset: load what its state_dict() returned")
         if state["format"] != FORMAT:
-            raise UsageError(
-                f"the state is of format {state['format']}, this pqcache reads {FORMAT}; upgrade pqcache"
-            )
+            raise UsageError(f"the state is of format {state['format']}, this pqcache reads {FORMAT}; upgrade pqcache")
         try:
             return State(**{key: value for key, value in state.items() if key != "format"})
         except TypeError as error:

@@ -31,7 +31,18 @@ import pyarrow as pa
 import torch
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.columns import Bools, Column, form_of, hold, is_text, packed, storage_type, to_arrow
+from pqcache.reader.columns import (
+    Bools,
+    Column,
+    Packed,
+    form_of,
+    hold,
+    is_text,
+    is_views,
+    packed,
+    storage_type,
+    to_arrow,
+)
 from pqcache.torch.ragged import Ragged
 
 Value = torch.Tensor | Ragged | dict[str, Any]
@@ -83,12 +94,9 @@ def check_type(name: str, kind: pa.DataType) -> None:
         check_type(name, bare.value_type)
     elif pa.types.is_null(bare):
         raise UsageError(
-            f"column {name!r} has no type (every value is null); leave it out with columns=, "
-            "or write it with a type"
+            f"column {name!r} has no type (every value is null); leave it out with columns=, or write it with a type"
         )
-    elif not (
-        is_text(bare) or pa.types.is_decimal(bare) or pa.types.is_fixed_size_binary(bare) or _dtype(bare)
-    ):
+    elif not (is_text(bare) or pa.types.is_decimal(bare) or pa.types.is_fixed_size_binary(bare) or _dtype(bare)):
         raise _no_tensor(name, kind)
 
 
@@ -112,13 +120,13 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
         return _text(text, valid, fill, bytes_=False), mask
     if column.form.form == "fixed" and isinstance(column.values, np.ndarray):
         return _fixed(column, valid, fill), mask
-    if column.form.form == "bytes" and pa.types.is_binary_view(column.values.type):
+    if isinstance(column.values, Packed) or is_views(column):
         if is_text(bare):
             return _text(column, valid, fill, bytes_=_is_binary(bare)), mask
-        ends, data = packed(_without(column, valid))
+        rows = packed(_without(column, valid))
         item = storage_type(bare.value_type)
-        values = _numbers(data, item, len(data) // column.form.width, name)
-        return Ragged(values, torch.from_numpy(ends // column.form.width)), mask
+        values = _numbers(rows.data, item, len(rows.data) // column.form.width, name)
+        return Ragged(values, torch.from_numpy(rows.ends // column.form.width)), mask
     return _nested(column.values, bare, name, nulls, fill), mask
 
 
@@ -168,8 +176,8 @@ def _text(column: Column, valid: Bools | None, fill: Any, bytes_: bool) -> Ragge
         array = to_arrow(Column(column.form, column.values, valid)).fill_null(fill)
         column = hold(array, column.form)
         valid = None
-    ends, data = packed(_without(column, valid))
-    return Ragged(_bytes_tensor(data), torch.from_numpy(ends), "bytes" if bytes_ else "str")
+    rows = packed(_without(column, valid))
+    return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), "bytes" if bytes_ else "str")
 
 
 def _without(column: Column, valid: Bools | None) -> Column:

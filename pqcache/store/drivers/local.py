@@ -7,6 +7,7 @@ import stat as stat_module
 from collections.abc import Iterator, Mapping
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable
+from pqcache.store.hive import is_hidden
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import option_names
 
@@ -37,8 +38,8 @@ class LocalSource:
                         path = f"{directory}/{entry.name}" if directory else entry.name
                         if entry.is_dir():
                             pending.append(path)
-                        else:
-                            yield SourceFile(path, self._identity(path, entry.stat()))
+                        elif (identity := self._listed(path, entry)) is not None:
+                            yield SourceFile(path, identity)
             except OSError as error:
                 raise self._error(directory, error) from error
 
@@ -60,6 +61,19 @@ class LocalSource:
 
     def close(self) -> None:
         pass
+
+    def _listed(self, path: str, entry: os.DirEntry[str]) -> Identity | None:
+        """Return the identity of what a listing met, or None for what is gone or nobody reads."""
+        try:
+            return self._identity(path, entry.stat())
+        except FileNotFoundError:
+            if is_hidden(entry.name) or not os.path.lexists(self._name(path)):
+                return None  # an editor's dangling link, or a file that vanished between two looks
+            raise SourceError(f"{self._name(path)}: is a link to nothing; mend or remove it") from None
+        except SourceError:
+            if is_hidden(entry.name):
+                return None
+            raise
 
     def _identity(self, path: str, status: os.stat_result) -> Identity:
         if not stat_module.S_ISREG(status.st_mode):
