@@ -203,6 +203,15 @@ def is_views(column: Column) -> bool:
     return isinstance(column.values, pa.Array) and bool(pa.types.is_binary_view(column.values.type))
 
 
+def bytes_of_views(column: Column) -> int:
+    """Return how many bytes the rows of a column point to; 0 for a column that has no views."""
+    if not is_views(column):
+        return 0
+    array = column.values
+    lengths = np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
+    return int(lengths.sum(dtype=np.int64))
+
+
 def packed(column: Column, pool: Pool | None = None) -> Packed:
     """Return a ``bytes`` column's rows end to end, their bytes freshly copied."""
     if isinstance(column.values, Packed):
@@ -220,8 +229,8 @@ def packed(column: Column, pool: Pool | None = None) -> Packed:
         return Packed(ends, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, size))
     data = (pool or Pool()).lend(size)  # Arrow would take new memory; and copying long rows one by one costs no more
     target = memoryview(data)  # type: ignore[arg-type]
-    memories = [memoryview(source) for source in sources]
-    inline = memoryview(buffer)
+    memories = [memoryview(source).cast("B") for source in sources]
+    inline = memoryview(buffer).cast("B")
     begin = 0
     for row, (end, (length, _, source, offset)) in enumerate(zip(ends[1:].tolist(), views.tolist(), strict=True)):
         if length > 12:

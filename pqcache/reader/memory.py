@@ -15,7 +15,7 @@ import numpy.typing as npt
 Block = npt.NDArray[np.uint8]
 
 _SMALLEST = 4096
-_KEPT = 1 << 30  # bytes of idle blocks; what is more goes back to the system
+_KEPT = 1 << 29  # bytes of idle blocks; what is more goes back to the system
 
 
 def rounded(size: int) -> int:
@@ -43,12 +43,16 @@ class Pool:
     def take(self, size: int) -> Block:
         """Return a block of at least ``size`` bytes with anything in it; ``give`` it back."""
         wanted = rounded(size)
-        try:
-            block = self._free[wanted].pop()
-        except IndexError:
-            return np.empty(wanted, np.uint8)
-        self._idle -= wanted
-        return block
+        larger = wanted
+        while larger <= 2 * wanted:  # rather too large a block than new memory
+            try:
+                block = self._free[larger].pop()
+            except IndexError:
+                larger = rounded(larger + 1)
+                continue
+            self._idle -= larger
+            return block
+        return np.empty(wanted, np.uint8)
 
     def give(self, block: Block) -> None:
         """Take a block back; nobody may look at it any more."""

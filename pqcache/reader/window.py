@@ -12,18 +12,32 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from pqcache.reader.columns import WORDS, Bytes, Column, Form, compact, cut, is_views, join, packed, take
+from pqcache.reader.columns import (
+    WORDS,
+    Bytes,
+    Column,
+    Form,
+    bytes_of_views,
+    compact,
+    cut,
+    is_views,
+    join,
+    packed,
+    take,
+)
 from pqcache.reader.memory import Block, Pool, aligned
 from pqcache.reader.order import Ints, Lane, Order
 
 Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
 
-_SMALL = 1 << 20  # bytes of fixed-width columns; less of them is dealt whole, as many small copies cost more
+_GROUP = 32  # bytes per row of a group: 32,000 rows of it are a megabyte
+_SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 
 
 @dataclass(frozen=True)
@@ -36,31 +50,64 @@ class Source:
     threads: ThreadPoolExecutor
     ahead: int
 
-
-def laid_out(block: Block, forms: Sequence[Form], rows: int) -> dict[int, Bytes]:
-    """Return arrays for the fixed-width columns, by position in ``forms``, that lie in ``block`` one by one."""
-    arrays: dict[int, Bytes] = {}
-    at = 0
-    for position, form in enumerate(forms):
-        if form.form == "fixed":
-            data = block[at : at + rows * form.width]
-            word = WORDS.get(form.width)
-            arrays[position] = data.view(word) if word else data.reshape(rows, form.width)
-            at += aligned(rows * form.width)
-    return arrays
+    @cached_property
+    def layout(self) -> Layout:
+        """Where fixed-width columns lie."""
+        return Layout.of(self.forms)
 
 
-def bytes_for(forms: Sequence[Form], rows: int) -> int:
-    """Return the size of a block that holds ``rows`` rows of the fixed-width columns."""
-    return sum(aligned(rows * form.width) for form in forms if form.form == "fixed")
+@dataclass(frozen=True)
+class Layout:
+    """How the fixed-width columns of some rows lie in a block: those of one width are rows of one array.
+
+    So all of them are gathered by one call. ``groups`` are (width, the columns' positions among ``forms``).
+    """
+
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @staticmethod
+    def of(forms: Sequence[Form]) -> Layout:
+        """Return the layout for columns; a group is kept small enough to stay in the processor's cache."""
+        by_width: dict[int, list[int]] = {}
+        for position, form in enumerate(forms):
+            if form.form == "fixed":
+                by_width.setdefault(form.width, []).append(position)
+        groups = []
+        for width, positions in by_width.items():
+            each = max(1, _GROUP // width)
+            groups += [(width, tuple(positions[i : i + each])) for i in range(0, len(positions), each)]
+        return Layout(tuple(groups))
+
+    def bytes(self, rows: int) -> int:
+        """Return the size of a block for ``rows`` rows."""
+        return sum(aligned(rows * width * len(positions)) for width, positions in self.groups)
+
+    def arrays(self, block: Block, rows: int) -> list[Bytes]:
+        """Return each group's array over ``block``: (columns, rows) of words, or (columns, rows, width)."""
+        found: list[Bytes] = []
+        at = 0
+        for width, positions in self.groups:
+            size = rows * width * len(positions)
+            data = block[at : at + size]
+            if width in WORDS:
+                found.append(data.view(WORDS[width]).reshape(len(positions), rows))
+            else:
+                found.append(data.reshape(len(positions), rows, width))
+            at += aligned(size)
+        return found
 
 
 class Cards:
-    """Some of a run's rows in the order they were dealt: one hand or more, freed when all are used."""
+    """Some of a run's rows in the order they were dealt: one hand or more, freed when all are used.
 
-    def __init__(self, columns: Rows, block: Block | None, hands: int) -> None:
-        self.columns = columns
+    ``arrays`` are the layout's groups over ``block``; ``columns`` are those that are not there: of no fixed
+    width, or with nulls.
+    """
+
+    def __init__(self, block: Block, arrays: list[Bytes], columns: dict[int, Column], hands: int) -> None:
         self.block = block
+        self.arrays = arrays
+        self.columns = columns
         self._left = hands
         self._lock = threading.Lock()
 
@@ -70,9 +117,8 @@ class Cards:
             self._left -= 1
             if self._left:
                 return
-        self.columns = []
-        if self.block is not None:
-            memory.give(self.block)
+        self.arrays, self.columns = [], {}
+        memory.give(self.block)
 
 
 Dealt = list[tuple[Cards, int, int] | None]  # a run's hands: cards, first and past-last row in them
@@ -84,87 +130,89 @@ def deal(source: Source, lane: Lane, run: int, first_hand: int) -> Dealt:
     order, cuts = lane.row_order(run), lane.cuts(run).tolist()
     hands: Dealt = [None] * first_hand
     left = range(first_hand, len(cuts) - 1)
-    each = lane.split if bytes_for(source.forms, len(order)) > _SMALL else len(cuts)
+    large = source.layout.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
+    each = lane.split if large else len(cuts)
     portions = [left[i : i + each] for i in range(0, len(left), each)]
-    shuffled = dealt_columns(source, columns, [order[cuts[p[0]] : cuts[p[-1] + 1]] for p in portions])
-    for portion, (picked, block) in zip(portions, shuffled, strict=True):
-        cards = Cards(picked, block, len(portion))
+    counts = [len(portion) for portion in portions]
+    orders = [order[cuts[portion[0]] : cuts[portion[-1] + 1]] for portion in portions]
+    for portion, cards in zip(portions, dealt_cards(source, columns, orders, counts), strict=True):
         begin = cuts[portion[0]]
         hands.extend((cards, cuts[hand] - begin, cuts[hand + 1] - begin) for hand in portion)
     return hands
 
 
-def dealt_columns(source: Source, columns: Rows, orders: Sequence[Ints]) -> list[tuple[Rows, Block | None]]:
+def dealt_cards(source: Source, columns: Rows, orders: Sequence[Ints], hands: Sequence[int]) -> list[Cards]:
     """Take rows from columns once for each of ``orders``: column by column, as that is what a cache can hold."""
-    blocks = [source.memory.take(bytes_for(source.forms, len(order))) for order in orders]
-    places = [laid_out(block, source.forms, len(order)) for block, order in zip(blocks, orders, strict=True)]
-    taken: list[Rows] = [[] for _ in orders]
-    for position, (form, column) in enumerate(zip(source.forms, columns, strict=True)):
+    layout, memory = source.layout, source.memory
+    dealt = []
+    for order, count in zip(orders, hands, strict=True):
+        block = memory.take(layout.bytes(len(order)))
+        dealt.append(Cards(block, layout.arrays(block, len(order)), {}, count))
+    places = {p: (g, i) for g, (_, positions) in enumerate(layout.groups) for i, p in enumerate(positions)}
+    for position, form in enumerate(source.forms):
+        column = columns[position]
         columns[position] = Column(form, None)  # decoded memory goes as soon as it is dealt
-        for order, place, rows in zip(orders, places, taken, strict=True):
-            if position in place and isinstance(column.values, np.ndarray):
-                values = column.values.take(order, axis=0, out=place[position], mode="clip")
-                rows.append(Column(form, values, None if column.valid is None else column.valid.take(order)))
-            else:
-                rows.append(compact(take(column, order), source.memory))
-    return list(zip(taken, blocks, strict=True))
+        if position in places and column.valid is None and isinstance(column.values, np.ndarray):
+            group, row = places[position]
+            for order, cards in zip(orders, dealt, strict=True):
+                column.values.take(order, axis=0, out=cards.arrays[group][row], mode="clip")
+        else:
+            for order, cards in zip(orders, dealt, strict=True):
+                cards.columns[position] = compact(take(column, order), memory)
+    return dealt
 
 
-@dataclass
 class Frame:
-    """A batch in the making: ``fixed`` are the places of its fixed-width columns, the rest is put together."""
+    """A batch in the making: fixed-width columns have their places, the rest is put together at the end."""
 
-    rows: int
-    fixed: dict[int, Bytes]
-    parts: dict[int, dict[int, Column]] = field(default_factory=dict)  # by column, then by first row
-    missing: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @staticmethod
-    def of(source: Source, rows: int) -> Frame:
-        """Return an empty frame."""
-        block = source.memory.lend(bytes_for(source.forms, rows))
-        return Frame(rows, laid_out(block, source.forms, rows), missing=rows)
+    def __init__(self, source: Source, rows: int) -> None:
+        self.rows = rows
+        self.arrays = source.layout.arrays(source.memory.lend(source.layout.bytes(rows)), rows)
+        self._parts: dict[int, dict[int, Column]] = {}  # by column, then by first row
+        self._missing = rows
+        self._lock = threading.Lock()
 
     def put(self, position: int, at: int, column: Column) -> None:
-        """Put rows of a column at row ``at``."""
-        with self.lock:
-            self.parts.setdefault(position, {})[at] = column
+        """Put rows of a column that has no place at row ``at``."""
+        with self._lock:
+            self._parts.setdefault(position, {})[at] = column
 
     def filled(self, rows: int) -> bool:
         """Note that all columns of some more rows are there; return whether these were the last."""
-        with self.lock:
-            self.missing -= rows
-            return self.missing == 0
+        with self._lock:
+            self._missing -= rows
+            return self._missing == 0
 
     def columns(self, source: Source) -> Rows:
         """Return the finished batch."""
-        found = []
-        for position, form in enumerate(source.forms):
-            parts = [part for _, part in sorted(self.parts.get(position, {}).items())]
-            if position not in self.fixed:
-                column = join(parts, form)
-            elif not parts:
-                column = Column(form, self.fixed[position])
-            else:  # nulls somewhere in the batch, or in a way that only Arrow can hold
-                column = self._with_nulls(position, form)
-            found.append(Column(form, packed(column, source.memory), column.valid) if is_views(column) else column)
-        return found
+        found: dict[int, Column] = {}
+        for (_, positions), array in zip(source.layout.groups, self.arrays, strict=True):
+            for position, values in zip(positions, array, strict=True):
+                found[position] = Column(source.forms[position], values)
+        for position, parts in self._parts.items():
+            form = source.forms[position]
+            column = self._joined(parts, found.get(position), form)
+            found[position] = Column(form, packed(column, source.memory), column.valid) if is_views(column) else column
+        return [found[position] for position in range(len(source.forms))]
 
-    def _with_nulls(self, position: int, form: Form) -> Column:
-        """Join a fixed-width column of which some parts lie in place and some do not."""
-        parts, at = [], 0
-        for start, part in sorted(self.parts[position].items()):
-            parts += [Column(form, self.fixed[position][at:start]), part]
+    def _joined(self, parts: dict[int, Column], placed: Column | None, form: Form) -> Column:
+        """Join the parts of a column; rows that no part has are in their place (no nulls among them)."""
+        joined, at = [], 0
+        for start, part in sorted(parts.items()):
+            if placed is not None and start > at:
+                joined.append(cut(placed, at, start))
+            joined.append(part)
             at = start + len(part)
-        return join([p for p in [*parts, Column(form, self.fixed[position][at:])] if len(p)], form)
+        if placed is not None and at < self.rows:
+            joined.append(cut(placed, at, self.rows))
+        return join(joined, form)
 
 
 Piece = tuple[Frame, int, int, int]  # rows [from, to) of a stretch of blocks go to the frame's row
 
 
 def gather(source: Source, lane: Lane, blocks: range, dealt: dict[int, Dealt], pieces: Sequence[Piece]) -> list[Frame]:
-    """Put the rows of consecutive blocks into batches; return the batches that are whole now, as ``done``."""
+    """Put the rows of consecutive blocks into their batches; return those batches that are whole now."""
     hands: list[tuple[Cards, int, int]] = []
     orders = []
     rows = 0
@@ -179,26 +227,38 @@ def gather(source: Source, lane: Lane, blocks: range, dealt: dict[int, Dealt], p
             rows += hand[2] - hand[1]
         orders.append(lane.block_order(block, rows - begin) + begin)
     order = np.concatenate(orders) if len(orders) > 1 else orders[0]
-    scratch = source.memory.take(rows * max((form.width for form in source.forms), default=1))
-    for position, form in enumerate(source.forms):
-        parts = [cut(cards.columns[position], start, stop) for cards, start, stop in hands if stop > start]
-        plain = form.form == "fixed" and all(p.valid is None and isinstance(p.values, np.ndarray) for p in parts)
-        if plain:
-            space = scratch[: rows * form.width]
-            word = WORDS.get(form.width)
-            joined = space.view(word) if word else space.reshape(rows, form.width)
-            np.concatenate([part.values for part in parts], out=joined)
-            for frame, at, start, stop in pieces:
-                place = frame.fixed[position][at : at + stop - start]
-                joined.take(order[start:stop], axis=0, out=place, mode="clip")
-        else:
-            column = join(parts, form)
-            for frame, at, start, stop in pieces:
-                frame.put(position, at, take(column, order[start:stop]))
+    layout = source.layout
+    space = max((aligned(rows * width * len(positions)) for width, positions in layout.groups), default=0)
+    scratch = source.memory.take(space)
+    for number, (width, positions) in enumerate(layout.groups):
+        (joined,) = Layout(((width, positions),)).arrays(scratch, rows)
+        np.concatenate([cards.arrays[number][:, start:stop] for cards, start, stop in hands], axis=1, out=joined)
+        for frame, at, start, stop in pieces:
+            place, some = frame.arrays[number], order[start:stop]
+            if stop - start == frame.rows:
+                joined.take(some, axis=1, out=place, mode="clip")
+            else:  # "out" must lie in one piece
+                for source_row, target_row in zip(joined, place, strict=True):
+                    source_row.take(some, axis=0, out=target_row[at : at + stop - start], mode="clip")
     source.memory.give(scratch)
+    for position in sorted({position for cards, _, _ in hands for position in cards.columns}):
+        column = join([hand_column(source, hand, position) for hand in hands], source.forms[position])
+        for frame, at, start, stop in pieces:
+            frame.put(position, at, take(column, order[start:stop]))
     for cards, _, _ in hands:
         cards.used(source.memory)
     return [frame for frame, _, start, stop in pieces if frame.filled(stop - start)]
+
+
+def hand_column(source: Source, hand: tuple[Cards, int, int], position: int) -> Column:
+    """Return one column of a hand, wherever it is."""
+    cards, start, stop = hand
+    if position in cards.columns:
+        return cut(cards.columns[position], start, stop)
+    for (_, positions), array in zip(source.layout.groups, cards.arrays, strict=True):
+        if position in positions:
+            return Column(source.forms[position], array[positions.index(position)][start:stop])
+    raise AssertionError(position)
 
 
 class LaneReader:
@@ -260,7 +320,7 @@ class LaneReader:
         while self._at < end:
             if self._open is None:
                 rows = min(self._batch_size, self._lane.rows - self._at)
-                self._open = Frame.of(self._source, rows), Future(), 0
+                self._open = Frame(self._source, rows), Future(), 0
                 self._coming.append(self._open[1])
                 begun += 1
             frame, future, at = self._open

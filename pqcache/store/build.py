@@ -79,7 +79,7 @@ def build_snapshot(job: Job) -> tuple[Snapshot, Manifest]:
         index = IndexBuilder()
         built = list(_make_files(job, run, index))
         target, manifest = _assemble(job, run, built, index)
-        snapshot = job.cache.publish(target)
+        snapshot = job.cache.publish(target, job.previous)
     job.on_event(Published(snapshot.id))
     remove_tree(run)
     return snapshot, manifest

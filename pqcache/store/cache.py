@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pqcache.errors import CacheError, CacheLocked, UsageError
-from pqcache.store.disk import fsync_path, fsync_tree, remove_tree, replace_symlink, write_durably
+from pqcache.store.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 from pqcache.store.index import Index, read_index
 from pqcache.store.manifest import Manifest, read_manifest
 
@@ -176,9 +176,8 @@ class Cache:
         ours = {"CACHEDIR.TAG", "lock", "tmp", "snapshots"}
         if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise UsageError(f"{self.path}: not empty and not a pqcache; name a new directory")
-        self.path.mkdir(parents=True, exist_ok=True)
-        self.snapshots_dir.mkdir(exist_ok=True)
-        self.tmp_dir.mkdir(exist_ok=True)
+        make_directory(self.snapshots_dir)
+        make_directory(self.tmp_dir)
         write_durably(self.path / "CACHEDIR.TAG", _TAG, self.tmp_dir)
 
     def check_layout(self) -> None:
@@ -213,14 +212,16 @@ class Cache:
         numbers = [s.id.rpartition("-")[2] for s in self.snapshots()]
         return f"{moment}-{max((int(n) for n in numbers if n.isdigit()), default=0) + 1:04d}"
 
-    def publish(self, built: Path) -> Snapshot:
-        """Make the snapshot built in ``tmp/`` the current one.
+    def publish(self, built: Path, previous: Snapshot | None) -> Snapshot:
+        """Make the snapshot built in ``tmp/`` the current one, in place of ``previous``.
 
         Every file in it must be durable already; directories are made so here, before the rename that
-        makes them visible.
+        makes them visible. Where locks lie, another run may have published meanwhile: that raises CacheLocked.
         """
         (built / LEASE).touch()
         fsync_tree(built)
+        if self.current() != previous:
+            raise CacheLocked(f"{self.path}: another run has published meanwhile; sync again")
         final = self.snapshots_dir / self.new_snapshot_id()
         built.rename(final)
         fsync_path(self.snapshots_dir)

@@ -20,6 +20,15 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it, each durable in the one that holds it."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    fsync_path(path.parent)
+
+
 def fsync_tree(root: Path) -> None:
     """Make the names in every directory below ``root`` durable, deepest first."""
     for directory, _, _ in os.walk(root, topdown=False):
@@ -76,6 +85,8 @@ def remove_tree(root: Path) -> None:
 
     def retry_writable(function: object, path: str, _: object) -> None:
         parent = Path(path).parent
+        if not os.path.lexists(path):
+            return  # somebody else was faster
         parent.chmod(parent.stat().st_mode | stat.S_IRWXU)
         if function is os.rmdir:
             os.rmdir(path)

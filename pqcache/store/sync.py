@@ -138,13 +138,13 @@ def sync(
         stack.callback(opened.close)
         locked = target.exists() and not dry_run
         stack.enter_context(target.lock(wait) if locked else nullcontext())
+        current = target.current() if target.exists() else None
         listing = list_source(opened, on_event, retries, config.where, config.columns)
         if not dry_run and not locked:
             target.create()
             stack.enter_context(target.lock(wait))
         if remembered is not None and remembered.source != config.source:
             on_event(Warned(f"the source was {remembered.source} and is {config.source} from now on"))
-        current = target.current() if target.exists() else None
         manifest, whole = read_current(current, on_event)
         if not dry_run:
             check_case(listing.files, config.source, target.tmp_dir)

@@ -99,8 +99,24 @@ def fetch(
     )
 
 
-def with_retries(call: Callable[[], T], path: str, retries: int, on_event: OnEvent) -> T:
-    """Return what ``call`` returns; run it again, after growing jittered waits, while its error may pass."""
+def with_retries(
+    call: Callable[[], T],
+    path: str,
+    retries: int,
+    on_event: OnEvent,
+    progress: Callable[[], int] = lambda: 0,
+) -> T:
+    """Return what ``call`` returns; run it again, after growing jittered waits, while its error may pass.
+
+    After ``retries`` tries in a row without any ``progress`` (a number that grows) the error is raised.
+    """
+    seen, idle = progress(), 0
+
+    def is_enough(_: tenacity.RetryCallState) -> bool:
+        nonlocal seen, idle
+        before, seen = seen, progress()
+        idle = 0 if seen > before else idle + 1
+        return idle > retries
 
     def report(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -108,7 +124,7 @@ def with_retries(call: Callable[[], T], path: str, retries: int, on_event: OnEve
         on_event(Retried(path, str(error), round(wait, 1)))
 
     return tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(retries + 1),
+        stop=is_enough,
         wait=tenacity.wait_random_exponential(multiplier=0.3, max=20),
         retry=tenacity.retry_if_exception_type(SourceUnavailable),
         before_sleep=report,
@@ -136,18 +152,28 @@ def _fetch_version(
         if checksum:
             _check_md5(source, file, part, on_event)
 
-    error: PqcacheError | None = None
-    try:
-        with_retries(bring, file.path, retries, on_event)
-        metadata, schema = _footer(source, file, part)
-    except (SourceChanged, SourceUnavailable, ParquetError) as failure:
-        error = failure  # it may have failed because the file changed under the copy: ask before telling
-    now = with_retries(lambda: source.stat(file.path), file.path, retries, on_event)
-    if now != file.identity:
-        raise _Moved(now)
-    if error is not None:
-        raise error
-    return metadata, schema
+    def size() -> int:
+        return part.stat().st_size if part.exists() else 0
+
+    for last in (False, True):
+        error: PqcacheError | None = None
+        try:
+            with_retries(bring, file.path, retries, on_event, size)
+            metadata, schema = _footer(source, file, part)
+        except (SourceChanged, SourceUnavailable) as failure:
+            error = failure  # it may have failed because the file changed under the copy: ask before telling
+        except ParquetError as failure:
+            error = failure
+            on_event(Advanced("fetch", -size()))
+            part.unlink(missing_ok=True)  # damaged on its way? no run must build on it
+        now = with_retries(lambda: source.stat(file.path), file.path, retries, on_event)
+        if now != file.identity:
+            raise _Moved(now)
+        if error is None:
+            return metadata, schema
+        if last or not isinstance(error, ParquetError):
+            raise error
+    raise AssertionError("unreachable")
 
 
 def _project(

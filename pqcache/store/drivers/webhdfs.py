@@ -109,6 +109,8 @@ class WebHdfsSource:
                 answer = self._fs.session.get(self._fs._apply_proxy(location), stream=True)
             with answer:
                 answer.raise_for_status()
+                if answer.headers.get("Content-Length", str(length)) != str(length):
+                    raise SourceUnavailable(f"webhdfs://{self._host}{name}: the server sent another range")
                 for chunk in answer.iter_content(_CHUNK):
                     if length <= 0:
                         return
