@@ -11,6 +11,7 @@ from typing import Any
 import zstandard
 
 from pqcache.store.cache import Cache
+from pqcache.store.disk import fsync_path
 
 HISTORY = "history.jsonl.zst"
 
@@ -27,6 +28,7 @@ def append_history(cache: Path, record: Mapping[str, Any]) -> None:
         file.write(frame)
         file.flush()
         os.fsync(file.fileno())
+    fsync_path(cache)  # the file's own name, the first time
 
 
 def read_history(cache: Path) -> list[dict[str, Any]]:
