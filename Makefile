@@ -10,7 +10,7 @@ READY  := $(VENV)/.ready
 .PHONY: demo test lint types check bench clean
 
 demo: $(READY)
-	$(BIN)/python demo/demo.py
+	@$(BIN)/python demo/demo.py
 
 test: $(READY)
 	$(BIN)/python -m tests.servers.install
@@ -30,10 +30,11 @@ bench: $(READY)
 
 # torch first and alone: its CPU build must be chosen before anything asks for a newer one
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $(READY)
+	@echo "Setting up $(VENV); the first time this takes a minute or two."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt torch
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)
 
 clean:
 	rm -rf $(VENV) build dist demo/data .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -167,9 +167,7 @@ def first_sync(demo: Demo) -> None:
     chapter("2. The first sync", "Bring it all here, as one snapshot of plain Parquet.")
     pqcache("sync", demo.source, demo.cache)
     rows = held(demo.cache / "current")
-    demo.proves(
-        f"the cache holds all {rows:,} rows of the source", same_rows(demo.source, demo.cache / "current")
-    )
+    demo.proves(f"the cache holds all {rows:,} rows of the source", same_rows(demo.source, demo.cache / "current"))
 
 
 def cut_anew(demo: Demo) -> None:
@@ -183,9 +181,7 @@ def cut_anew(demo: Demo) -> None:
         f"({megabytes(before['row_group_bytes']['max'])}), {cut}",
         before["over_block"] == 1 and before["row_group_bytes"]["max"] == max(sizes) and before["files"] > 60,
     )
-    chapter(
-        "4. Repartition", f"Row groups that fill {LIMIT} and never exceed it; later syncs cut new days so too."
-    )
+    chapter("4. Repartition", f"Row groups that fill {LIMIT} and never exceed it; later syncs cut new days so too.")
     pqcache("repartition", demo.cache, "--row-group-size", LIMIT)
     pqcache("inspect", demo.cache, "--block-size", LIMIT)
     after, sizes = inspection(demo, "after.json"), row_group_sizes(demo.cache / "current")
@@ -327,9 +323,7 @@ def morning(demo: Demo, new: str) -> None:
     )
     pqcache("sync", demo.cache)
     left = [path.name for path in (demo.cache / "snapshots").iterdir()]
-    demo.proves(
-        "a sync without changes moves nothing, and the old snapshot is gone", left == [new] == [current(demo)]
-    )
+    demo.proves("a sync without changes moves nothing, and the old snapshot is gone", left == [new] == [current(demo)])
 
 
 def inspection(demo: Demo, name: str) -> dict[str, Any]:

@@ -173,9 +173,7 @@ def free_port() -> int:
 def test_a_server_that_is_down_is_named(scheme: str, tmp_path: Path) -> None:
     port = free_port()
     url = f"{scheme}://127.0.0.1:{port}/x"
-    extra = (
-        ["-o", f"endpoint=http://127.0.0.1:{port}", "-o", "key=a", "-o", "secret=b"] if scheme == "s3" else []
-    )
+    extra = ["-o", f"endpoint=http://127.0.0.1:{port}", "-o", "key=a", "-o", "secret=b"] if scheme == "s3" else []
     url = "s3://bucket/x" if scheme == "s3" else url
     line = error_of(run("sync", url, tmp_path / "c", *extra), 1)
     assert str(port) in line

@@ -35,14 +35,8 @@ def test_lines_are_what_the_footers_say(tmp_path: Path) -> None:
             assert line["offset"] == 4 if g == 0 else line["offset"] > 4
             assert line["id:codec"] == line["tokens:codec"] == "SNAPPY"
             assert (line["id:min"], line["id:max"]) == (chunks[0].statistics.min, chunks[0].statistics.max)
-            assert (
-                line["note:nulls"]
-                == next(c for c in chunks if c.path_in_schema == "note").statistics.null_count
-            )
-            assert (
-                line["tokens:bytes"]
-                == next(c for c in chunks if "tokens" in c.path_in_schema).total_compressed_size
-            )
+            assert line["note:nulls"] == next(c for c in chunks if c.path_in_schema == "note").statistics.null_count
+            assert line["tokens:bytes"] == next(c for c in chunks if "tokens" in c.path_in_schema).total_compressed_size
 
 
 def test_comes_back(tmp_path: Path) -> None:

@@ -88,9 +88,7 @@ def test_over_the_block_and_straddling_are_counted(
     block = 131_072
     starts = [footer.row_group(g).column(0).data_page_offset for g in range(4)]
     sizes = [footer.row_group(g).column(0).total_compressed_size for g in range(4)]
-    touched = [
-        (start + size - 1) // block - start // block + 1 for start, size in zip(starts, sizes, strict=True)
-    ]
+    touched = [(start + size - 1) // block - start // block + 1 for start, size in zip(starts, sizes, strict=True)]
     assert touched == [1, 4, 1, 1]
 
     for remote in make_remote("hdfs", request, tmp_path):

@@ -22,9 +22,7 @@ from pqcache.store.manifest import (
 _SOURCE = st.builds(
     SourceFile,
     st.text(st.characters(codec="utf-8"), max_size=20),
-    st.builds(
-        Identity, st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.text("0123456789abcdef-", max_size=8)
-    ),
+    st.builds(Identity, st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.text("0123456789abcdef-", max_size=8)),
 )
 _ENTRY = st.builds(
     FileEntry,
@@ -39,9 +37,7 @@ _ENTRY = st.builds(
 
 @given(st.lists(_ENTRY, max_size=20), st.sampled_from([None, "dt > '1'"]))
 @settings(deadline=None)
-def test_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, entries: list[FileEntry], where: str | None
-) -> None:
+def test_comes_back(tmp_path_factory: pytest.TempPathFactory, entries: list[FileEntry], where: str | None) -> None:
     path = tmp_path_factory.mktemp("m") / "files.arrow"
     manifest = Manifest(tuple(entries), "s3://lake/shop", "2026-11-20T04:00:03+00:00", where)
     write_manifest(manifest, path)

@@ -110,9 +110,7 @@ _LISTING = st.lists(_FILES, unique_by=lambda file: file.path)
 
 
 @given(_LISTING, _LISTING, st.sampled_from([PLAIN, RECIPE]))
-def test_applying_a_plan_gives_the_listing(
-    now: list[SourceFile], before: list[SourceFile], recipe: str
-) -> None:
+def test_applying_a_plan_gives_the_listing(now: list[SourceFile], before: list[SourceFile], recipe: str) -> None:
     plan = plan_sync(now, [copy_of(file) for file in before], recipe)
     result = []
     for directory in plan.directories:
@@ -155,6 +153,4 @@ def test_a_name_that_is_file_and_directory_is_refused() -> None:
 
 
 def test_legitimate_odd_names_pass() -> None:
-    check_listing(
-        [source("dt=2026%2F11/a b.parquet"), source("dt=ü/..a"), source("k=a=b/_x")], "s3://lake/shop"
-    )
+    check_listing([source("dt=2026%2F11/a b.parquet"), source("dt=ü/..a"), source("k=a=b/_x")], "s3://lake/shop")

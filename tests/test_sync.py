@@ -200,7 +200,7 @@ def test_columns_and_rows_are_taken_at_the_source(remote: Remote, shop: Path, tm
     assert not sync(cache)[0].published
     assert sync(cache, row_group_size=16 << 10)[1] == set()  # repartitioned from what is held
     assert rows_of(cache / "current") == expected
-    report, moved = sync(cache, columns=[], where="")
+    _, moved = sync(cache, columns=[], where="")
     assert len(moved) == 9
     assert rows_of(cache / "current") == rows_of(shop)
 

@@ -23,6 +23,7 @@ from pqcache.reader import columns as columns_module
 from pqcache.reader.columns import compact, cut, form_of, hold, join, take, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
+from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part
 from pqcache.reader.view import View, view_of, window_for
 
@@ -90,7 +91,8 @@ def write(root: Path, tables: dict[str, pa.Table], rows: int) -> Path:
 
 
 def read(view: View, order: Order, part: Part | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    part = part or Part(order.batches(), order.lanes)
+    if part is None:
+        part = Part(order.batches(), order.lanes)
     for index, batch in record_batches(view, order, part.indices(), part.total, threads=2):
         batch.validate(full=True)
         yield index, batch
@@ -322,7 +324,7 @@ def test_views_of_more_than_two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> No
     column = hold(lists, form)
     assert to_arrow(column).equals(lists)
     order = np.random.default_rng(0).permutation(43)
-    assert to_arrow(compact(take(column, order))).equals(lists.take(pa.array(order)))
+    assert to_arrow(compact(take(column, order), Pool())).equals(lists.take(pa.array(order)))
 
 
 @settings(max_examples=50, deadline=None)
@@ -340,7 +342,7 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     rows = np.array(data.draw(st.lists(st.integers(0, max(0, len(array) - 1)), max_size=20 * bool(len(array)))), int)
     expected = array.take(pa.array(rows, pa.int64())).to_pylist()
     assert to_arrow(take(column, rows)).to_pylist() == expected
-    assert to_arrow(compact(take(column, rows))).to_pylist() == expected
+    assert to_arrow(compact(take(column, rows), Pool())).to_pylist() == expected
     half = len(rows) // 2
     assert to_arrow(cut(take(column, rows), half, len(rows))).to_pylist() == expected[half:]
     joined = join([take(column, rows), column, cut(column, 0, 0)], form)
