@@ -193,7 +193,7 @@ def test_columns_and_rows_are_taken_at_the_source(remote: Remote, shop: Path, tm
     cache = tmp_path / "cache"
     remote.upload(shop)
     where = "dt >= '2026-11-02' and price < 0.5"
-    report, moved = sync(cache, remote.url, columns=["id", "price"], where=where)
+    _, moved = sync(cache, remote.url, columns=["id", "price"], where=where)
     expected = [(r[0], r[3], r[6]) for r in rows_of(shop) if str(r[6]) >= "2026-11-02" and r[3] < 0.5]
     assert rows_of(cache / "current") == expected
     assert len(moved) == 6

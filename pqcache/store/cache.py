@@ -43,8 +43,14 @@ class Snapshot:
 
     @property
     def id(self) -> str:
-        """The snapshot's name, which sorts by time: ``20261120T040003Z-0007``."""
+        """The snapshot's name: when it was published and its number, ``20261120T040003Z-0007``."""
         return self.path.name
+
+    @property
+    def number(self) -> int:
+        """The snapshot's number, which grows even where the clock steps back."""
+        number = self.id.rpartition("-")[2]
+        return int(number) if number.isdigit() else 0
 
     def manifest(self) -> Manifest:
         """Return the list of files and where each came from."""
@@ -141,7 +147,7 @@ class Cache:
             return []
         names = (p for p in self.snapshots_dir.iterdir() if not p.is_symlink())
         found = (Snapshot(p) for p in names if (p / FILES).is_file())
-        return sorted(found, key=lambda snapshot: snapshot.id)
+        return sorted(found, key=lambda snapshot: (snapshot.number, snapshot.id))
 
     def snapshot(self, name: str | None = None) -> Snapshot:
         """Return the named snapshot, or the current one; a missing one raises CacheError."""
@@ -209,8 +215,7 @@ class Cache:
     def new_snapshot_id(self, now: datetime | None = None) -> str:
         """Return a name for the next snapshot: the time, and a number that never goes back."""
         moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
-        numbers = [s.id.rpartition("-")[2] for s in self.snapshots()]
-        return f"{moment}-{max((int(n) for n in numbers if n.isdigit()), default=0) + 1:04d}"
+        return f"{moment}-{max((s.number for s in self.snapshots()), default=0) + 1:04d}"
 
     def publish(self, built: Path, previous: Snapshot | None) -> Snapshot:
         """Make the snapshot built in ``tmp/`` the current one, in place of ``previous``.
@@ -240,7 +245,7 @@ class Cache:
         current = self.current()
         if current is None:
             return []
-        others = [snapshot for snapshot in self.snapshots() if snapshot.id < current.id]
+        others = [snapshot for snapshot in self.snapshots() if snapshot.number < current.number]
         surplus = others[: max(0, len(others) + 1 - max(1, keep))]
         return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
 
