@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import decimal
-import io
 import pickle
 from datetime import date, datetime, timezone
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from torch.utils.data import DataLoader, default_convert
 from pqcache.errors import ParquetError, UsageError
 from pqcache.torch import Batch, ParquetDataset, Ragged
 from pqcache.torch.batch import Place
+from pqcache.torch.share import SharedPool, worker_pool
 
 
 def batch_of(tmp_path: Path, how: dict[str, Any] | None = None, **columns: pa.Array) -> Batch:
@@ -298,6 +297,7 @@ def test_a_batch_travels_whole(big: bool) -> None:
 
 
 def _send(there: Any, back: Any, big: bool) -> None:
+    torch.set_num_threads(1)
     batch = make_batch()
     if not big:
         batch["x"] = batch["x"][:5]
@@ -306,13 +306,77 @@ def _send(there: Any, back: Any, big: bool) -> None:
     back.get()
 
 
-def test_a_batch_is_one_piece() -> None:
-    """One shared buffer, not one per column: each costs a third of a millisecond."""
-    batch = Batch({f"c{i}": torch.arange(100_000) for i in range(26)}, Place())
-    buffer = io.BytesIO()
-    ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(batch)
-    assert len(buffer.getvalue()) < 10_000
-    assert buffer.getvalue().count(b"rebuild_storage") + buffer.getvalue().count(b"DupFd") <= 2
+def _send_many(there: Any, back: Any) -> None:
+    torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP does not survive a fork
+    pool = worker_pool()
+    for number in range(40):
+        block = pool.lend(400_000)
+        whole = torch.from_numpy(block)
+        whole[:] = number
+        batch = Batch({"a": whole[:200_000].view(torch.int32), "b": whole[200_000:], "c": torch.full((3,), number)})
+        del block, whole
+        there.put(batch)
+        del batch
+        if number % 4 == 3:
+            back.get()
+    there.put(len(pool._slots) if isinstance(pool, SharedPool) else 0)
+    back.get()
+
+
+def test_shared_memory_goes_round_but_never_under_a_batch() -> None:
+    context = torch.multiprocessing.get_context("fork")
+    there, back = context.Queue(), context.Queue()
+    process = context.Process(target=_send_many, args=(there, back))
+    process.start()
+    kept = []
+    for number in range(40):
+        batch = there.get(timeout=60)
+        if number % 10 == 0:
+            kept.append((number, batch["b"]))
+        assert batch["a"].dtype == torch.int32
+        assert bool((batch["b"] == number).all())
+        assert batch["c"].tolist() == [number] * 3
+        del batch
+        if number % 4 == 3:
+            back.put("go on")
+    slots = there.get(timeout=60)
+    back.put("done")
+    process.join(60)
+    assert process.exitcode == 0
+    for number, part in kept:
+        assert bool((part == number).all()), "a part of a batch keeps its memory"
+    assert slots <= 12, "40 batches went through a few slots"
+
+
+def test_without_shared_memory_batches_still_travel(shop_of_many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pqcache.torch.share._SLOTS_AT_MOST", 2)
+    batches = list(DataLoader(ParquetDataset(shop_of_many, batch_size=5000), batch_size=None, num_workers=2))
+    assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(100_000))
+    monkeypatch.setattr("pqcache.torch.share.Slot", None)  # as where there is no memfd_create
+    monkeypatch.setattr("pqcache.torch.share._SLOTS_AT_MOST", 0)
+    batches = list(DataLoader(ParquetDataset(shop_of_many, batch_size=5000), batch_size=None, num_workers=2))
+    assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(100_000))
+
+
+@pytest.fixture
+def shop_of_many(tmp_path: Path) -> Path:
+    ids = np.arange(100_000)
+    table = pa.table({"id": ids, **{f"x{n}": ids * n for n in range(5)}, "s": [f"{i}" for i in ids]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=10_000)
+    return tmp_path
+
+
+def test_kept_batches_stay_as_they_were(shop_of_many: Path) -> None:
+    for workers in (0, 2):
+        ds = ParquetDataset(shop_of_many, batch_size=1000)
+        batches = list(DataLoader(ds, batch_size=None, num_workers=workers))
+        seen = []
+        for batch in batches:
+            ids = batch["id"]
+            seen += ids.tolist()
+            assert all(torch.equal(batch[f"x{n}"], ids * n) for n in range(5))
+            assert batch["s"].to_list() == [str(i) for i in ids.tolist()]
+        assert sorted(seen) == list(range(100_000))
 
 
 def test_batches_copy_pickle_and_convert() -> None:

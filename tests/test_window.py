@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader import columns as columns_module
-from pqcache.reader.columns import compact, cut, form_of, hold, join, take, to_arrow
+from pqcache.reader.columns import Column, compact, cut, form_of, hold, join, take, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.memory import Pool
@@ -347,6 +347,35 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     assert to_arrow(cut(take(column, rows), half, len(rows))).to_pylist() == expected[half:]
     joined = join([take(column, rows), column, cut(column, 0, 0)], form)
     assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
+
+
+def test_long_rows_are_copied_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    values = [rng.bytes(int(n)) for n in rng.choice([0, 3, 12, 13, 5000, 20_000], 200)]
+    array = pa.array(values).slice(5)
+    column = hold(pa.chunked_array([array.slice(0, 100), array.slice(100)]), form_of(pa.field("b", pa.binary())))
+    order = rng.permutation(195)
+    expected = array.take(pa.array(order))
+    assert to_arrow(take(column, order)).equals(expected)
+    pool = Pool()
+    again = compact(take(column, order), pool)
+    assert to_arrow(again).equals(expected)
+    assert to_arrow(cut(again, 50, 195)).equals(expected.slice(50))
+    assert columns_module.bytes_of_views(again) == sum(map(len, values[5:]))
+    whole = Column(column.form, columns_module.packed(again, pool))
+    assert to_arrow(cut(whole, 20, 60)).equals(expected.slice(20, 40))
+
+
+def test_memory_goes_round() -> None:
+    pool = Pool()
+    first = pool.lend(100_000)
+    at = first.ctypes.data
+    part = first[10:20].view(np.uint16)
+    del first
+    assert pool.lend(100_000).ctypes.data != at, "a part of it is in use"
+    del part
+    assert pool.lend(90_000).ctypes.data == at
+    assert pool.lend(10_000).ctypes.data != at, "too large for this"
 
 
 def test_readers_stop_when_told(numbers: Path) -> None:

@@ -220,25 +220,27 @@ def packed(column: Column, pool: Pool | None = None) -> Packed:
     rows = len(array)
     _, buffer, *sources = array.buffers()
     views = np.frombuffer(buffer, np.int32, rows * 4, array.offset * 16).reshape(rows, 4)
+    lengths = views[:, 0]
     ends = np.zeros(rows + 1, np.int64)
-    np.cumsum(views[:, 0], out=ends[1:])
+    np.cumsum(lengths, out=ends[1:])
     size = int(ends[-1])
     if size < rows * _LONG or size < _LARGE:
         array = array.cast(pa.large_binary())
-        data = array.buffers()[2]
-        return Packed(ends, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, size))
-    data = (pool or Pool()).lend(size)  # Arrow would take new memory; and copying long rows one by one costs no more
+        found = array.buffers()[2]
+        return Packed(ends, np.zeros(0, np.uint8) if found is None else np.frombuffer(found, np.uint8, size))
+    # Arrow would take fresh memory for this; and rows this long are copied as fast one by one
+    data = (pool or Pool()).lend(size)
+    memories = [memoryview(source).cast("B") for source in [*sources, buffer]]
+    inside = lengths <= 12  # so short that the view itself holds the bytes
+    where = np.where(inside, len(sources), views[:, 2]).tolist()
+    begins = np.where(inside, (array.offset + np.arange(rows)) * 16 + 4, views[:, 3]).astype(np.int64)
     target = memoryview(data)  # type: ignore[arg-type]
-    memories = [memoryview(source).cast("B") for source in sources]
-    inline = memoryview(buffer).cast("B")
-    begin = 0
-    for row, (end, (length, _, source, offset)) in enumerate(zip(ends[1:].tolist(), views.tolist(), strict=True)):
-        if length > 12:
-            target[begin:end] = memories[source][offset : offset + length]
-        elif length:
-            at = (array.offset + row) * 16 + 4
-            target[begin:end] = inline[at : at + length]
-        begin = end
+    at = 0
+    for end, memory, first, past in zip(
+        ends[1:].tolist(), where, begins.tolist(), (begins + lengths).tolist(), strict=True
+    ):
+        target[at:end] = memories[memory][first:past]
+        at = end
     return Packed(ends, data)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
+from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part, batches_of_lanes
 from pqcache.reader.view import View, view_of, window_for
 from pqcache.reader.window import LaneReader, Source, in_sequence
@@ -26,13 +27,14 @@ def cpu_count() -> int:
 
 
 def batches(
-    view: View, order: Order, indices: range, total: int, threads: int
+    view: View, order: Order, indices: range, total: int, threads: int, into: Pool | None = None
 ) -> Generator[tuple[int, dict[str, Column]]]:
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
     ``indices`` are one ``Part``'s; those from ``total`` on are padding and repeat the epoch from its start.
+    Batches are made in memory of ``into``.
     """
-    for index, columns, _ in _read(view, order, indices, total, threads, order.batch_size):
+    for index, columns, _ in _read(view, order, indices, total, threads, order.batch_size, into):
         yield index, columns
 
 
@@ -48,14 +50,20 @@ def samples(
 
 
 def _read(
-    view: View, order: Order, indices: range, total: int, threads: int, rows_at_once: int
+    view: View,
+    order: Order,
+    indices: range,
+    total: int,
+    threads: int,
+    rows_at_once: int,
+    into: Pool | None = None,
 ) -> Generator[tuple[int, dict[str, Column], int]]:
     if not indices:
         return
     with _Pool(threads) as pool:
         if not order.shuffle:
             wanted = ((index, index % total) for index in indices)
-            source = Source(view.load, view.load_forms, view.memory, pool, max(1, threads))
+            source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, max(1, threads))
             for index, rows in in_sequence(source, order, wanted):
                 yield index, view.finish(rows), 0
             return
@@ -65,7 +73,7 @@ def _read(
 
         first_of_lane = _first_of_lanes(indices, order.lanes, total)
         ahead = max(1, -(-threads // max(1, len(first_of_lane))))
-        source = Source(view.load, view.load_forms, view.memory, pool, ahead)
+        source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, ahead)
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
         held: dict[int, tuple[dict[str, Column], int, int]] = {}  # columns, how many are left, done
         for index, lane, batch in batches_of_lanes(indices, order.lanes, total):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +15,13 @@ from pqcache.errors import ParquetError
 from pqcache.reader.columns import Column, Form, NotConstant, cut, hold
 from pqcache.reader.order import Ints
 
-_OPEN_FILES = 8  # per thread
 _FOOTERS = 256  # per process; parsing one again costs a millisecond or two
 
 
 @dataclass
 class RowGroups:
-    """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is.
+    """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is,
+    ``offset`` and ``size`` which bytes of its file it takes.
 
     ``forms`` are the columns to read from the files. A file's number is its position in ``paths``.
     """
@@ -32,9 +31,10 @@ class RowGroups:
     file: Ints
     row_group: Ints
     rows: Ints
+    offset: Ints
+    size: Ints
     forms: Sequence[Form]
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
-    _thread: threading.local = field(default_factory=threading.local)
 
     def read(self, group: int, low: int, high: int) -> list[Column]:
         """Return rows ``low <= row < high`` of a row group, one column for each form.
@@ -47,10 +47,12 @@ class RowGroups:
         number = int(self.file[group])
         path = self.root / self.paths[number]
         try:
-            file = self._open(number, path)
-            present = set(file.schema_arrow.names)
-            wanted = [form.name for form in self.forms if form.name in present]
-            table = file.read_row_group(int(self.row_group[group]), columns=wanted, use_threads=False)
+            with self._open(number, path) as file:
+                present = file.schema_arrow.names
+                wanted = [form.name for form in self.forms if form.name in present]
+                if len(wanted) == len(present):
+                    self._read_ahead(group, path)
+                table = file.read_row_group(int(self.row_group[group]), columns=wanted, use_threads=False)
         except FileNotFoundError as error:
             raise ParquetError(f"{path}: the file is gone; open the dataset again") from error
         except (pa.ArrowException, OSError, IndexError) as error:
@@ -81,21 +83,33 @@ class RowGroups:
         return cut(column, low, high) if (low, high) != (0, len(column)) else column
 
     def _open(self, number: int, path: Path) -> pq.ParquetFile:
-        """Return a file opened by this thread: reading takes no lock, and its footer is parsed once."""
-        files: OrderedDict[int, pq.ParquetFile] | None = getattr(self._thread, "files", None)
-        if files is None:
-            files = self._thread.files = OrderedDict()
-        if number in files:
-            files.move_to_end(number)
-            return files[number]
-        file = pq.ParquetFile(path, metadata=self._footers.get(number))
-        files[number] = file
-        if len(files) > _OPEN_FILES:
-            files.popitem(last=False)[1].close()
-        if len(self._footers) >= _FOOTERS:
-            self._footers.clear()
-        self._footers[number] = file.metadata
+        """Open a file for one row group, mapped into memory; its footer is parsed once.
+
+        Mapping saves a copy of what is read, and closing at once keeps the pages of other row groups from
+        being counted as this process's memory.
+        """
+        footer = self._footers.get(number)
+        try:
+            file = pq.ParquetFile(path, metadata=footer, memory_map=True)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system that cannot map
+            file = pq.ParquetFile(path, metadata=footer)
+        if footer is None:
+            if len(self._footers) >= _FOOTERS:
+                self._footers.clear()
+            self._footers[number] = file.metadata
         return file
+
+    def _read_ahead(self, group: int, path: Path) -> None:
+        """Ask the kernel for a whole row group at once, as page by page a cold disk is slow."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(file, int(self.offset[group]), int(self.size[group]), os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(file)
 
     def _damaged(self, path: Path, group: int, error: BaseException) -> ParquetError:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

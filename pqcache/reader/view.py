@@ -74,6 +74,8 @@ class View:
             index.numbers("file")[self.groups],
             index.numbers("row_group")[self.groups],
             self.counts,
+            index.numbers("offset")[self.groups],
+            index.numbers("bytes")[self.groups],
             self.read_forms,
         )
 

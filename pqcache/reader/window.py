@@ -42,11 +42,14 @@ _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies co
 
 @dataclass(frozen=True)
 class Source:
-    """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, memory, threads."""
+    """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, memory for
+    what is decoded and for batches, threads, and how many row groups to decode ahead.
+    """
 
     load: Load
     forms: Sequence[Form]
     memory: Pool
+    batches: Pool
     threads: ThreadPoolExecutor
     ahead: int
 
@@ -167,7 +170,7 @@ class Frame:
 
     def __init__(self, source: Source, rows: int) -> None:
         self.rows = rows
-        self.arrays = source.layout.arrays(source.memory.lend(source.layout.bytes(rows)), rows)
+        self.arrays = source.layout.arrays(source.batches.lend(source.layout.bytes(rows)), rows)
         self._parts: dict[int, dict[int, Column]] = {}  # by column, then by first row
         self._missing = rows
         self._lock = threading.Lock()
@@ -192,7 +195,7 @@ class Frame:
         for position, parts in self._parts.items():
             form = source.forms[position]
             column = self._joined(parts, found.get(position), form)
-            found[position] = Column(form, packed(column, source.memory), column.valid) if is_views(column) else column
+            found[position] = Column(form, packed(column, source.batches), column.valid) if is_views(column) else column
         return [found[position] for position in range(len(source.forms))]
 
     def _joined(self, parts: dict[int, Column], placed: Column | None, form: Form) -> Column:

@@ -1,8 +1,4 @@
-"""A batch: a dict of columns that knows its place in the epoch and travels as one piece of shared memory.
-
-Every tensor that crosses from a DataLoader worker to the trainer costs about a third of a millisecond (a file
-descriptor through a socket), hardly anything per byte. So a batch lays all its tensors out in one buffer.
-"""
+"""A batch: a dict of columns that knows its place in the epoch and travels as one piece of shared memory."""
 
 from __future__ import annotations
 
@@ -12,11 +8,13 @@ from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from pqcache.reader.memory import Block, aligned
 from pqcache.torch.ragged import Kind, Ragged, moved, pinned
+from pqcache.torch.share import Sent, Slot, received, shared_pool
 
-_ALIGN = 64  # bytes; so that any dtype may begin there
 _INLINE = 64 * 1024  # bytes; a smaller batch is cheaper through the pipe than by shared memory
 
 
@@ -69,37 +67,58 @@ class Batch(dict[str, Any]):
         return Batch, (dict(self), self.place)
 
 
-class _Slot(NamedTuple):
-    """Where a tensor lies in the shared buffer."""
+class _At(NamedTuple):
+    """Where a tensor lies: in which buffer, and how it is read from there."""
 
+    buffer: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
     bytes: int
 
 
-class _RaggedSlot(NamedTuple):
+class _RaggedAt(NamedTuple):
     values: Any
     offsets: Any
     kind: Kind
 
 
-def _lay_out(value: Any, found: list[tuple[torch.Tensor, int]], end: int) -> tuple[Any, int]:
-    """Return ``value`` with its tensors replaced by their place in the buffer, which ends at ``end``."""
-    if isinstance(value, Ragged):
-        values, end = _lay_out(value.values, found, end)
-        offsets, end = _lay_out(value.offsets, found, end)
-        return _RaggedSlot(values, offsets, value.kind), end
-    if type(value) is dict:
-        laid = {}
-        for name, inner in value.items():
-            laid[name], end = _lay_out(inner, found, end)
-        return laid, end
-    if type(value) is not torch.Tensor or not _plain(value):
-        return value, end
-    size = value.numel() * value.element_size()
-    found.append((value, end))
-    return _Slot(value.dtype, tuple(value.shape), end, size), end + -(-size // _ALIGN) * _ALIGN
+class _Packing:
+    """Finds each tensor of a batch in shared memory, or a place for it in a buffer of what lies elsewhere."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.loose: list[tuple[torch.Tensor, int]] = []
+        self.end = 0  # of the buffer for loose tensors, which is number -1
+        self._pool = shared_pool()
+
+    def lay_out(self, value: Any) -> Any:
+        """Return ``value`` with its tensors replaced by where they are."""
+        if isinstance(value, Ragged):
+            return _RaggedAt(self.lay_out(value.values), self.lay_out(value.offsets), value.kind)
+        if type(value) is dict:
+            return {name: self.lay_out(inner) for name, inner in value.items()}
+        if type(value) is not torch.Tensor or not _plain(value):
+            return value
+        size = value.numel() * value.element_size()
+        slot = None
+        if self._pool is not None and size and value.is_contiguous():
+            slot = self._pool.slot_of(value.data_ptr(), size)
+        if slot is not None:
+            if slot not in self.slots:
+                self.slots.append(slot)
+            offset = value.data_ptr() - slot.begin
+            return _At(self.slots.index(slot), value.dtype, tuple(value.shape), offset, size)
+        self.loose.append((value, self.end))
+        self.end += aligned(size)
+        return _At(-1, value.dtype, tuple(value.shape), self.loose[-1][1], size)
+
+    def pack_loose(self, block: Block) -> None:
+        """Copy the tensors that lie elsewhere into their buffer."""
+        buffer = torch.from_numpy(block)
+        for tensor, offset in self.loose:
+            size = tensor.numel() * tensor.element_size()
+            buffer[offset : offset + size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -114,38 +133,46 @@ def _plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _take_up(laid: Any, buffer: torch.Tensor) -> Any:
-    """Return what ``_lay_out`` was given, over ``buffer``."""
-    if type(laid) is _Slot:
+def _take_up(laid: Any, buffers: list[torch.Tensor]) -> Any:
+    """Return what was laid out, over the buffers."""
+    if type(laid) is _At:
         if not laid.bytes:
             return torch.empty(laid.shape, dtype=laid.dtype)
-        return buffer[laid.offset : laid.offset + laid.bytes].view(laid.dtype).view(laid.shape)
-    if type(laid) is _RaggedSlot:
-        return Ragged(_take_up(laid.values, buffer), _take_up(laid.offsets, buffer), laid.kind)
+        data = buffers[laid.buffer][laid.offset : laid.offset + laid.bytes]
+        return data.view(laid.dtype).view(laid.shape)
+    if type(laid) is _RaggedAt:
+        return Ragged(_take_up(laid.values, buffers), _take_up(laid.offsets, buffers), laid.kind)
     if type(laid) is dict:
-        return {name: _take_up(inner, buffer) for name, inner in laid.items()}
+        return {name: _take_up(inner, buffers) for name, inner in laid.items()}
     return laid
 
 
 def _reduce(batch: Batch) -> tuple[Any, ...]:
-    found: list[tuple[torch.Tensor, int]] = []
-    laid, size = _lay_out(dict(batch), found, 0)
-    if size <= _INLINE:
-        data = bytearray(size)
-        buffer = torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-    else:
-        storage = torch.UntypedStorage._new_shared(size, device="cpu")  # type: ignore[no-untyped-call]
-        buffer = torch.empty(0, dtype=torch.uint8).set_(storage)
-    for tensor, offset in found:
-        length = tensor.numel() * tensor.element_size()
-        buffer[offset : offset + length].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return _rebuild, (laid, data if size <= _INLINE else buffer, batch.place)
+    """Pickle a batch for another process."""
+    packing = _Packing()
+    laid = packing.lay_out(dict(batch))
+    pool = shared_pool()
+    slot = None
+    if packing.end > _INLINE and pool is not None:
+        block = pool.lend(packing.end)
+        slot = pool.slot_of(block.ctypes.data, packing.end)
+    if slot is None:
+        block = np.empty(packing.end, np.uint8)
+    packing.pack_loose(block)
+    loose: Any = bytearray(block) if slot is None else slot.send()
+    sent = [slot.send() for slot in packing.slots]
+    if loose is None or None in sent:  # on its way to very many receivers
+        return batch.__reduce__()
+    return _rebuild, (laid, sent, loose, batch.place)
 
 
-def _rebuild(laid: Any, data: Any, place: Place) -> Batch:
-    if isinstance(data, bytearray):
-        data = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return Batch(_take_up(laid, data), place)
+def _rebuild(laid: Any, sent: list[Sent], loose: Any, place: Place) -> Batch:
+    buffers = [received(slot) for slot in sent]
+    if isinstance(loose, Sent):
+        buffers.append(received(loose))
+    elif loose:
+        buffers.append(torch.frombuffer(loose, dtype=torch.uint8))
+    return Batch(_take_up(laid, buffers), place)
 
 
 ForkingPickler.register(Batch, _reduce)

@@ -25,6 +25,7 @@ from pqcache.reader.view import View, view_of, window_for
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.ragged import item
+from pqcache.torch.share import worker_pool
 from pqcache.torch.state import Progress, State
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
 from pqcache.units import parse_size
@@ -240,7 +241,8 @@ class ParquetDataset(IterableDataset[Batch]):
         self._progress.finish(worker)
 
     def _whole(self, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
-        with closing(batches(self._view, order, indices, total, threads)) as found:
+        memory = worker_pool() if get_worker_info() is not None else None
+        with closing(batches(self._view, order, indices, total, threads, memory)) as found:
             for index, columns in found:
                 yield self._to_batch(columns, Place(order.epoch, index, order.lanes, order.window))
 

@@ -1,0 +1,82 @@
+"""What must hold of a cache at every instant: ``current`` is one of the whole snapshots it may be."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache import Cache
+from pqcache.store.hive import is_data, parent
+from pqcache.store.index import build_index
+
+Rows = Mapping[str, pa.Table]  # by partition directory, in path order
+
+_ROOT = {"CACHEDIR.TAG", "pqcache.toml", "lock", "history.jsonl.zst", "current", "snapshots", "tmp"}
+
+
+def depth(usual: int, every: int) -> int:
+    """Return how many of ``every`` instants to try: ``usual``, or what PQCACHE_FAULTS says; 0 there means all."""
+    text = os.environ.get("PQCACHE_FAULTS", "")
+    wanted = int(text) if text else usual
+    return every if wanted == 0 else min(wanted, every)
+
+
+def rows_at(root: Path) -> Rows:
+    """Return the rows of each partition directory of a dataset, files in path order."""
+    tables: dict[str, list[pa.Table]] = {}
+    for path in sorted(p.relative_to(root).as_posix() for p in root.rglob("*.parquet") if p.is_file()):
+        if is_data(path):
+            with pq.ParquetFile(root / path) as file:
+                tables.setdefault(parent(path), []).append(file.read().replace_schema_metadata())
+    return {directory: pa.concat_tables(found) for directory, found in tables.items()}
+
+
+def same_rows(one: Rows, other: Rows) -> bool:
+    """Return whether two datasets have the same rows in the same order."""
+    return set(one) == set(other) and all(one[name].equals(other[name]) for name in one)
+
+
+def check_whole(cache: Path, versions: Sequence[Rows | None]) -> int:
+    """Assert that ``current`` is whole and return which of ``versions`` it is; None stands for no snapshot yet."""
+    link = cache / "current"
+    if not link.is_symlink():
+        assert not link.exists()
+        assert None in versions, "the snapshot is gone"
+        return list(versions).index(None)
+    target = os.readlink(link)
+    assert re.fullmatch(r"snapshots/\d{8}T\d{6}Z-\d{4,}", target), target
+    snapshot = Cache.open(cache).current()
+    assert snapshot is not None
+    manifest = snapshot.manifest()
+    for entry in manifest.files:
+        status = os.lstat(snapshot.path / entry.path)
+        assert stat.S_ISREG(status.st_mode), f"{entry.path} is no plain file"
+        assert status.st_size == entry.size, f"{entry.path}: {status.st_size} bytes, {entry.size} in the manifest"
+    there = {p.relative_to(snapshot.path).as_posix() for p in snapshot.path.rglob("*") if not p.is_dir()}
+    extra = there - {entry.path for entry in manifest.files}
+    assert extra <= {"_pqcache/files.arrow", "_pqcache/row_groups.arrow", "_pqcache/lease"}, extra
+    index, built = snapshot.index(), build_index(snapshot.path, [entry.path for entry in manifest.files], 1)
+    assert index.paths == built.paths
+    assert index.table.num_rows == built.table.num_rows == manifest.row_groups
+    for name in ("file", "row_group", "rows", "bytes", "offset"):
+        assert index.table[name].equals(built.table[name]), f"the index is wrong in {name}"
+    rows = rows_at(snapshot.path)
+    assert sum(table.num_rows for table in rows.values()) == manifest.rows
+    for number, version in enumerate(versions):
+        if version is not None and same_rows(rows, version):
+            return number
+    raise AssertionError(f"{target} holds neither the old rows nor the new ones")
+
+
+def check_clean(cache: Path) -> None:
+    """Assert that a run that ended well left nothing behind."""
+    left = sorted(path.relative_to(cache).as_posix() for path in (cache / "tmp").rglob("*"))
+    assert not left, f"left in tmp: {left}"
+    strange = {path.name for path in cache.iterdir()} - _ROOT
+    assert not strange, f"left in the cache: {strange}"

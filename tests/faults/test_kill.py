@@ -1,0 +1,254 @@
+"""kill -9 at any instant leaves the old snapshot or the new one, and the next run finishes the work.
+
+The sweep kills a run before each operation on the cache that it makes (and in the middle of writes), so it
+covers download, rewrite, index, publish and gc without relying on luck. A few runs of the real command are
+killed after random delays as well, from each kind of store.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache.store.history import read_history
+from pqcache.store.source import open_source
+from pqcache.store.workdir import file_key
+from tests.datasets import shop_table, write_day
+from tests.faults.checks import Rows, check_clean, check_whole, depth, rows_at
+from tests.faults.runner import Ran, Runner
+from tests.remote import Remote, make_remote
+
+SIZE = ["--row-group-size", "16k"]
+PART = ["--columns", "id,title,price", "--where", "price < 0.7"]
+
+
+@dataclass(frozen=True)
+class Night:
+    """A cache of yesterday's table (``start``), today's table (``lake``), and the command that brings it."""
+
+    start: Path
+    lake: Path
+    cache: Path
+    command: tuple[object, ...]
+    old: Rows | None
+    new: Rows
+
+    def restart(self) -> None:
+        """Put the cache back to how it was before the run."""
+        shutil.rmtree(self.cache, ignore_errors=True)
+        if self.start.exists():
+            shutil.copytree(self.start, self.cache, symlinks=True)
+
+    def whole_downloads(self) -> set[str]:
+        """Return the source files that dead runs have brought whole."""
+        keys = {path.name for path in self.cache.glob("tmp/*/fetch/*")}
+        source = open_source(str(self.lake))
+        return {file.path for file in source.list() if file_key(str(self.lake), file) in keys}
+
+
+def yesterday(lake: Path) -> None:
+    write_day(lake, "2026-11-01", files=2, rows=200, first=0)
+    write_day(lake, "2026-11-02", files=2, rows=200, first=100_000)
+    write_day(lake, "2026-11-03", files=1, rows=100, first=200_000)
+
+
+def today(lake: Path) -> None:
+    """One file changes, one goes, a partition goes, one comes, one stays as it is."""
+    pq.write_table(shop_table(700_000, 150), lake / "dt=2026-11-01" / "part-00000.parquet")
+    (lake / "dt=2026-11-01" / "part-00001.parquet").unlink()
+    shutil.rmtree(lake / "dt=2026-11-03")
+    write_day(lake, "2026-11-04", files=2, rows=150, first=300_000)
+
+
+def make_night(runner: Runner, tmp_path: Path, kind: str) -> Night:
+    """Return a night of this kind.
+
+    That is plain, rewritten, columns (some columns and rows of the source), first (there is no cache yet) or cut
+    (a repartition).
+    """
+    lake, start, cache = tmp_path / "lake", tmp_path / "start", tmp_path / "cache"
+    yesterday(lake)
+    extra = ["--jobs", "2", "--keep", "1", "--json"]
+    if kind == "columns":
+        extra += PART
+    elif kind != "plain":
+        extra += SIZE
+    if kind == "first":
+        return Night(start, lake, cache, ("sync", lake, cache, *extra), None, rows_at(lake))
+    arguments = [argument for argument in extra if argument not in SIZE] if kind == "cut" else extra
+    assert runner.run(cache, "sync", lake, cache, *arguments).code == 0
+    shutil.copytree(cache, start, symlinks=True)
+    part = wanted if kind == "columns" else lambda rows: rows
+    old = part(rows_at(lake))
+    if kind == "cut":  # nothing comes from the source: the same rows in other row groups, and a gc
+        return Night(start, lake, cache, ("repartition", cache, *SIZE), old, old)
+    today(lake)
+    return Night(start, lake, cache, ("sync", cache, *extra), old, part(rows_at(lake)))
+
+
+def wanted(rows: Rows) -> Rows:
+    """Return what PART takes of a dataset."""
+    return {
+        directory: table.filter(pc.less(table["price"], 0.7)).select(["id", "title", "price"])
+        for directory, table in rows.items()
+    }
+
+
+def instants(points: list[str], usual: int) -> list[int]:
+    """Choose instants: the first of every kind of operation in every place, then a random sample."""
+    kinds: dict[str, int] = {}
+    for number, point in enumerate(points):
+        place = re.sub(r"[0-9a-f]{32}|[0-9a-f]{8}-\d+-[0-9a-f]{8}|\d{8}T\d{6}Z-\d+|[0-9a-f]{8}\b|\d+", "*", point)
+        kinds.setdefault(place, number)
+    count = depth(usual, len(points))
+    chosen = random.Random(7).sample(sorted(kinds.values()), min(count, len(kinds)))
+    rest = sorted(set(range(len(points))) - set(chosen))
+    return sorted(chosen + random.Random(8).sample(rest, count - len(chosen)))
+
+
+def killed(runner: Runner, night: Night, at: int) -> Ran:
+    """Run, to be killed at ``at``; check what is left, let the next run finish, and check again."""
+    ran = runner.run(night.cache, *night.command, instrument={"kind": "kill", "at": at})
+    assert ran.code in (-9, 0), ran.stderr  # 0: threads took another way through the points
+    versions = [night.old, night.new]
+    check_whole(night.cache, versions)
+    return finished(runner, night)
+
+
+def finished(runner: Runner, night: Night) -> Ran:
+    whole = night.whole_downloads()
+    again = runner.run(night.cache, *night.command)
+    assert again.code == 0, again.stderr
+    assert check_whole(night.cache, [night.new]) == 0
+    check_clean(night.cache)
+    assert not whole & set(again.read), "what had arrived whole was fetched again"
+    assert read_history(night.cache)[-1]["published"] in (True, False)
+    return again
+
+
+@pytest.mark.parametrize(
+    ("kind", "usual"), [("plain", 16), ("rewritten", 20), ("columns", 14), ("first", 12), ("cut", 8)]
+)
+def test_killed_before_each_operation(kind: str, usual: int, runner: Runner, tmp_path: Path) -> None:
+    night = make_night(runner, tmp_path, kind)
+    night.restart()
+    whole_run = runner.run(night.cache, *night.command, instrument={"kind": "count"})
+    assert whole_run.code == 0, whole_run.stderr
+    check_whole(night.cache, [night.new])
+    check_clean(night.cache)
+    points = whole_run.points
+    assert len(points) > 60
+    for phase in ("fetch/", "snapshot/", "current", "history", "removed-"):
+        if not (kind == "first" and phase == "removed-") and not (kind == "cut" and phase == "fetch/"):
+            assert any(phase in point for point in points), f"no point in {phase}: the sweep misses a phase"
+    for at in instants(points, usual):
+        night.restart()
+        try:
+            killed(runner, night, at)
+        except AssertionError as error:
+            raise AssertionError(f"killed at {at} ({points[at]}): {error}") from error
+
+
+def test_killed_again_and_again(runner: Runner, tmp_path: Path) -> None:
+    """Every run is killed a little later than the one before; ``tmp/`` stays bounded and nothing is lost."""
+    night = make_night(runner, tmp_path, "rewritten")
+    rng = random.Random(3)
+    size = sum(path.stat().st_size for path in night.lake.rglob("*.parquet"))
+    for _ in range(depth(1, 40)):
+        night.restart()
+        for number in range(10):
+            at = rng.randrange(20, 90 + number * 25)
+            runner.run(night.cache, *night.command, instrument={"kind": "kill", "at": at})
+            check_whole(night.cache, [night.old, night.new])
+            seen: set[tuple[int, int]] = set()
+            for path in (night.cache / "tmp").rglob("*.p*"):
+                seen.add((path.stat().st_ino, path.stat().st_size))
+            assert sum(bytes_ for _, bytes_ in seen) < 4 * size + (1 << 20), "tmp/ grows from run to run"
+        finished(runner, night)
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind", "complaint"),
+    [
+        ("current before the files", "plain", r"No such file|manifest|is not a snapshot"),
+        ("leftovers stay", "plain", r"left in tmp|fetched again"),
+    ],
+)
+def test_the_sweep_sees_a_broken_publish(
+    broken: str, kind: str, complaint: str, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = make_night(runner, tmp_path, kind)
+    real = runner.run
+    monkeypatch.setattr(runner, "run", lambda *a, **k: real(*a, **{"break": broken, **k}))
+    night.restart()
+    ran = runner.run(night.cache, *night.command, instrument={"kind": "count"})
+    assert ran.code == 0, ran.stderr
+    points, complaints = ran.points, []
+    after = next(number for number, point in enumerate(points) if re.match(r"os\.(rename|symlink) .*/current", point))
+    late = range(after, after + 8) if broken.startswith("current") else [after // 2, after]
+    for at in late:
+        night.restart()
+        try:
+            killed(runner, night, at)
+        except (AssertionError, OSError) as error:
+            complaints.append(str(error))
+    assert any(re.search(complaint, text) for text in complaints), complaints
+
+
+def times(usual: int) -> int:
+    return depth(usual, 1 << 20) if os.environ.get("PQCACHE_FAULTS") != "0" else 200
+
+
+@pytest.fixture(params=["path", pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("s3", marks=pytest.mark.s3)])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    yield from make_remote(request.param, request, tmp_path)
+
+
+def test_the_command_killed_after_a_random_delay(remote: Remote, tmp_path: Path) -> None:
+    """The real thing: another process, killed from outside at a moment of its run."""
+    made, cache, start = tmp_path / "made", tmp_path / "cache", tmp_path / "start"
+    command = [sys.executable, "-m", "pqcache", "sync", remote.url, str(cache), "--keep", "1", "-q", *SIZE]
+    yesterday(made)
+    remote.upload(made)
+    assert subprocess.run(command, check=False).returncode == 0
+    shutil.copytree(cache, start, symlinks=True)
+    old = rows_at(made)
+    for gone in ("dt=2026-11-01/part-00001.parquet", "dt=2026-11-03/part-00000.parquet", "dt=2026-11-03/_SUCCESS"):
+        remote.delete(gone)
+    today(made)
+    write_day(made, "2026-11-05", files=4, rows=3000, first=400_000)
+    remote.upload(made)
+    new = rows_at(made)
+    rng = random.Random(11)
+    longest = shortest = 0.0
+    for number in range(min(times(3), 20)):
+        shutil.rmtree(cache)
+        shutil.copytree(start, cache, symlinks=True)
+        began = time.monotonic()
+        process = subprocess.Popen(command)
+        if number == 0:  # how long it takes, and how long until it touches the cache at all
+            while not any((cache / "tmp").iterdir()) and process.poll() is None:
+                time.sleep(0.002)
+            shortest = time.monotonic() - began
+            assert process.wait(60) == 0
+            longest = time.monotonic() - began
+        else:
+            time.sleep(rng.uniform(shortest * 0.9, longest))
+            process.kill()
+            process.wait(60)
+        check_whole(cache, [old, new])
+        assert subprocess.run(command, check=False).returncode == 0
+        assert check_whole(cache, [new]) == 0
+        check_clean(cache)

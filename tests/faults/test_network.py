@@ -1,0 +1,507 @@
+"""A bad network: what passes is tried again, what stays is named, and a wrong row is never published.
+
+The answers of the real S3 gateway and of the real WebHDFS server come through a proxy that breaks them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.events import Event, Retried
+from tests.datasets import shop_table, write_day
+from tests.faults import proxy as faults
+from tests.faults.checks import Rows, check_clean, check_whole, rows_at, same_rows
+from tests.faults.proxy import Fault, Proxy
+from tests.remote import HdfsRemote, Remote, S3Remote, make_remote
+
+USUAL = [f"dt=2026-11-0{day}/part-0000{n}.parquet" for day, n in ((1, 0), (1, 1), (2, 0), (3, 0))]
+BIG = "dt=2026-11-02/part-00000.parquet"  # of several MB: so that "in the middle" means something
+TIMEOUT = 0.6
+
+
+@dataclass
+class Store:
+    """A dataset at a store behind the proxy, its local twin, and a cache of it."""
+
+    kind: str
+    proxy: Proxy
+    remote: Remote  # goes to the server directly
+    url: str  # goes through the proxy
+    made: Path
+    cache: Path
+    old: Rows = field(default_factory=dict)
+    _more: set[str] = field(default_factory=set)
+    _seed: int = 0
+
+    @property
+    def new(self) -> Rows:
+        return rows_at(self.made)
+
+    def put(self, path: str) -> None:
+        """Bring the local twin's file to the store; one that is not of the usual ones goes after the test."""
+        self.remote.put(path, (self.made / path).read_bytes())
+        self._more.add(path)
+
+    def sync(self, **how: object) -> list[Event]:
+        """Sync through the proxy; return the events."""
+        events: list[Event] = []
+        pqcache.sync(self.cache, self.url, on_event=events.append, **{"timeout": TIMEOUT, **how})  # type: ignore[arg-type]
+        return events
+
+    def restore(self) -> None:
+        """Bring the cache to what the source holds, and then a new version of the big file to the source."""
+        self.proxy.clear()
+        for path in self._more - set(USUAL):
+            self.remote.delete(path)
+            (self.made / path).unlink()
+        self._more.clear()
+        if not self._is_new():
+            with contextlib.suppress(pqcache.PqcacheError):
+                self.sync(timeout=20.0)
+        if not self._is_new():  # a test has failed: begin anew
+            shutil.rmtree(self.cache)
+            self.sync(timeout=20.0)
+        self.old = self.new
+        self.next_version()
+        self.put(BIG)
+        self.proxy.clear()
+
+    def _is_new(self) -> bool:
+        try:
+            return same_rows(rows_at(self.cache / "current"), self.new)
+        except (OSError, pa.ArrowException):
+            return False
+
+    def next_version(self) -> None:
+        """Write another version of the big file, of as many bytes, to the local twin."""
+        self._seed += 1
+        write_big(self.made, self._seed)
+
+    def another_version(self) -> bytes:
+        """Return other contents of as many bytes than those that the big file has."""
+        content = (self.made / BIG).read_bytes()
+        self.next_version()
+        other = (self.made / BIG).read_bytes()
+        (self.made / BIG).write_bytes(content)
+        assert len(other) == len(content)
+        assert other != content
+        return other
+
+    def check_old(self) -> None:
+        assert check_whole(self.cache, [self.old]) == 0
+
+    def check_new(self) -> None:
+        assert check_whole(self.cache, [self.new]) == 0
+        check_clean(self.cache)
+
+    # the requests by which each store does the same thing
+    @property
+    def listing(self) -> str:
+        return "list-type=2" if self.kind == "s3" else "op=LISTSTATUS"
+
+    def reading(self, path: str) -> dict[str, str]:
+        """What matches the request for a file's bytes, or those of all files below a directory."""
+        if self.kind == "s3":
+            return {"method": "GET", "path": f"{re.escape(path)}(/[^?]*)?$"}
+        return {"method": "GET", "path": f"/_to/.*{re.escape(path)}.*op=OPEN"}
+
+    def is_reading(self, path: str, request: faults.Request) -> bool:
+        how = self.reading(path)
+        return request.method == how["method"] and re.search(how["path"], request.target) is not None
+
+    def asking(self, path: str) -> dict[str, str]:
+        """What matches the question whether a file is still the same."""
+        if self.kind == "s3":
+            return {"method": "HEAD", "path": f"{re.escape(path)}$"}
+        return {"method": "GET", "path": f"{re.escape(path)}.*op=GETFILESTATUS"}
+
+
+def write_big(made: Path, seed: int) -> None:
+    """Write a file of 3.2 MB whose size does not depend on the seed."""
+    table = pa.table({"id": (np.arange(400_000) * 7919 + seed) << 20})
+    (made / BIG).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, made / BIG, compression="none", use_dictionary=False, row_group_size=50_000)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("s3", marks=pytest.mark.s3), pytest.param("webhdfs", marks=pytest.mark.hdfs)]
+)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One store for all tests here: what takes time is to make it."""
+    directory = tmp_path_factory.mktemp(request.param)
+    made, name = directory / "made", f"faults-{uuid.uuid4().hex[:8]}"
+    write_day(made, "2026-11-01", files=2, rows=50)
+    write_day(made, "2026-11-03", files=1, rows=50, first=1000)
+    write_big(made, 0)
+    server = request.getfixturevalue("s3" if request.param == "s3" else "hdfs")
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        for variable in [v for v in os.environ if v.startswith(("AWS_", "HADOOP_"))]:
+            patch.delenv(variable)
+        for variable in ("no_proxy", "NO_PROXY"):
+            patch.setenv(variable, "127.0.0.1")
+        remote: Remote
+        if request.param == "s3":
+            proxy = stack.enter_context(Proxy(server.endpoint))
+            for variable, value in server.env.items():
+                patch.setenv(variable, value)
+            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            client = stack.enter_context(contextlib.closing(server.client()))
+            client.create_bucket(Bucket=name)
+            remote = S3Remote(f"s3://{name}/wh/shop", client)
+            url = remote.url
+        else:
+            import hdfs_native
+
+            proxy = stack.enter_context(Proxy(server.http_url))
+            server.mkdirs(f"/{name}")
+            remote = HdfsRemote(f"{server.webhdfs_url}/{name}/shop", hdfs_native.Client(server.url))
+            url = f"webhdfs://127.0.0.1:{proxy.port}/{name}/shop"
+        remote.upload(made)
+        yield Store(request.param, proxy, remote, url, made, directory / "cache")
+
+
+@pytest.fixture
+def store(shared: Store) -> Store:
+    """The store with one file, BIG, changed since the cache was brought up to date."""
+    if not shared.cache.exists():
+        shared.sync(timeout=20.0)
+    shared.restore()
+    return shared
+
+
+MIDDLE = 1_500_000
+PASSING: dict[str, Fault] = {
+    "reset before the head": faults.reset(-1),
+    "reset in the middle": faults.reset(MIDDLE),
+    "reset after the head": faults.reset(0),
+    "closed in the middle": faults.truncate(MIDDLE),
+    "stalls before the head": faults.stall(-1),
+    "stalls in the middle": faults.stall(MIDDLE),
+    "500": faults.status(500),
+    "503": faults.status(503, body=b"<Error><Code>SlowDown</Code></Error>"),
+    "429": faults.status(429, retry_after=1),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_read_that_fails_once_is_tried_again(fault: str, store: Store) -> None:
+    rule = store.proxy.rule(PASSING[fault], **store.reading(BIG), count=1)
+    events = store.sync()
+    assert rule.used == 1
+    store.check_new()
+    assert [event.path for event in events if isinstance(event, Retried)] == [BIG]
+    if fault in ("reset in the middle", "closed in the middle") and store.kind == "s3":
+        ranges = [r.range for r in store.proxy.requests if r.method == "GET" and r.target.endswith(BIG)]
+        assert ranges[0] is not None
+        assert ranges[1] is not None
+        assert ranges[1][0] > 1_000_000, f"it began again instead of going on: {ranges}"
+
+
+@pytest.mark.parametrize("fault", ["reset before the head", "stalls before the head", "503", "429"])
+def test_a_question_that_fails_once_is_asked_again(fault: str, store: Store) -> None:
+    """What asks whether a copied file is still the same meets the same network as what copied it."""
+    rule = store.proxy.rule(PASSING[fault], **store.asking(BIG), count=1)
+    store.sync()
+    assert rule.used == 1
+    store.check_new()
+
+
+@pytest.mark.parametrize("fault", ["reset before the head", "reset after the head", "stalls before the head", "503"])
+def test_a_listing_that_fails_once_is_tried_again(fault: str, store: Store) -> None:
+    rule = store.proxy.rule(PASSING[fault], path=store.listing, count=1)
+    store.sync()
+    assert rule.used == 1
+    store.check_new()
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        ("reset before the head", "reading"),
+        ("stalls before the head", "reading"),
+        ("500", "reading"),
+        ("429", "reading"),
+        ("stalls before the head", "listing"),
+        ("503", "listing"),
+        ("reset before the head", "asking"),
+        ("500", "asking"),
+    ],
+)
+def test_what_keeps_failing_is_named_and_publishes_nothing(fault: str, where: str, store: Store) -> None:
+    match = {"path": store.listing} if where == "listing" else getattr(store, where)(BIG)
+    store.proxy.rule(PASSING[fault], **match)
+    began = time.monotonic()
+    with pytest.raises(pqcache.SourceUnavailable) as error:
+        store.sync(retries=1, timeout=0.5)
+    assert time.monotonic() - began < 15
+    assert "\n" not in str(error.value)
+    assert where == "listing" or BIG in str(error.value)
+    store.check_old()
+    store.proxy.clear()
+    store.sync()
+    store.check_new()
+    if where == "asking" and store.kind == "s3":  # it had arrived whole
+        reads = [request for request in store.proxy.requests if request.target.endswith(BIG)]
+        assert {request.method for request in reads} == {"HEAD"}, "a whole file was fetched again"
+
+
+def test_a_connection_that_breaks_often_but_gets_on_is_good_enough(store: Store) -> None:
+    """Retries are for what does not get on; a long download over a bad line does, piece by piece."""
+    store.proxy.rule(faults.reset(1_200_000), **store.reading(BIG))
+    store.sync(retries=1)
+    store.check_new()
+    assert len([request for request in store.proxy.requests if store.is_reading(BIG, request)]) >= 3
+
+
+def test_a_slow_drip_is_not_a_stall(store: Store) -> None:
+    store.proxy.rule(faults.drip(700_000, 0.3), **store.reading(BIG))
+    events = store.sync(retries=0)
+    store.check_new()
+    assert not [event for event in events if isinstance(event, Retried)]
+
+
+def test_a_stall_fails_in_time_and_the_command_ends_then(store: Store) -> None:
+    """The whole process ends in about the time limit, also while other files stall."""
+    for number in range(4):
+        name = f"dt=2026-11-04/part-{number:05d}.parquet"
+        (store.made / name).parent.mkdir(exist_ok=True)
+        pq.write_table(shop_table(5000 + 100 * number, 50), store.made / name)
+        store.put(name)
+    store.proxy.rule(faults.stall(10), **store.reading("dt=2026-11-04"))
+    store.proxy.rule(faults.status(403), **store.reading(BIG))
+    options = ["--retries", "0", "--timeout", "20"]
+    command = [sys.executable, "-m", "pqcache", "sync", store.url, str(store.cache), *options]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=dict(os.environ), check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert BIG in done.stderr
+    assert time.monotonic() - began < 12, "a run that has failed waits for reads that hang"
+    store.check_old()
+
+
+@pytest.mark.parametrize("what", ["empty", "half of it"])
+def test_a_lying_listing_publishes_nothing(what: str, store: Store) -> None:
+    """An empty listing is refused as such; one that lost most files is stopped by --max-delete."""
+    if what == "empty":
+        store.proxy.rule(faults.edit(faults.no_objects), path=store.listing)
+    elif store.kind == "s3":
+        store.proxy.rule(faults.edit(faults.half_page), path=store.listing)
+    else:
+        store.proxy.rule(faults.edit(faults.no_objects), path=r"2026-11-0[12].*op=LISTSTATUS")
+    with pytest.raises(pqcache.SourceIncomplete) as error:
+        store.sync(max_delete="20%")
+    assert error.value.exit_code == 3
+    store.check_old()
+
+
+def test_a_listing_that_breaks_on_its_second_page(store: Store) -> None:
+    """Half a listing is no listing: it is asked for again from the start, or nothing is published."""
+    if store.kind == "webhdfs":  # its pages are directories
+        store.proxy.rule(faults.reset(20), path=r"2026-11-02.*op=LISTSTATUS", count=1)
+    else:
+        store.proxy.rule(faults.edit(faults.first_page(2)), path=r"list-type=2(?!.*continuation)")
+        store.proxy.rule(faults.reset(200), path="continuation-token", count=1)
+    store.sync()
+    store.check_new()
+    store.proxy.clear()
+    (store.made / "dt=2026-11-01" / "part-00000.parquet").touch()
+    store.put("dt=2026-11-01/part-00000.parquet")
+    if store.kind == "webhdfs":
+        store.proxy.rule(faults.reset(20), path=r"2026-11-02.*op=LISTSTATUS")
+    else:
+        store.proxy.rule(faults.edit(faults.first_page(2)), path=r"list-type=2(?!.*continuation)")
+        store.proxy.rule(faults.reset(200), path="continuation-token")
+    before = os.readlink(store.cache / "current")
+    with pytest.raises(pqcache.SourceUnavailable):
+        store.sync(retries=1)
+    assert os.readlink(store.cache / "current") == before
+
+
+def test_a_listing_that_is_not_one(store: Store) -> None:
+    for body in (b"", b"<html>please log in</html>", b"{}", b'<?xml version="1.0"?><ListBucketResult><Cont'):
+        store.proxy.clear()
+        store.proxy.rule(faults.edit(lambda _, body=body: body), path=store.listing)  # type: ignore[misc]
+        with pytest.raises((pqcache.SourceError, pqcache.SourceIncomplete)) as error:
+            store.sync(retries=0)
+        assert "\n" not in str(error.value)
+        store.check_old()
+
+
+def test_a_range_that_is_ignored_is_not_taken_for_one(store: Store) -> None:
+    content = (store.made / BIG).read_bytes()
+    store.proxy.rule(faults.reset(MIDDLE), **store.reading(BIG), count=1)
+    store.proxy.rule(faults.ignore_range(content), **store.reading(BIG))
+    with pytest.raises(pqcache.PqcacheError, match="another range" if store.kind == "s3" else re.escape(BIG)):
+        store.sync(retries=1)
+    store.check_old()
+    store.proxy.clear()
+    store.sync()
+    store.check_new()
+
+
+def test_another_range_than_was_asked_for_is_not_taken(store: Store) -> None:
+    """A cache on the way answers with the beginning of the file, as 206, whatever was asked."""
+    if store.kind == "webhdfs":
+        pytest.skip("an OPEN does not say which range it answers")
+    content = (store.made / BIG).read_bytes()
+
+    def wrong(request: faults.Request, answer: faults.Answer, client: faults.Connection) -> bool:
+        assert request.range is not None
+        length = request.range[1] - request.range[0] + 1
+        answer.set("Content-Range", f"bytes 0-{length - 1}/{len(content)}")
+        answer.body = content[:length]
+        return faults.unchanged(request, answer, client)
+
+    store.proxy.rule(faults.reset(MIDDLE), **store.reading(BIG), count=1)
+    store.proxy.rule(wrong, **store.reading(BIG))
+    with pytest.raises(pqcache.PqcacheError):
+        store.sync(retries=1)
+    store.check_old()
+    store.proxy.clear()
+    store.sync()
+    store.check_new()
+
+
+@pytest.mark.parametrize("where", ["magic", "length", "schema"])
+def test_a_lie_in_the_footer_is_seen(where: str, store: Store) -> None:
+    content = (store.made / BIG).read_bytes()
+    schema = 8 + int.from_bytes(content[-8:-4], "little")  # how far from the end the footer begins
+    store.proxy.rule(faults.flip({"magic": -1, "length": -6, "schema": -schema}[where]), **store.reading(BIG))
+    with pytest.raises(pqcache.ParquetError) as error:
+        store.sync(retries=0)
+    assert BIG in str(error.value)
+    store.check_old()
+    store.proxy.clear()
+    store.sync()  # what was wrong with the copy is not kept
+    store.check_new()
+
+
+def test_an_older_version_of_as_many_bytes_is_seen(store: Store) -> None:
+    """Where the answer names its version, as S3 does, another one is not taken for the one that was listed."""
+    if store.kind == "webhdfs":
+        pytest.skip("an OPEN does not say which version it answers with")
+    other = store.another_version()
+
+    def stale(request: faults.Request, answer: faults.Answer, client: faults.Connection) -> bool:
+        answer.set("ETag", f'"{hashlib.md5(other).hexdigest()}"')
+        return faults.other_version(other)(request, answer, client)
+
+    store.proxy.rule(stale, **store.reading(BIG))
+    with pytest.raises(pqcache.PqcacheError):
+        store.sync(retries=0)
+    store.check_old()
+
+
+@pytest.mark.parametrize("lie", ["flipped", "another version"])
+def test_a_lie_in_the_rows_is_seen_by_its_checksum(lie: str, store: Store) -> None:
+    """An S3 object that was put in one piece has its MD5 as ETag: with --checksum no wrong byte stays unseen."""
+    if store.kind == "webhdfs":
+        pytest.skip("HDFS's checksum is one of 512-byte CRCs, which only its own clients compute")
+    other = store.another_version()
+    store.proxy.rule(faults.flip(MIDDLE) if lie == "flipped" else faults.other_version(other), **store.reading(BIG))
+    with pytest.raises(pqcache.PqcacheError) as error:
+        store.sync(retries=1, checksum=True)
+    assert BIG in str(error.value)
+    store.check_old()
+    store.proxy.clear()
+    store.sync()
+    store.check_new()
+    pqcache.sync(store.cache, checksum=False)
+
+
+@pytest.mark.s3
+def test_a_wrong_byte_in_a_rewrite_is_an_error_with_a_name(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --row-group-size everything is decoded: what cannot be decoded fails by name, without a traceback."""
+    made, cache = tmp_path / "made", tmp_path / "cache"
+    write_day(made, "2026-11-01", files=2, rows=400)
+    for remote in make_remote("s3", request, tmp_path):
+        remote.upload(made)
+        with Proxy(request.getfixturevalue("s3").endpoint) as proxy:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            proxy.rule(faults.flip(4), method="GET", path=r"part-00001\.parquet$")
+            with pytest.raises(pqcache.PqcacheError) as error:
+                pqcache.sync(cache, remote.url, row_group_size=16 << 10)
+            assert "part-00001.parquet" in str(error.value)
+            assert not (cache / "current").exists()
+            proxy.clear()
+            pqcache.sync(cache)
+            check_clean(cache)
+
+
+@pytest.mark.hdfs
+def test_a_wrong_byte_on_a_datanode_is_seen(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """hdfs:// checks the CRCs of what a DataNode sends."""
+    made, cache = tmp_path / "made", tmp_path / "cache"
+    write_big(made, 3)
+    for remote in make_remote("hdfs", request, tmp_path):
+        assert isinstance(remote, HdfsRemote)
+        remote.upload(made)
+        content = (made / BIG).read_bytes()
+        server = request.getfixturevalue("hdfs")
+        blocks = [p for p in (server.directory / "data").rglob("blk_*") if p.suffix != ".meta"]
+        (block,) = [p for p in blocks if p.stat().st_size == len(content) and p.read_bytes() == content]
+        with block.open("r+b") as file:
+            file.seek(MIDDLE)
+            file.write(bytes([content[MIDDLE] ^ 0xFF]))
+        with pytest.raises(pqcache.SourceError, match=re.escape(BIG)):
+            pqcache.sync(cache, remote.url, retries=1, timeout=10)
+        assert not (cache / "current").exists()
+
+
+@pytest.mark.s3
+def test_the_command_line_says_it_in_one_line(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, cache = tmp_path / "made", tmp_path / "cache"
+    write_day(made, "2026-11-01", files=1, rows=10)
+    for remote in make_remote("s3", request, tmp_path):
+        remote.upload(made)
+        with Proxy(request.getfixturevalue("s3").endpoint) as proxy:
+            proxy.rule(faults.status(503), method="GET", path=r"parquet$")
+            command = [sys.executable, "-m", "pqcache", "sync", remote.url, str(cache), "--json", "--retries", "1"]
+            environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+            last = json.loads(done.stdout.splitlines()[-1])
+            assert (done.returncode, last["kind"], last["exit_code"]) == (1, "SourceUnavailable", 1)
+            assert "part-00000.parquet" in last["message"]
+            proxy.clear()
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+            assert done.returncode == 0
+            assert json.loads(done.stdout.splitlines()[-1])["files"] == 1
+
+
+def test_the_checks_see_a_wrong_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests rest on: without the checks after a copy, a lie is published and `check_new` fails."""
+    from pqcache.store import transfer
+
+    other = store.another_version()
+
+    def blind(source: object, file: object, part: Path, *_: object) -> object:
+        part.write_bytes(other)
+        return transfer._footer(source, file, part)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(transfer, "_fetch_version", blind)
+    store.sync()
+    with pytest.raises(AssertionError, match="neither the old rows nor the new"):
+        store.check_new()

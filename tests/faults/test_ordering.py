@@ -1,0 +1,55 @@
+"""Power loss: what a name makes visible is on disk before the name is.
+
+A run is watched: every fsync is recorded with the state of what it made durable, and at every rename that
+makes something visible (a whole download, a rewritten directory, a snapshot, ``current``, pqcache.toml) all
+that it depends on, files and directories, must be as it was when it was last fsynced.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.checks import rows_at
+from tests.faults.runner import Ran, Runner
+from tests.faults.test_kill import make_night
+
+
+def watched(runner: Runner, tmp_path: Path, kind: str, **more: object) -> Ran:
+    night = make_night(runner, tmp_path, kind)
+    night.restart()
+    ran = runner.run(night.cache, *night.command, instrument={"kind": "order"}, **more)
+    assert ran.code == 0, ran.stderr
+    assert rows_at(night.cache / "current") == night.new
+    return ran
+
+
+@pytest.mark.parametrize("kind", ["plain", "rewritten", "columns", "first", "cut"])
+def test_what_becomes_visible_is_on_disk(kind: str, runner: Runner, tmp_path: Path) -> None:
+    ran = watched(runner, tmp_path, kind)
+    seen = "\n".join(ran.order["seen"])
+    assert "-> snapshots/" in seen
+    assert "-> current" in seen
+    assert kind == "cut" or "/fetch/" in seen
+    assert kind not in ("rewritten", "cut") or "/rewrite/" in seen
+    assert kind == "first" or "-> tmp/removed-" in seen
+    assert ran.order["found"] == []
+
+
+def test_the_way_to_a_new_cache_is_on_disk(runner: Runner, tmp_path: Path) -> None:
+    """A first run that says it is done has made the cache's own directory durable, and those it made above it."""
+    night = make_night(runner, tmp_path, "first")
+    cache = tmp_path / "made" / "by" / "sync" / "cache"
+    command = [cache if part == night.cache else part for part in night.command]
+    ran = runner.run(cache, *command, instrument={"kind": "order"}, parents=str(tmp_path))
+    assert ran.code == 0, ran.stderr
+    assert ran.order["found"] == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "missed"), [("no fsync", "part-00000.parquet"), ("no directory fsync", "tmp/"), ("unsynced rewrite", "")]
+)
+def test_a_missing_fsync_is_seen(broken: str, missed: str, runner: Runner, tmp_path: Path) -> None:
+    ran = watched(runner, tmp_path, "rewritten", **{"break": broken})
+    assert any(missed in line for line in ran.order["found"]), ran.order["found"]
