@@ -120,7 +120,7 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
         (["sync", shop, cache, "--row-group-size", "5x"], "'5x' is not a size"),
         (["sync", shop, cache, "--row-group-size", "0"], "too small"),
         (["sync", shop, cache, "--where", "dt >"], "not a complete condition"),
-        (["sync", shop, cache, "--where", "region = 'kr'"], "there is no column region; there are: dt"),
+        (["sync", shop, cache, "--where", "region = 'kr'"], "there is no column region; there are: id, "),
         (["sync", shop, cache, "-o", "endpoint"], "KEY=VALUE"),
         (["sync", "s3://", cache], "no bucket"),
         (["repartition", shop], "needs a directory to write to"),
