@@ -382,7 +382,14 @@ def main() -> None:
     import pqcache.store
 
     # all of it now: a child that has given up its rights may not be allowed to read the interpreter's files
-    modules = ("pqcache.cli", "pqcache.console", "pqcache.store.drivers.local", "pyarrow.dataset", "pyarrow.parquet")
+    modules = (
+        "pqcache.cli",
+        "pqcache.console",
+        "pqcache.store.drivers.local",
+        "pyarrow.dataset",
+        "pyarrow.parquet",
+        "sqlglot",
+    )
     for module in modules:
         importlib.import_module(module)
     for found in pkgutil.iter_modules(pqcache.store.__path__, "pqcache.store."):

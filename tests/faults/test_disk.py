@@ -305,7 +305,7 @@ class Second:
         if callable(self._prepare):
             self._prepare()
         try:
-            self.outcome = pqcache.sync(self._cache)
+            self.outcome = pqcache.sync(self._cache, retries=1)
         except pqcache.PqcacheError as error:
             self.outcome = error
         finally:
@@ -341,7 +341,7 @@ def test_two_runs_without_a_lock(
 
         second = Second(cache, at, more if moves else None)
         with contextlib.suppress(pqcache.PqcacheError):
-            pqcache.sync(cache, on_event=second, jobs=2)
+            pqcache.sync(cache, on_event=second, jobs=2, retries=1)
         second.wait()
         new = rows_at(lake)
         try:

@@ -233,7 +233,7 @@ def test_the_command_killed_after_a_random_delay(remote: Remote, tmp_path: Path)
     new = rows_at(made)
     rng = random.Random(11)
     longest = shortest = 0.0
-    for number in range(min(times(3), 20)):
+    for number in range(min(times(2 if remote.client is None else 3), 20)):
         shutil.rmtree(cache)
         shutil.copytree(start, cache, symlinks=True)
         began = time.monotonic()

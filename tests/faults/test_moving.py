@@ -560,15 +560,14 @@ def test_hostile_keys_in_a_real_bucket(s3_bucket: Bucket, tmp_path: Path) -> Non
     s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=f"{prefix}dt=1/ok.parquet", Body=content)
     pqcache.sync(cache, f"{s3_bucket.url}/wh/shop")
     before = state_of(house / "cache" / "snapshots")
-    for key in HOSTILE:
+    for number, key in enumerate(HOSTILE):
         s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=prefix + key, Body=content)
-        for target in (cache, house / "new"):
-            with pytest.raises(pqcache.SourceError) as error:
-                pqcache.sync(target, f"{s3_bucket.url}/wh/shop")
-            message = str(error.value)
-            assert message.isprintable(), f"{message!r}"
-            assert "rename" in message
-            assert any(name in message for name in ("il.parquet", "eee", "ok.parquet"))
+        with pytest.raises(pqcache.SourceError) as error:
+            pqcache.sync(house / "new" if number % 2 else cache, f"{s3_bucket.url}/wh/shop")
+        message = str(error.value)
+        assert message.isprintable(), f"{message!r}"
+        assert "rename" in message
+        assert any(name in message for name in ("il.parquet", "eee", "ok.parquet"))
         s3_bucket.client.delete_object(Bucket=s3_bucket.name, Key=prefix + key)
         assert state_of(house / "cache" / "snapshots") == before
         assert {path.name for path in house.iterdir()} <= {"cache", "new"}

