@@ -299,7 +299,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
 def _fail(error: PqcacheError, arguments: list[str]) -> int:
     from pqcache.console import print_error
 
-    if os.environ.get("PQCACHE_DEBUG"):
+    if os.environ.get("PQCACHE_DEBUG", "0") != "0":
         import traceback
 
         traceback.print_exc()

@@ -181,6 +181,20 @@ def test_a_server_that_is_down_is_named(scheme: str, tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_a_server_that_never_answers_is_given_up_within_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        place = f"127.0.0.1:{listener.getsockname()[1]}"
+        s3 = ["s3://bucket/x", "-o", f"endpoint=http://{place}", "-o", "key=a", "-o", "secret=b"]
+        runs = [
+            subprocess.Popen([*PQCACHE, "sync", *urls, str(tmp_path / "c")], stderr=subprocess.PIPE, text=True)
+            for urls in ([f"hdfs://{place}/x"], [f"webhdfs://{place}/x"], s3)
+        ]
+        for process in runs:
+            _, stderr = process.communicate(timeout=60)  # three tries of the usual 30 s would take 90
+            assert process.returncode == 1
+            assert len(stderr.splitlines()) == 1, stderr
+
+
 @pytest.mark.hdfs
 def test_errors_of_hdfs(hdfs: Hdfs, hdfs_dir: str, tmp_path: Path) -> None:
     assert "no such file or directory" in error_of(run("sync", f"{hdfs_dir}/nope", tmp_path / "c"), 1)

@@ -218,6 +218,41 @@ def test_columns_fetch_only_their_bytes(tmp_path: Path) -> None:
         sync(tmp_path / "other", str(shop), columns=["id", "nope"])
 
 
+def test_a_failed_run_leaves_the_configuration_alone(shop: Path, tmp_path: Path) -> None:
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    sync(cache, str(shop))
+    before = (cache / "pqcache.toml").read_text()
+    write_shop(other)
+    (other / "dt=2026-11-02" / "part-00000.parquet").write_bytes(b"not parquet")
+    with pytest.raises(pqcache.ParquetError):
+        sync(cache, str(other), row_group_size=65_536, force=True)
+    assert (cache / "pqcache.toml").read_text() == before
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "shop" / "x.parquet")
+    with pytest.raises(pqcache.ParquetError, match=r"x\.parquet: has two columns named 'a'"):
+        sync(tmp_path / "cache", str(tmp_path / "shop"))
+
+
+def test_compacting_a_partition_is_no_loss(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    for day in range(1, 4):
+        for path in (shop / f"dt=2026-11-0{day}").glob("*.parquet"):
+            path.unlink()
+        pq.write_table(shop_table(day * 1000, 500), shop / f"dt=2026-11-0{day}" / "compacted.parquet")
+    report, _ = sync(cache)
+    assert (report.added, report.removed) == (3, 9)
+    for day in (1, 2):
+        (shop / f"dt=2026-11-0{day}" / "compacted.parquet").unlink()
+    with pytest.raises(pqcache.SourceIncomplete, match="--force"):
+        sync(cache)
+    assert sync(cache, force=True)[0].removed == 2
+
+
 def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     sync(cache, str(shop))

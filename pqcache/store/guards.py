@@ -158,17 +158,13 @@ def parse_max_delete(text: str) -> tuple[float, bool]:
 def check_deletions(plan: Plan, held: Sequence[FileEntry], max_delete: str) -> None:
     """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
 
-    A file that goes while another comes in the same partition is replaced, not dropped: jobs that overwrite
-    a partition write new names every night.
+    Files that go from a partition in which others arrive are replaced, not dropped: jobs that overwrite or
+    compact a partition write new names.
     """
     limit, percent = parse_max_delete(max_delete)
     total = len({file.path for entry in held for file in entry.sources})
-    net: dict[str, int] = {}
-    for path in plan.removed:
-        net[parent(path)] = net.get(parent(path), 0) + 1
-    for path in plan.added:
-        net[parent(path)] = net.get(parent(path), 0) - 1
-    dropped = sum(count for count in net.values() if count > 0)
+    replaced = {parent(path) for path in (*plan.added, *plan.changed)}
+    dropped = sum(1 for path in plan.removed if parent(path) not in replaced)
     if dropped > (total * limit / 100 if percent else limit):
         raise SourceIncomplete(
             f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more than "

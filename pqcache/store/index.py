@@ -113,6 +113,9 @@ class IndexBuilder:
 
     def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
         """Add one file by its footer and Arrow schema."""
+        if len(set(schema.names)) < len(schema.names):
+            twice = next(name for name in schema.names if schema.names.count(name) > 1)
+            raise ParquetError(f"{path}: has two columns named {twice!r}; rename one at the source")
         columns = row_group_columns(metadata, schema)
         file = self._ids.setdefault(path, len(self._ids))
         columns["file"] = [file] * metadata.num_row_groups

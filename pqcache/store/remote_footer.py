@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.store.manifest import SourceFile
-from pqcache.store.source import Source
+from pqcache.store.source import Source, file_url
 from pqcache.store.statistics import not_parquet
 
 _TAIL = 64 << 10  # most footers fit
@@ -23,4 +23,4 @@ def read_remote_footer(source: Source, file: SourceFile) -> tuple[pq.FileMetaDat
         with pq.ParquetFile(pa.BufferReader(b"PAR1" + tail[-length:] if length else tail)) as parquet:
             return parquet.metadata, parquet.schema_arrow
     except (pa.ArrowException, OSError) as error:
-        raise not_parquet(f"{source.url}/{file.path}", error) from error
+        raise not_parquet(file_url(source, file.path), error) from error

@@ -18,6 +18,7 @@ _SECRET = re.compile(r"secret|password|passwd|token|credential|access_?key|(^|_)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 TIMEOUT = 30.0  # seconds without a byte
+FIRST = 10.0  # seconds until the first answer: a server that is down should not take three tries of TIMEOUT
 HDFS_NATIVE = "hdfs-native"
 HDFS3 = "hdfs3"
 
@@ -79,6 +80,11 @@ def open_source(
 
         return WebHdfsSource(url, known, timeout)
     raise UsageError(f"{redact(url)}: unknown scheme {scheme}://; use hdfs://, webhdfs://, s3://, file:// or a path")
+
+
+def file_url(source: Source, path: str) -> str:
+    """Return the URL of one of a source's files; a source may be that one file."""
+    return source.url if source.url.endswith(f"/{path}") else f"{source.url}/{path}"
 
 
 def url_scheme(url: str) -> str:

@@ -24,7 +24,7 @@ from pqcache.store.hive import is_data, parent
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
 from pqcache.store.plan import Plan, Recipe, plan_sync
 from pqcache.store.rewrite import RewriteOptions
-from pqcache.store.source import TIMEOUT, Source, is_secret, local_path, open_source, redact, url_scheme
+from pqcache.store.source import FIRST, TIMEOUT, Source, is_secret, local_path, open_source, redact, url_scheme
 from pqcache.store.subset import Subset, select
 from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors, with_retries
 from pqcache.store.workdir import discard
@@ -143,8 +143,6 @@ def sync(
         if not dry_run and not locked:
             target.create()
             stack.enter_context(target.lock(wait))
-        if remembered is not None and remembered.source != config.source:
-            on_event(Warned(f"the source was {remembered.source} and is {config.source} from now on"))
         manifest, whole = read_current(current, on_event)
         if not dry_run:
             check_case(listing.files, config.source, target.tmp_dir)
@@ -156,7 +154,7 @@ def sync(
             check_deletions(plan, manifest.files, config.max_delete)
         if not plan.directories:
             raise SourceIncomplete(f"{opened.url}: every file there has to wait; nothing was published")
-        if not dry_run:
+        if not dry_run and current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(target.path, config)
         published, counted = None, Counted(on_event)
         if not dry_run and not (plan.nothing_to_do and current is not None and whole):
@@ -165,6 +163,10 @@ def sync(
                 target, current, plan, opened, url, where, listing.subset, rewrite, jobs, retries, checksum, counted
             )
             published, manifest = build_snapshot(job)
+        if not dry_run:
+            write_config(target.path, config)
+            if remembered is not None and remembered.source != config.source:
+                on_event(Warned(f"the source was {remembered.source} and is {config.source} from now on"))
         fetched = plan.fetch_bytes if dry_run else counted.bytes
         report = make_report(target, config, plan, published or current, manifest, published, fetched, dry_run, watch)
         if not dry_run:
@@ -212,7 +214,7 @@ def list_source(
     def list_once() -> None:
         found[:] = source.list()
 
-    with_retries(list_once, source.url, min(retries, 2), on_event)
+    with_retries(list_once, source.url, min(retries, 2), on_event, within=FIRST / 2)  # a silent server: once
     check_listing(found, source.url)
     files = [file for file in found if is_data(file.path)]
     if not files:

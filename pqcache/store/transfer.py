@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import re
 import time
@@ -33,7 +34,7 @@ from pqcache.events import Advanced, OnEvent, Retried
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.project import fetch_projected
-from pqcache.store.source import Source
+from pqcache.store.source import Source, file_url
 from pqcache.store.statistics import not_parquet
 from pqcache.store.subset import Subset
 
@@ -105,18 +106,20 @@ def with_retries(
     retries: int,
     on_event: OnEvent,
     progress: Callable[[], int] = lambda: 0,
+    within: float = math.inf,
 ) -> T:
     """Return what ``call`` returns; run it again, after growing jittered waits, while its error may pass.
 
-    After ``retries`` tries in a row without any ``progress`` (a number that grows) the error is raised.
+    After ``retries`` tries in a row without any ``progress`` (a number that grows), or once ``within`` seconds
+    have passed, the error is raised.
     """
     seen, idle = progress(), 0
 
-    def is_enough(_: tenacity.RetryCallState) -> bool:
+    def is_enough(state: tenacity.RetryCallState) -> bool:
         nonlocal seen, idle
         before, seen = seen, progress()
         idle = 0 if seen > before else idle + 1
-        return idle > retries
+        return idle > retries or (state.seconds_since_start or 0) > within
 
     def report(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -215,7 +218,7 @@ def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopp
                 on_event(Advanced("fetch", len(chunk)))
             if written < size:
                 raise SourceUnavailable(
-                    f"{source.url}/{file.path}: the connection ended after {written:,} of {size:,} bytes"
+                    f"{file_url(source, file.path)}: the connection ended after {written:,} of {size:,} bytes"
                 )
             os.ftruncate(descriptor, size)
             os.fsync(descriptor)
@@ -238,7 +241,7 @@ def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) 
     if digest.hexdigest() != file.identity.tag:
         part.unlink()
         on_event(Advanced("fetch", -file.identity.size))
-        raise SourceUnavailable(f"{source.url}/{file.path}: arrived damaged: its MD5 is not the store's")
+        raise SourceUnavailable(f"{file_url(source, file.path)}: arrived damaged: its MD5 is not the store's")
 
 
 def _write_all(descriptor: int, chunk: bytes, offset: int) -> None:
@@ -253,7 +256,7 @@ def _footer(source: Source, file: SourceFile, part: Path) -> tuple[pq.FileMetaDa
         with pq.ParquetFile(part) as parquet:
             return parquet.metadata, parquet.schema_arrow
     except (pa.ArrowException, OSError) as error:
-        raise not_parquet(f"{source.url}/{file.path}", error) from error
+        raise not_parquet(f"{file_url(source, file.path)}", error) from error
 
 
 def disk_error(path: Path, error: OSError) -> PqcacheError:

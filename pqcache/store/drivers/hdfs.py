@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers.stall import Stalled, watched
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import TIMEOUT, redact, userinfo
+from pqcache.store.source import FIRST, TIMEOUT, redact, userinfo
 
 try:
     import hdfs_native
@@ -58,7 +58,7 @@ class HdfsSource:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            info = self._info(self._root)
+            info = self._info(self._root, min(FIRST, self._timeout))
             if not info.isdir:
                 self._root, _, self._only = self._root.rpartition("/")
                 yield SourceFile(self._only, _identity(info), info.blocksize or 0)
@@ -82,8 +82,8 @@ class HdfsSource:
     def close(self) -> None:
         pass
 
-    def _info(self, name: str) -> hdfs_native.FileStatus:
-        return next(watched(lambda: iter([self._client.get_file_info(name)]), self._timeout))
+    def _info(self, name: str, seconds: float | None = None) -> hdfs_native.FileStatus:
+        return next(watched(lambda: iter([self._client.get_file_info(name)]), seconds or self._timeout))
 
     def _list(self, name: str) -> Iterator[Sequence[hdfs_native.FileStatus]]:
         found = iter(self._client.list_status(name, recursive=True))
@@ -128,7 +128,7 @@ class HdfsSource:
     def _error(self, name: str, error: BaseException) -> SourceError:
         text, show = str(error), self._show(name)
         if isinstance(error, Stalled):
-            return SourceUnavailable(f"{show}: no answer for {self._timeout:.0f} s; check the cluster's health")
+            return SourceUnavailable(f"{show}: no answer in time; check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
             return SourceNotFound(f"{show}: no such file or directory; check the URL")
         if isinstance(error, PermissionError) or "AccessControl" in text or "ermission denied" in text:

@@ -19,7 +19,7 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import TIMEOUT, option_names, redact, userinfo
+from pqcache.store.source import FIRST, TIMEOUT, option_names, redact, userinfo
 
 try:
     import boto3
@@ -60,9 +60,10 @@ class S3Source:
         self._root = url.partition("://")[2].partition("/")[2].strip("/")
         self._only = ""
         if not self._bucket:
-            raise UsageError(f"{self.url}: no bucket; write s3://BUCKET/PATH")
+            raise UsageError("s3://: no bucket; write s3://BUCKET/PATH")
         self._extra = {"RequestPayer": "requester"} if _is_true(options, "requester_pays") else {}
         self._client = _client(url, options, timeout)
+        self._lister = _client(url, options, min(FIRST, timeout))
 
     def list(self) -> Iterator[SourceFile]:
         prefix = f"{self._root}/" if self._root else ""
@@ -71,7 +72,7 @@ class S3Source:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            pages = self._client.get_paginator("list_objects_v2").paginate(
+            pages = self._lister.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=prefix, **self._extra
             )
             for page in pages:
@@ -117,6 +118,7 @@ class S3Source:
 
     def close(self) -> None:
         self._client.close()
+        self._lister.close()
 
     def _is_file(self) -> bool:
         """Return whether the URL names one object; if so, its directory becomes the root."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import TIMEOUT, option_names, redact, userinfo
+from pqcache.store.source import FIRST, TIMEOUT, option_names, redact, userinfo
 
 try:
     import requests
@@ -48,8 +49,8 @@ class WebHdfsSource:
             self._fs = self._connect(parts.hostname, parts.port or 9870, user, password, options)
         except (ValueError, ImportError) as error:
             raise UsageError(f"{self.url}: {error}") from error
-        session = self._fs.session
-        session.request = functools.partial(session.request, timeout=(5, timeout))  # it has none of its own
+        self._request = self._fs.session.request
+        self._fs.session.request = functools.partial(self._request, timeout=(5, timeout))  # it has none of its own
 
     @staticmethod
     def _connect(host: str, port: int, user: str, password: str, options: Mapping[str, str]) -> Any:
@@ -71,7 +72,8 @@ class WebHdfsSource:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            info = self._fs.info(self._root)
+            with self._patience(min(FIRST, self._timeout)):
+                info = self._fs.info(self._root)
             if info["type"] != "directory":
                 self._root, _, self._only = self._root.rpartition("/")
                 yield SourceFile(self._only, _identity(info), info.get("blockSize", 0))
@@ -122,6 +124,16 @@ class WebHdfsSource:
     def close(self) -> None:
         self._fs.session.close()
 
+    @contextmanager
+    def _patience(self, seconds: float) -> Iterator[None]:
+        """Wait no longer than this for answers meanwhile."""
+        usual = self._fs.session.request
+        self._fs.session.request = functools.partial(self._request, timeout=(5, seconds))
+        try:
+            yield
+        finally:
+            self._fs.session.request = usual
+
     def _name(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}"
 
@@ -140,7 +152,7 @@ class WebHdfsSource:
                 return SourceUnavailable(f"{show}: no WebHDFS here; check that the port is the HTTP port")
             return SourceUnavailable(f"{show}: the server answers {status}; try again later")
         if isinstance(error, requests.ReadTimeout):
-            return SourceUnavailable(f"{show}: no answer for {self._timeout:.0f} s; check the cluster's health")
+            return SourceUnavailable(f"{show}: no answer in time; check the host, the port and the cluster's health")
         if isinstance(error, requests.ConnectionError | requests.Timeout):
             return SourceUnavailable(f"{show}: cannot connect; check the host, the HTTP port and the network")
         if isinstance(error, FileNotFoundError):
