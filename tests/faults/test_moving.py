@@ -451,8 +451,12 @@ def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
     report = pqcache.sync(cache)
     assert (report.added, report.removed) == (8, 8)
     assert check_whole(cache, [rows_at(lake)]) == 0
-    rewrite_day(lake, "2026-11-04", files=1, seed=10)
-    with pytest.raises(pqcache.SourceIncomplete, match="1 file of the 8"):
+    rewrite_day(lake, "2026-11-04", files=1, seed=10)  # compacted: fewer files, nothing lost
+    assert pqcache.sync(cache).removed == 2
+    assert check_whole(cache, [rows_at(lake)]) == 0
+    for path in (lake / "dt=2026-11-04").glob("*.parquet"):
+        path.unlink()
+    with pytest.raises(pqcache.SourceIncomplete, match="1 file of the 7"):
         pqcache.sync(cache)
 
 
