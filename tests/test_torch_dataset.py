@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import pqcache
-from pqcache.errors import CacheError, ParquetError, PqcacheError, UsageError
+from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.torch import Batch, ParquetDataset
 from tests.datasets import write_shop
 
@@ -62,6 +64,15 @@ def flat(lists: list[list[int]]) -> list[int]:
 
 def loader(ds: ParquetDataset, workers: int, **how: Any) -> DataLoader[Any]:
     return DataLoader(ds, batch_size=None, num_workers=workers, **how)
+
+
+def fails(ds: ParquetDataset, workers: int, message: str) -> None:
+    """Check that an epoch raises; and end the workers, which torch takes five seconds each for if left to GC."""
+    batches = iter(loader(ds, workers))
+    with pytest.raises(PqcacheError, match=message):
+        list(batches)
+    if workers:
+        batches._shutdown_workers()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [0, 2, 4])
@@ -250,8 +261,7 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="state"):
             ds.load_state_dict(wrong)
     ds.load_state_dict(state)
-    with pytest.raises(PqcacheError, match="lanes=4 cannot be shared by 1 ranks x 3 workers"):
-        list(loader(ds, 3))
+    fails(ds, 3, "lanes=4 cannot be shared by 1 ranks x 3 workers")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="its files have changed"):
         ParquetDataset(tmp_path, batch_size=90).load_state_dict(state)
@@ -401,8 +411,7 @@ def test_errors_reach_the_trainer_by_name(shop: Path, tmp_path: Path) -> None:
     ds = ParquetDataset(tmp_path, batch_size=10)
     (tmp_path / "1.parquet").unlink()
     for workers in (0, 2):
-        with pytest.raises(ParquetError, match=r"1\.parquet: the file is gone"):
-            list(loader(ds, workers))
+        fails(ds, workers, r"1\.parquet: the file is gone")
 
 
 @pytest.mark.parametrize(
@@ -428,6 +437,61 @@ def test_memory_too_small_is_advised(shop: Path) -> None:
     ds = ParquetDataset(shop, memory=1000)
     with pytest.raises(UsageError, match="pqcache repartition"):
         next(iter(ds))
+
+
+TRAINING = """
+import sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from pqcache.torch import ParquetDataset
+
+dist.init_process_group("gloo")
+ds = ParquetDataset(sys.argv[1], columns=["id", "vector"], batch_size=90)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+for epoch in range(2):
+    ds.set_epoch(epoch)
+    seen = []
+    for batch in DataLoader(ds, batch_size=None, num_workers=2):
+        loss = model(batch["vector"]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen += batch["id"].tolist()
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, seen)
+    if dist.get_rank() == 0:
+        rows = [i for part in parts for i in part]
+        print("epoch", epoch, len(set(rows)), len(rows), [len(part) for part in parts], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_trains_under_torchrun(shop: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*command, str(script), str(shop)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split(" ", 4) for line in done.stdout.splitlines() if line.startswith("epoch")]
+    assert [line[1:3] for line in lines] == [["0", "2000"], ["1", "2000"]]
+    for line in lines:  # 23 batches: rank 1 repeats one of the first, so that both have 12
+        assert int(line[3]) == 2000 + 90
+
+
+def test_pieces_resume_too(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": range(50_000), "x": np.random.rand(50_000)}), tmp_path / "a.parquet")
+    how: dict[str, Any] = {"batch_size": 1000, "memory": 2_500_000}
+    ds = ParquetDataset(tmp_path, **how)
+    with pytest.warns(UserWarning, match="pieces"):
+        batches = list(ds)
+    assert sorted(flat(ids_of(batches))) == list(range(50_000))
+    state = ds.state_dict(after=batches[20])
+    assert state["piece"] > 0
+    again = ParquetDataset(tmp_path, batch_size=1000)  # with memory enough: the state's order holds
+    again.load_state_dict(state)
+    assert ids_of(again) == ids_of(batches[21:])
 
 
 def test_ranks_come_from_torch_distributed(shop: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part
-from pqcache.reader.view import View, view_of, window_for
+from pqcache.reader.view import View, fit, view_of, window_for
 
 
 def everything(first: int, rows: int) -> pa.Table:
@@ -280,14 +280,39 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
 
 def test_window_follows_memory() -> None:
     sizes = np.full(100, 10 << 20, np.int64)
-    windows = [window_for(sizes, memory << 20, 1) for memory in (46, 64, 100, 1000, 100_000)]
+    windows = [window_for(sizes, memory << 20, 1) for memory in (56, 64, 100, 1000, 100_000)]
     assert windows == sorted(windows)
     assert windows[0] == 1
     assert windows[-1] == 16
     assert window_for(sizes, 400 << 20, 4) == window_for(sizes, 100 << 20, 1)
-    with pytest.raises(UsageError, match="pqcache repartition"):
-        window_for(sizes, 20 << 20, 1, "shop")
+    assert window_for(sizes, 20 << 20, 1) == 0
     assert window_for(np.zeros(0, np.int64), 1, 1) == 1
+
+
+def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> None:
+    table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
+    write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000)
+    whole = view(tmp_path)
+    memory = int(whole.sizes.max()) * 3
+    with pytest.warns(UserWarning, match="read in 3 pieces, which is slow; run 'pqcache repartition'"):
+        window, piece = fit(whole, memory, 1, "shop")
+    assert (window, piece) == (4, 3_000)
+    assert fit(whole, memory * 100, 1) == (16, 0)
+    with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*pqcache repartition"):
+        fit(whole, memory // 1000, 1, "shop")
+    pieces = whole.in_pieces(piece)
+    assert pieces.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
+    assert window_for(pieces.sizes, memory, 1) >= 1
+    for lanes in (1, 4):
+        order = Order(pieces.counts, 700, lanes, window)
+        starts = np.concatenate([[0], np.cumsum(pieces.counts)])
+        seen = []
+        for index, batch in read(pieces, order):
+            groups, rows = order.batch(index)
+            assert batch["id"].to_pylist() == (starts[groups] + rows).tolist()
+            assert batch["s"][0].as_py() == f"{batch['id'][0]}" * 10
+            seen += batch["id"].to_pylist()
+        assert sorted(seen) == list(range(20_000))
 
 
 def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part, batches_of_lanes
-from pqcache.reader.view import View, view_of, window_for
-from pqcache.reader.window import LaneReader, Source, in_sequence
+from pqcache.reader.sequence import in_sequence
+from pqcache.reader.view import View, fit, view_of
+from pqcache.reader.window import LaneReader, Source
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one
@@ -146,8 +147,8 @@ def read_batches(
     with lease or nullcontext():
         view = view_of(data, columns, filters)
         if window is None:
-            bytes_per_rank = parse_size(memory)
-            window = window_for(view.sizes, bytes_per_rank, -(-lanes // num_replicas), path) if shuffle else 1
+            window, piece = fit(view, parse_size(memory), -(-lanes // num_replicas), path) if shuffle else (1, 0)
+            view = view.in_pieces(piece)
         order = Order(view.counts, batch_size, lanes, window, seed, epoch, shuffle)
         total = order.batches(drop_last)
         part = Part(total, lanes, num_replicas, rank, start=start, drop_last=drop_last)

@@ -23,7 +23,8 @@ class RowGroups:
     """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is,
     ``offset`` and ``size`` which bytes of its file it takes.
 
-    ``forms`` are the columns to read from the files. A file's number is its position in ``paths``.
+    ``forms`` are the columns to read from the files. With a ``piece`` only the rows asked for are decoded, and
+    those before them, that many at a time. A file's number is its position in ``paths``.
     """
 
     root: Path
@@ -34,6 +35,7 @@ class RowGroups:
     offset: Ints
     size: Ints
     forms: Sequence[Form]
+    piece: int = 0
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
 
     def read(self, group: int, low: int, high: int) -> list[Column]:
@@ -52,17 +54,38 @@ class RowGroups:
                 wanted = [form.name for form in self.forms if form.name in present]
                 if len(wanted) == len(present):
                     self._read_ahead(group, path)
-                table = file.read_row_group(int(self.row_group[group]), columns=wanted, use_threads=False)
+                table = self._read(file, group, wanted, low, high)
         except FileNotFoundError as error:
             raise ParquetError(f"{path}: the file is gone; open the dataset again") from error
         except (pa.ArrowException, OSError, IndexError) as error:
             raise self._damaged(path, group, error) from error
-        if wanted and table.num_rows != self.rows[group]:
+        whole = not self.piece
+        if wanted and table.num_rows != (self.rows[group] if whole else high - low):
             raise ParquetError(
                 f"{path}: row group {self.row_group[group]} has {table.num_rows} rows where the index has "
                 f"{self.rows[group]}; the file was replaced while in use: open the dataset again"
             )
+        if not whole:
+            low, high = 0, high - low
         return [self._column(path, table, form, group, low, high) for form in self.forms]
+
+    def _read(self, file: pq.ParquetFile, group: int, wanted: list[str], low: int, high: int) -> pa.Table:
+        """Return a whole row group, or only the rows asked for where row groups are read in pieces.
+
+        Parquet cannot begin in the middle: what comes before a piece is decoded and dropped.
+        """
+        number = int(self.row_group[group])
+        if not self.piece:
+            return file.read_row_group(number, columns=wanted, use_threads=False)
+        found, at = [], 0
+        for batch in file.iter_batches(self.piece, [number], wanted, use_threads=False):
+            first, past = max(low - at, 0), min(high - at, batch.num_rows)
+            if first < past:
+                found.append(batch.slice(first, past - first))
+            at += batch.num_rows
+            if at >= high:
+                break
+        return pa.Table.from_batches(found, schema=None if found else pa.schema([]))
 
     def _column(self, path: Path, table: pa.Table, form: Form, group: int, low: int, high: int) -> Column:
         where = table.schema.get_all_field_indices(form.name)

@@ -52,7 +52,19 @@ class Pool:
                 continue
             self._idle -= larger
             return block
+        self._drop(wanted)
         return np.empty(wanted, np.uint8)
+
+    def _drop(self, size: int) -> None:
+        """Let idle blocks of other sizes go before a new one is made, so that the whole does not grow."""
+        for blocks in list(self._free.values()):
+            while size > 0:
+                try:
+                    dropped = blocks.pop().nbytes
+                except IndexError:
+                    break
+                self._idle -= dropped
+                size -= dropped
 
     def give(self, block: Block) -> None:
         """Take a block back; nobody may look at it any more."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +24,10 @@ from pqcache.reader.window import Rows
 from pqcache.units import format_size
 
 WINDOW = 16  # row groups, where memory allows
-_BEYOND = 3  # row groups' worth of memory besides those held: one being decoded, two blocks
+_BEYOND = 4  # row groups' worth of memory besides those held: one ahead, one being decoded, read and dealt
 _SAMPLE = 1024  # rows
+_WINDOW_OF_PIECES = 4
+_PIECES_AT_MOST = 64  # of a row group: each costs decoding all that is before it
 _FILE = Form("\0file", pa.uint32(), "fixed", 4)
 
 
@@ -36,6 +39,21 @@ class View:
     columns: tuple[str, ...]
     groups: npt.NDArray[np.int64]
     dense: tuple[tuple[str, int], ...] = ()
+    piece: int = 0
+    starts: npt.NDArray[np.int64] | None = None  # first row of each piece in its row group
+    memory: Pool = field(default_factory=Pool, repr=False, compare=False)  # goes round from epoch to epoch
+
+    def in_pieces(self, rows: int) -> View:
+        """Return the view with row groups of more than ``rows`` rows cut into pieces, each for a row group.
+
+        That is for row groups too large for memory: what comes before a piece must be decoded too.
+        """
+        if not rows:
+            return self
+        pieces = -(-self.counts // rows)
+        first = np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = (np.arange(int(pieces.sum())) - first) * rows
+        return replace(self, groups=np.repeat(self.groups, pieces), piece=rows, starts=starts)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -44,8 +62,9 @@ class View:
 
     @cached_property
     def counts(self) -> npt.NDArray[np.int64]:
-        """Rows of each row group of the view."""
-        return self.data.index.rows[self.groups]
+        """Rows of each row group, or piece of one, of the view."""
+        rows = self.data.index.rows[self.groups]
+        return rows if self.starts is None else np.minimum(rows - self.starts, self.piece)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -73,20 +92,17 @@ class View:
             index.paths,
             index.numbers("file")[self.groups],
             index.numbers("row_group")[self.groups],
-            self.counts,
+            index.rows[self.groups],
             index.numbers("offset")[self.groups],
             index.numbers("bytes")[self.groups],
             self.read_forms,
+            self.piece,
         )
-
-    @cached_property
-    def memory(self) -> Pool:
-        """Memory for batches and what is decoded, kept from epoch to epoch."""
-        return Pool()
 
     def load(self, group: int, low: int, high: int) -> Rows:
         """Return rows of a row group: the columns in the file, and its file's number if partitions need it."""
-        columns = self.row_groups.read(group, low, high)
+        start = 0 if self.starts is None else int(self.starts[group])
+        columns = self.row_groups.read(group, start + low, start + high)
         if self.partitions or not columns:
             columns.append(Column(_FILE, file_numbers(int(self.row_groups.file[group]), high - low)))
         return columns
@@ -162,7 +178,7 @@ class View:
             if form.form == "fixed":
                 total += self.counts * form.width
                 continue
-            stored = index.uncompressed([form.name])[self.groups]
+            stored = index.uncompressed([form.name])[self.groups] * self.counts // index.rows[self.groups]
             per_row = 0.0
             if sample is not None and form.name in sample.column_names and sample.num_rows:
                 per_row = sample[form.name].nbytes / sample.num_rows
@@ -200,26 +216,59 @@ def view_of(data: Data, columns: Sequence[str] | None, filters: Any) -> View:
     return View(data, tuple(columns), kept_groups(data.index, filters))
 
 
-def window_for(sizes: npt.NDArray[np.int64], memory: int, lanes: int, name: object = "the dataset") -> int:
+def window_for(sizes: npt.NDArray[np.int64], memory: int, lanes: int) -> int:
     """Return how many row groups each of ``lanes`` lanes can hold within ``memory`` bytes, at most 16.
 
-    Of a window about half the rows are still there at any time; beside them there are a row group being
-    decoded and two blocks. Row groups too large even for a window of one raise UsageError.
+    Of a window about half the rows are still there at any time; beside them there are a row group ahead and
+    one being decoded. 0 when they are too large even for a window of one.
     """
     if not len(sizes):
         return 1
-    largest = np.sort(sizes)[::-1][:WINDOW]
-    budget = memory / lanes
-    best = 0
-    for window in range(1, WINDOW + 1):
-        held = float(largest[:window].sum()) / min(window, len(largest)) * (window / 2 + 1)
-        if held + _BEYOND * float(largest[0]) <= budget:
-            best = window
-    if not best:
-        least = int(largest[0]) * (_BEYOND + 1.5)
-        raise UsageError(
-            f"{name}: a row group takes {format_size(int(largest[0]))} decoded, too much for memory="
-            f"{format_size(memory)} and {lanes} lanes; run 'pqcache repartition' with a smaller "
-            f"--row-group-size, read fewer columns, or give memory={format_size(least * lanes)!r}"
-        )
-    return best
+    beyond = _BEYOND * int(sizes.max())
+    fitting = [w for w in range(1, WINDOW + 1) if held(sizes, w) + beyond <= memory / lanes]
+    return max(fitting, default=0)
+
+
+def fit(view: View, memory: int, lanes: int, name: object = "the dataset") -> tuple[int, int]:
+    """Return the window for ``lanes`` lanes within ``memory`` bytes, and the rows of a piece (0: whole row groups).
+
+    Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
+    says how to do better; so little memory that pieces would be tiny raises UsageError.
+    """
+    window = window_for(view.sizes, memory, lanes)
+    if window:
+        return window, 0
+    largest = int(np.argmax(view.sizes))
+    size, rows = int(view.sizes[largest]), int(view.counts[largest])
+    pieces = -(-size * (_WINDOW_OF_PIECES // 2 + 1 + _BEYOND) * lanes // max(1, memory))
+    text = (
+        f"{name}: a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)} "
+        f"and {lanes} lanes"
+    )
+    least = int(held(view.sizes, 1) + _BEYOND * size) * lanes
+    advice = (
+        "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
+        f"memory={format_size(1.01 * least)!r}"
+    )
+    if pieces > min(rows, _PIECES_AT_MOST):
+        raise UsageError(f"{text}; {advice}")
+    warnings.warn(f"{text}: read in {pieces} pieces, which is slow; {advice}", stacklevel=2)
+    return _WINDOW_OF_PIECES, -(-rows // pieces)
+
+
+def held(sizes: npt.NDArray[np.int64], window: int) -> float:
+    """Return the bytes of the rows that a window holds at most: about half of each of its row groups."""
+    largest = np.sort(sizes)[::-1][:window]
+    return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
+
+
+def decoders_for(sizes: npt.NDArray[np.int64], memory: float, lanes: int, window: int, threads: int) -> int:
+    """Return how many row groups may be decoded at once by a process with ``lanes`` lanes, at most ``threads``.
+
+    What the windows leave of ``memory`` goes to decoding: each takes its row group twice, decoded and dealt.
+    """
+    if not len(sizes):
+        return 1
+    largest = int(sizes.max())
+    spare = memory - lanes * (held(sizes, window) + 2 * largest)
+    return int(max(1, min(threads, spare / max(1, 2 * largest))))

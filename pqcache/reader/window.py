@@ -9,8 +9,8 @@ move as 16-byte views until a batch packs their bytes.
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +31,7 @@ from pqcache.reader.columns import (
     take,
 )
 from pqcache.reader.memory import Block, Pool, aligned
-from pqcache.reader.order import Ints, Lane, Order
+from pqcache.reader.order import Ints, Lane
 
 Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
@@ -380,44 +380,3 @@ class LaneReader:
 
         for future in list(dealt.values()):
             future.add_done_callback(one_done)
-
-
-def joined(parts: Sequence[Rows], forms: Sequence[Form]) -> Rows:
-    """Return the rows of all parts, one after the other."""
-    return [join([part[i] for part in parts], form) for i, form in enumerate(forms)]
-
-
-def in_sequence(source: Source, order: Order, batches: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Rows]]:
-    """Yield unshuffled batches: for each (number, batch) that rows ``batch * batch_size`` onwards.
-
-    Row groups are decoded once for as long as the coming batches need them, ``source.ahead`` of them in advance.
-    """
-    coming: deque[tuple[int, list[tuple[int, int, int]]]] = deque()
-    needed: Counter[int] = Counter()
-    loading: dict[int, Future[Rows]] = {}
-    wanted = iter(batches)
-    more = True
-    while True:
-        while more and (len(needed) <= source.ahead + 1 or not coming) and len(coming) < 1000:
-            try:
-                number, batch = next(wanted)
-            except StopIteration:
-                more = False
-                break
-            start = batch * order.batch_size
-            spans = order.span(start, min(start + order.batch_size, order.rows))
-            runs = list(zip(*(part.tolist() for part in spans), strict=True))
-            coming.append((number, runs))
-            for group, _, _ in runs:
-                needed[group] += 1
-                if group not in loading:
-                    loading[group] = source.threads.submit(source.load, group, 0, int(order.counts[group]))
-        if not coming:
-            return
-        number, runs = coming.popleft()
-        parts = [[cut(c, low, high) for c in loading[group].result()] for group, low, high in runs]
-        for group, _, _ in runs:
-            needed[group] -= 1
-            if not needed[group]:
-                del needed[group], loading[group]
-        yield number, joined(parts, source.forms)

@@ -21,7 +21,7 @@ from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
 from pqcache.reader.epoch import batches, cpu_count, samples
 from pqcache.reader.order import Order, Part
-from pqcache.reader.view import View, view_of, window_for
+from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.ragged import item
@@ -94,7 +94,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self.transform = transform
         self._path = Path(path)
         self._filters, self._nulls, self._ragged = filters, Nulls.of(nulls), tuple(ragged)
-        self._window, self._lanes = window, lanes
+        self._window, self._lanes, self._piece = window, lanes, 0
         self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
         self._masked: frozenset[str] = frozenset()
         self._open(columns, None)
@@ -122,7 +122,7 @@ class ParquetDataset(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a whole epoch on each rank."""
         replicas, rank = self._rank()
-        total = self._order(0, 1, 1).batches(self.drop_last)
+        total = self._order(self._view, 0, 1, 1).batches(self.drop_last)
         return Part(total, replicas, replicas, rank, drop_last=self.drop_last).rounds()
 
     def set_epoch(self, epoch: int) -> None:
@@ -155,7 +155,7 @@ class ParquetDataset(IterableDataset[Batch]):
             epoch = place.epoch if place else self._progress.epoch
             start = self._progress.start if epoch == self._progress.epoch else 0
             lanes = place.lanes if place else self._lanes or replicas * max(1, self._progress.workers)
-            total = self._order(epoch, 1, 1).batches(self.drop_last)
+            total = self._order(self._view, epoch, 1, 1).batches(self.drop_last)
             batch = Part(total, lanes, replicas, 0, start=start, drop_last=self.drop_last).after(index)
         state = State(
             snapshot=self._data.snapshot,
@@ -165,7 +165,8 @@ class ParquetDataset(IterableDataset[Batch]):
             seed=self.seed,
             batch_size=self.batch_size,
             lanes=lanes,
-            window=self._window_of(lanes, replicas),
+            window=self._shape(lanes, replicas)[0],
+            piece=self._shape(lanes, replicas)[1],
             epoch=epoch,
             batch=batch,
         )
@@ -205,7 +206,7 @@ class ParquetDataset(IterableDataset[Batch]):
                 f"the state has lanes={loaded.lanes}, which {replicas} ranks cannot share; "
                 "resume on a number of ranks that divides it"
             )
-        self._lanes, self._window = loaded.lanes, loaded.window
+        self._lanes, self._window, self._piece = loaded.lanes, loaded.window, loaded.piece
         self._progress.resume(loaded, in_worker=worker is not None)
 
     def __iter__(self) -> Iterator[Any]:
@@ -215,7 +216,9 @@ class ParquetDataset(IterableDataset[Batch]):
         lanes = self._lanes or replicas * workers
         self._refuse_nulls()
         place = self._progress.begin(worker, workers if info else 0)
-        order = self._order(place.epoch, lanes, self._window_of(lanes, replicas))
+        window, piece = self._shape(lanes, replicas)
+        view = self._view.in_pieces(piece)
+        order = self._order(view, place.epoch, lanes, window)
         total = order.batches(self.drop_last)
         part = Part(total, lanes, replicas, rank, workers, worker, place.start, self.drop_last)
         indices = part.indices()
@@ -224,13 +227,23 @@ class ParquetDataset(IterableDataset[Batch]):
         self._progress.next = indices[0] if indices else part.after(total)
         near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         threads = max(1, cpu_count() // (workers * max(1, near)))
-        return self._batches(order, part, indices, threads, worker, in_worker=info is not None)
+        if self.shuffle:
+            share, each = self.memory / workers, -(-lanes // (replicas * workers))
+            threads = decoders_for(view.sizes, share, each, order.window, threads)
+        return self._batches(view, order, part, indices, threads, worker, in_worker=info is not None)
 
     def _batches(
-        self, order: Order, part: Part, indices: range, threads: int, worker: int, in_worker: bool
+        self,
+        view: View,
+        order: Order,
+        part: Part,
+        indices: range,
+        threads: int,
+        worker: int,
+        in_worker: bool,
     ) -> Iterator[Any]:
         make = self._whole if self.batch_size is not None else self._rows
-        with closing(make(order, indices, part.total, threads)) as found:
+        with closing(make(view, order, indices, part.total, threads)) as found:
             for batch in found:
                 index = batch.index
                 result = batch if self.batch_size is not None else dict(batch)
@@ -240,15 +253,15 @@ class ParquetDataset(IterableDataset[Batch]):
                 yield result
         self._progress.finish(worker)
 
-    def _whole(self, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
+    def _whole(self, view: View, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
         memory = worker_pool() if get_worker_info() is not None else None
-        with closing(batches(self._view, order, indices, total, threads, memory)) as found:
+        with closing(batches(view, order, indices, total, threads, memory)) as found:
             for index, columns in found:
                 yield self._to_batch(columns, Place(order.epoch, index, order.lanes, order.window))
 
-    def _rows(self, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
+    def _rows(self, view: View, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
         held: dict[int, Batch] = {}
-        with closing(samples(self._view, order, indices, total, threads)) as found:
+        with closing(samples(view, order, indices, total, threads)) as found:
             for index, columns, row in found:
                 place = Place(order.epoch, index, order.lanes, order.window)
                 lane = index % total % order.lanes
@@ -293,16 +306,20 @@ class ParquetDataset(IterableDataset[Batch]):
             return Batch(result, place)
         return result
 
-    def _order(self, epoch: int, lanes: int, window: int) -> Order:
+    def _order(self, view: View, epoch: int, lanes: int, window: int) -> Order:
         rows = self.batch_size or 1
-        return Order(self._view.counts, rows, lanes, window, self.seed, epoch, self.shuffle)
+        return Order(view.counts, rows, lanes, window, self.seed, epoch, self.shuffle)
 
-    def _window_of(self, lanes: int, replicas: int) -> int:
+    def _shape(self, lanes: int, replicas: int) -> tuple[int, int]:
+        """Return the window, and the rows of the pieces in which row groups are read (0: whole)."""
         if self._window is not None:
-            return self._window
+            return self._window, self._piece
         if not self.shuffle:
-            return 1
-        return window_for(self._view.sizes, self.memory, -(-lanes // replicas), self._path)
+            return 1, 0
+        each = -(-lanes // replicas)
+        if each not in self._fitted:
+            self._fitted[each] = fit(self._view, self.memory, each, self._path)
+        return self._fitted[each]
 
     def _rank(self) -> tuple[int, int]:
         if self._replicas is not None:
@@ -314,6 +331,7 @@ class ParquetDataset(IterableDataset[Batch]):
     def _open(self, columns: Sequence[str] | None, snapshot: str | None) -> None:
         data, lease = open_data(self._path, snapshot)
         self._hold(data, lease)
+        self._fitted: dict[int, tuple[int, int]] = {}  # window and piece by lanes of a rank
         self._view: View = view_of(data, columns, self._filters).densified(self._ragged)
 
     def _hold(self, data: Data, lease: Lease | None) -> None:
@@ -352,4 +370,5 @@ class ParquetDataset(IterableDataset[Batch]):
             self._open(columns, kept["_data"])
         else:
             self._release = None
+            self._fitted = {}
             self._view = view_of(self._data, columns, self._filters).densified(self._ragged)

@@ -31,6 +31,7 @@ class State:
     batch_size: int | None
     lanes: int
     window: int
+    piece: int
     epoch: int
     batch: int
     worker: list[int] | None = None

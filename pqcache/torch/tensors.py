@@ -22,6 +22,7 @@ map                                 Ragged of ``{"key": ..., "value": ...}``
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -105,8 +106,12 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
 
     Nulls that ``nulls`` neither fills nor masks raise ParquetError with the column's name.
     """
-    bare = storage_type(column.form.type)
     valid = column.valid
+    if valid is None and isinstance(column.values, np.ndarray) and column.values.flags.c_contiguous:
+        dtype = _number_dtype(column.form.type)
+        if dtype is not None:
+            return torch.from_numpy(column.values.view(dtype)), None
+    bare = storage_type(column.form.type)
     if isinstance(column.values, pa.Array) and valid is None and column.values.null_count:
         valid = np.asarray(column.values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
     fill = dict(nulls.fill).get(name)
@@ -128,6 +133,13 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
         values = _numbers(rows.data, item, len(rows.data) // column.form.width, name)
         return Ragged(values, torch.from_numpy(rows.ends // column.form.width)), mask
     return _nested(column.values, bare, name, nulls, fill), mask
+
+
+@functools.cache
+def _number_dtype(kind: pa.DataType) -> Any:
+    """Return the numpy dtype of a plain number, for which nothing needs to be looked into; else None."""
+    plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return np.dtype(_dtype(kind)) if plain else None
 
 
 def _fixed(column: Column, valid: Bools | None, fill: Any) -> torch.Tensor:

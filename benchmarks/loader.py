@@ -1,0 +1,378 @@
+"""How fast an epoch is read: pqcache beside the decode limit and what users would pick instead.
+
+    python benchmarks/loader.py --rounds 5 --data /tmp/bench            # all datasets, workers 0 and 2
+    python benchmarks/loader.py --datasets tabular --loaders pqcache,limit-groups --workers 0
+
+Every measurement is a process of its own; loaders are interleaved round by round, so that noise hits all
+alike. A process reads ``--epochs`` epochs and each after the first counts (the first also pays for fresh
+memory; it is reported apart). Read ratios, not seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256, "dense": 256}
+CORES = len(os.sched_getaffinity(0))
+
+# ---- data
+
+
+def multimodal(rng: np.random.Generator, first: int, rows: int) -> pa.Table:
+    """8 KB a row: id, title, ragged token ids, category, price, a binary of 4 to 12 KB that does not compress."""
+    sizes = rng.integers(4096, 12288, rows)
+    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    image = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(rng.bytes(int(ends[-1])))])
+    lengths = rng.integers(8, 129, rows)
+    tokens = pa.ListArray.from_arrays(
+        pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
+        pa.array(rng.integers(0, 50_000, int(lengths.sum())), pa.int32()),
+    )
+    return pa.table(
+        {
+            "id": np.arange(first, first + rows),
+            "title": [f"product number {i} with a title of some words" for i in range(first, first + rows)],
+            "tokens": tokens,
+            "category": rng.integers(0, 1000, rows).astype(np.int32),
+            "price": rng.random(rows).astype(np.float32),
+            "image": image,
+        }
+    )
+
+
+def tabular(rng: np.random.Generator, first: int, rows: int) -> pa.Table:
+    """26 columns: an id, a label, 13 floats and 11 categories of growing cardinality."""
+    columns: dict[str, Any] = {"id": np.arange(first, first + rows), "label": rng.integers(0, 2, rows).astype(np.int8)}
+    for i in range(13):
+        columns[f"f{i}"] = rng.standard_normal(rows).astype(np.float32)
+    for i in range(11):
+        columns[f"c{i}"] = rng.integers(0, 10 ** (1 + i % 6), rows).astype(np.int32 if i % 2 else np.int64)
+    return pa.table(columns)
+
+
+def tokens(rng: np.random.Generator, first: int, rows: int) -> pa.Table:
+    """512 int32 tokens a row, as the list that everybody writes."""
+    values = pa.array(rng.integers(0, 50_000, rows * 512), pa.int32())
+    ends = pa.array(np.arange(rows + 1, dtype=np.int32) * 512)
+    return pa.table({"tokens": pa.ListArray.from_arrays(ends, values)})
+
+
+SHAPES: dict[str, tuple[Callable[..., pa.Table], int, int]] = {
+    "multimodal": (multimodal, 100_000, 6250),
+    "tabular": (tabular, 4_000_000, 125_000),
+    "tokens": (tokens, 200_000, 6250),
+}
+
+
+def make(root: Path, name: str) -> Path:
+    """Write a dataset of 4 files once."""
+    directory = root / name
+    if (directory / "_done").exists():
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    build, rows, group = SHAPES[name]
+    rng = np.random.default_rng(0)
+    for file in range(4):
+        with_group = rows // 4
+        writer = None
+        for first in range(file * with_group, (file + 1) * with_group, group):
+            table = build(rng, first, min(group, (file + 1) * with_group - first))
+            if writer is None:
+                writer = pq.ParquetWriter(directory / f"part-{file}.parquet", table.schema, use_dictionary=False)
+            writer.write_table(table, row_group_size=group)
+        assert writer is not None
+        writer.close()
+    (directory / "_done").touch()
+    return directory
+
+
+# ---- what is compared: each is a function of (directory, name, workers) that yields one epoch's row counts
+
+Epochs = Iterator[Iterator[int]]
+
+
+def limit_columns(path: Path, name: str, workers: int) -> Epochs:
+    """Decode row group by row group, columns in parallel, and drop them."""
+    files = [pq.ParquetFile(p) for p in sorted(path.glob("*.parquet"))]
+    while True:
+        yield (f.read_row_group(g, use_threads=True).num_rows for f in files for g in range(f.num_row_groups))
+
+
+def limit_groups(path: Path, name: str, workers: int) -> Epochs:
+    """Decode as many row groups at once as there are cores, and drop them."""
+    files = sorted(path.glob("*.parquet"))
+    groups = [(file, g) for file in files for g in range(pq.ParquetFile(file).num_row_groups)]
+    opened: dict[Any, pq.ParquetFile] = {}
+
+    def read(group: tuple[Path, int]) -> int:
+        import threading
+
+        key = threading.get_ident(), group[0]
+        if key not in opened:
+            opened[key] = pq.ParquetFile(group[0])
+        return int(opened[key].read_row_group(group[1], use_threads=False).num_rows)
+
+    with ThreadPoolExecutor(CORES) as pool:
+        while True:
+            yield iter(pool.map(read, groups))
+
+
+def rows_in(batch: Any) -> int:
+    return len(next(iter(batch.values())))
+
+
+def ours(path: Path, name: str, workers: int) -> Epochs:
+    from torch.utils.data import DataLoader
+
+    from pqcache.torch import ParquetDataset
+
+    ds = ParquetDataset(path, batch_size=BATCH[name])
+    loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    for epoch in range(1000):
+        ds.set_epoch(epoch)
+        yield (rows_in(batch) for batch in loader)
+
+
+def forty_lines(path: Path, name: str, workers: int) -> Epochs:
+    """What a competent person writes in an afternoon: row groups in random order, rows permuted inside each."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+    class Plain(IterableDataset):  # type: ignore[type-arg]
+        epoch = 0
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            info = get_worker_info()
+            number, count = (info.id, info.num_workers) if info else (0, 1)
+            groups = [(p, g) for p in sorted(path.glob("*.parquet")) for g in range(pq.ParquetFile(p).num_row_groups)]
+            rng = np.random.default_rng(self.epoch)
+            rng.shuffle(groups)
+            for file, group in groups[number::count]:
+                table = pq.ParquetFile(file).read_row_group(group)
+                table = table.take(pa.array(rng.permutation(len(table))))
+                for batch in table.to_batches(max_chunksize=BATCH[name]):
+                    yield {n: self.convert(batch.column(n)) for n in batch.schema.names}
+
+        @staticmethod
+        def convert(array: pa.Array) -> Any:
+            if pa.types.is_primitive(array.type):
+                return torch.from_numpy(array.to_numpy(zero_copy_only=False).copy())
+            if pa.types.is_list(array.type):
+                values = torch.from_numpy(array.flatten().to_numpy().copy())
+                if name == "tokens":
+                    return values.reshape(len(array), -1)
+                return values, torch.from_numpy(array.value_lengths().to_numpy().copy())
+            return array.to_pylist()
+
+    ds = Plain()
+    loader = DataLoader(ds, batch_size=None, num_workers=workers, collate_fn=lambda batch: batch)
+    for epoch in range(1000):
+        ds.epoch = epoch
+        yield (rows_in(batch) for batch in loader)
+
+
+def in_memory(path: Path, name: str, workers: int) -> Epochs:
+    """Everything in memory as numpy (fixed-width columns only), a random permutation of all rows."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    table = pq.read_table(path)
+    arrays = {n: table[n].to_numpy() for n in table.column_names if pa.types.is_primitive(table[n].type)}
+    if name == "tokens":
+        arrays["tokens"] = table["tokens"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
+
+    class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __getitem__(self, rows: Any) -> dict[str, Any]:
+            return {n: torch.from_numpy(a[rows]) for n, a in arrays.items()}
+
+        def __len__(self) -> int:
+            return len(table)
+
+    for epoch in range(1000):
+        order = np.random.default_rng(epoch).permutation(len(table))
+        batches = np.array_split(order, -(-len(order) // BATCH[name]))
+        yield (rows_in(batch) for batch in DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers))
+
+
+def hugging_face(path: Path, name: str, workers: int) -> Epochs:
+    import datasets
+    from torch.utils.data import DataLoader
+
+    ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("torch")
+    for epoch in range(1000):
+        order = np.random.default_rng(epoch).permutation(len(ds))
+        batches = [b.tolist() for b in np.array_split(order, -(-len(order) // BATCH[name]))]
+
+        class Rows:
+            def __getitem__(self, rows: list[int]) -> Any:
+                return ds[rows]
+
+            def __len__(self) -> int:
+                return len(ds)
+
+        loader = DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers)  # type: ignore[arg-type]
+        yield (rows_in(batch) for batch in loader)
+
+
+def petastorm(path: Path, name: str, workers: int) -> Epochs:
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import BatchedDataLoader
+
+    pool = {"reader_pool_type": "thread", "workers_count": max(1, workers)}
+    for epoch in range(1000):
+        reader = make_batch_reader(path.as_uri(), num_epochs=1, seed=epoch, **pool)
+        loader = BatchedDataLoader(reader, batch_size=BATCH[name], shuffling_queue_capacity=BATCH[name] * 64)
+        yield (rows_in(batch) for batch in loader)
+
+
+def ray_data(path: Path, name: str, workers: int) -> Epochs:
+    import ray
+
+    ray.init(num_cpus=max(1, workers or CORES), logging_level="error")
+    ds = ray.data.read_parquet(str(path))
+    for epoch in range(1000):
+        batches = ds.iter_torch_batches(
+            batch_size=BATCH[name], local_shuffle_buffer_size=BATCH[name] * 64, local_shuffle_seed=epoch
+        )
+        yield (rows_in(batch) for batch in batches)
+
+
+LOADERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
+    "limit-columns": (limit_columns, None),
+    "limit-groups": (limit_groups, None),
+    "pqcache": (ours, "torch"),
+    "40-lines": (forty_lines, "torch"),
+    "in-memory": (in_memory, "torch"),
+    "huggingface": (hugging_face, "datasets"),
+    "petastorm": (petastorm, "petastorm"),
+    "ray": (ray_data, "ray"),
+}
+
+# ---- running
+
+
+def memory_of_children() -> int:
+    """Return the PSS of this process and its children, in bytes."""
+    import psutil
+
+    me = psutil.Process()
+    total = 0
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            total += process.memory_full_info().pss
+        except (psutil.Error, AttributeError):
+            continue
+    return total
+
+
+def child(loader: str, path: Path, name: str, workers: int, epochs: int) -> None:
+    """Read epochs and print what they took, as JSON."""
+    began = time.perf_counter()
+    found = []
+    first_batch = None
+    peak = 0
+    for number, epoch in enumerate(LOADERS[loader][0](path, name, workers)):
+        start, cpu = time.perf_counter(), os.times()
+        rows = 0
+        sampled = start
+        for count in epoch:
+            rows += count
+            if first_batch is None:
+                first_batch = time.perf_counter() - began
+            if number == 0 and time.perf_counter() - sampled > 0.2:  # the timed epochs are left alone
+                peak, sampled = max(peak, memory_of_children()), time.perf_counter()
+        spent = os.times()
+        found.append({"seconds": time.perf_counter() - start, "rows": rows, "cpu": sum(spent[:2]) - sum(cpu[:2])})
+        if number + 1 == epochs:
+            break
+    print(json.dumps({"epochs": found, "first_batch": first_batch, "peak": peak}), flush=True)
+    os._exit(0)  # some peers do not stop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=Path("/tmp/pqcache-bench"))
+    parser.add_argument("--datasets", default="multimodal,tabular,tokens")
+    parser.add_argument("--loaders", default=",".join(LOADERS))
+    parser.add_argument("--workers", default="0,2")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        loader, name, workers = options.child
+        child(loader, options.data / name, name, int(workers), options.epochs)
+    cases = []
+    for name in options.datasets.split(","):
+        make(options.data, name)
+        for loader in options.loaders.split(","):
+            needs = LOADERS[loader][1]
+            if needs and importlib.util.find_spec(needs) is None:
+                print(f"{loader}: {needs} is not installed, left out", file=sys.stderr)
+                continue
+            if (loader, name) == ("in-memory", "multimodal"):
+                continue  # numpy holds no strings and lists
+            limit = loader.startswith("limit")
+            cases += [(name, loader, w) for w in options.workers.split(",") if not limit or w == "0"]
+    times: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for _ in range(options.rounds):
+        for case in cases:
+            name, loader, workers = case
+            command = [sys.executable, __file__, "--data", str(options.data), "--epochs", str(options.epochs)]
+            done = subprocess.run(
+                [*command, "--child", loader, name, workers], capture_output=True, text=True, timeout=900
+            )
+            lines = [line for line in done.stdout.splitlines() if line.startswith('{"epochs"')]
+            if not lines:
+                print(f"{case}: failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
+                continue
+            times[case].append(json.loads(lines[0]))
+    report(times)
+    if options.json:
+        options.json.write_text(json.dumps([{"case": case, "runs": runs} for case, runs in times.items()]))
+
+
+def report(times: dict[tuple[str, str, str], list[dict[str, Any]]]) -> None:
+    """Print medians and ratios to the better limit."""
+    rates = {
+        case: statistics.median(e["rows"] / e["seconds"] for run in runs for e in run["epochs"][1:])
+        for case, runs in times.items()
+    }
+    heads = [("dataset", -12), ("loader", -15), ("workers", 8), ("rows/s", 13), ("of limit", 10), ("CPU-s", 8)]
+    heads += [("1st epoch", 11), ("1st batch", 11), ("PSS MB", 8)]
+    print("".join(text.ljust(-width) if width < 0 else text.rjust(width) for text, width in heads))
+    for case, rate in rates.items():
+        limit = max(
+            (r for (n, loader, _), r in rates.items() if n == case[0] and loader.startswith("limit")), default=0
+        )
+        runs = times[case]
+        first = statistics.median(run["epochs"][0]["rows"] / run["epochs"][0]["seconds"] for run in runs)
+        cpu = statistics.median(e["cpu"] for run in runs for e in run["epochs"][1:])
+        batch = statistics.median(run["first_batch"] for run in runs)
+        peak = max(run["peak"] for run in runs) >> 20
+        share = f"{rate / limit:.2f}" if limit else "-"
+        print(
+            f"{case[0]:<12}{case[1]:<15}{case[2]:>8}{rate:>13,.0f}{share:>10}"
+            f"{cpu:>8.2f}{first:>11,.0f}{batch:>11.2f}{peak:>8}"
+        )
+
+
+if __name__ == "__main__":
+    main()
