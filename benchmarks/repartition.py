@@ -103,7 +103,7 @@ DATASETS: dict[str, Callable[[Path, int], None]] = {
 
 def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
     def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
-        from pqcache.store.rewrite import RewriteOptions, rewrite_directory
+        from pqcache.parquet.rewrite import RewriteOptions, rewrite_directory
 
         result = rewrite_directory(sources, target, RewriteOptions(size, compression))
         return {"again": result.encoded_again / max(1, result.encoded)}
@@ -166,7 +166,7 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: 
     process = psutil.Process()
     ENGINES[engine]  # imports are paid before the clock starts
     if engine.startswith("pqcache"):
-        import pqcache.store.rewrite  # noqa: F401
+        import pqcache.parquet.rewrite  # noqa: F401
     elif engine.startswith("duckdb"):
         import duckdb
 

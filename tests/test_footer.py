@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.store import footer as f
+from pqcache.parquet import footer as f
 
 
 def footer_of(data: bytes) -> bytes:

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import CacheError, ParquetError
+from pqcache.parquet.statistics import read_footer
 from pqcache.store.index import IndexBuilder, build_index, read_index, rows_by_file, write_index
-from pqcache.store.statistics import read_footer
 from tests.datasets import files_of, write_shop
 
 

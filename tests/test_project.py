@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
-from pqcache.store import footer
+from pqcache.parquet import footer
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.project import fetch_projected

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pqcache.parquet.statistics import columns_table, row_group_columns
 from pqcache.store.index import build_index
 from pqcache.store.predicate import matching, parse_condition
 from pqcache.store.prune import prune_index, prune_row_groups
-from pqcache.store.statistics import columns_table, row_group_columns
 
 NAN = float("nan")
 DAY = dt.date(2026, 10, 25)  # clocks go back in Berlin

@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.store import footer
-from pqcache.store.rewrite import RewriteOptions, RewriteResult, fits, rewrite_directory, row_group_bytes
+from pqcache.parquet import footer
+from pqcache.parquet.rewrite import RewriteOptions, RewriteResult, fits, rewrite_directory, row_group_bytes
 
 KB = 1 << 10
 
@@ -236,7 +236,7 @@ def test_a_row_larger_than_a_row_group_stands_alone_and_is_named(tmp_path: Path)
 
 
 def test_files_roll_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pqcache.store.rewrite._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite._MIN_FILE", 0)
     rng = np.random.default_rng(5)
     source = tmp_path / "a.parquet"
     pq.write_table(pa.table({"blob": [rng.bytes(1000) for _ in range(1_500)]}), source)

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, PqcacheError
-from pqcache.store import writer as w
-from pqcache.store.decode import Piece, joined, piece_of, prefetched
-from pqcache.store.rowfile import Layout, RowGroupFile
-from pqcache.store.schema import working
+from pqcache.parquet import writer as w
+from pqcache.parquet.decode import Piece, joined, piece_of, prefetched
+from pqcache.parquet.rowfile import Layout, RowGroupFile
+from pqcache.parquet.schema import working
 
 KB = 1 << 10
 

@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError
 from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
+from pqcache.parquet.rewrite import RewriteOptions, rewrite_directory
+from pqcache.parquet.statistics import read_footer
 from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.store.guards import check_space
@@ -26,9 +28,7 @@ from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder, build_index
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
 from pqcache.store.plan import DirectoryPlan, Plan
-from pqcache.store.rewrite import RewriteOptions, rewrite_directory
 from pqcache.store.source import Source
-from pqcache.store.statistics import read_footer
 from pqcache.store.subset import Subset
 from pqcache.store.transfer import Stopwatch, disk_errors, fetch
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key

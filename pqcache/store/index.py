@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError
+from pqcache.parquet.statistics import BASE, columns_table, read_footer, row_group_columns
 from pqcache.store.hive import parent, partition_table
-from pqcache.store.statistics import BASE, columns_table, read_footer, row_group_columns
 
 FORMAT = 1
 _BATCH = 8_192  # files, or row groups, handled at once

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
-from pqcache.store import footer
-from pqcache.store.decode import Source, open_source, sources_of
-from pqcache.store.encodings import Encodings
+from pqcache.parquet import footer
+from pqcache.parquet.decode import Source, open_source, sources_of
+from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.projection import keyvalues_of, project
+from pqcache.parquet.rowfile import Form, Layout, RowGroupFile, form_of, told, widened
+from pqcache.parquet.schema import conformed, working
 from pqcache.store.predicate import condition_columns, expression_of, parse_condition
-from pqcache.store.projection import keyvalues_of, project
-from pqcache.store.rowfile import Form, Layout, RowGroupFile, form_of, told, widened
-from pqcache.store.schema import conformed, working
 
 _PIECE = 4 << 20  # Arrow bytes decoded at once, guessed
 _MAX_PIECE_ROWS = 32 << 10  # dictionaries can make the guess far too low

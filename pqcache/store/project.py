@@ -18,16 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
-from pqcache.store import footer
-from pqcache.store.footer import I64, LIST, MAGIC, STRUCT, Items, Struct
+from pqcache.parquet import footer
+from pqcache.parquet.footer import I64, LIST, MAGIC, STRUCT, Items, Struct
+from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
+from pqcache.parquet.rowfile import told
+from pqcache.parquet.statistics import columns_table, not_parquet, row_group_columns
 from pqcache.store.manifest import SourceFile
 from pqcache.store.matching import condition_schema, write_matching
 from pqcache.store.predicate import Condition, condition_columns, parse_condition
-from pqcache.store.projection import Projection, Span, number_of, project, top_elements
 from pqcache.store.prune import Outcomes, prune_row_groups
-from pqcache.store.rowfile import told
 from pqcache.store.source import Source
-from pqcache.store.statistics import columns_table, not_parquet, row_group_columns
 
 _TAIL = 64 << 10  # most footers fit
 _GAP = 64 << 10  # bytes that are cheaper to read and throw away than to ask around

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.statistics import not_parquet
 from pqcache.store.manifest import SourceFile
 from pqcache.store.source import Source, file_url
-from pqcache.store.statistics import not_parquet
 
 _TAIL = 64 << 10  # most footers fit
 

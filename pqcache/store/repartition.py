@@ -15,15 +15,15 @@ from typing import Any
 from pqcache.config import read_config, write_config
 from pqcache.errors import UsageError
 from pqcache.events import Advanced, OnEvent, Rewrote, Started, Warned, ignore
+from pqcache.parquet.rewrite import RewriteOptions, rewrite_directory
+from pqcache.parquet.statistics import read_footer
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache
 from pqcache.store.disk import fsync_path, fsync_tree, remove_tree
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.plan import Recipe, plan_repartition
-from pqcache.store.rewrite import RewriteOptions, rewrite_directory
 from pqcache.store.source import Source, local_path, open_source, redact, url_scheme
-from pqcache.store.statistics import read_footer
 from pqcache.store.subset import Subset
 from pqcache.store.sync import JOBS, finish, list_source, make_report, rewrite_recipe
 from pqcache.store.transfer import Stopwatch, disk_error, disk_errors, fetch

@@ -16,6 +16,7 @@ from typing import Any
 from pqcache.config import Config, read_config, updated, write_config
 from pqcache.errors import DamagedError, SourceIncomplete, UsageError
 from pqcache.events import Advanced, Collected, Event, Listed, OnEvent, Warned, ignore
+from pqcache.parquet.rewrite import RewriteOptions
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
@@ -23,7 +24,6 @@ from pqcache.store.history import append_history
 from pqcache.store.hive import is_data, parent
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
 from pqcache.store.plan import Plan, Recipe, plan_sync
-from pqcache.store.rewrite import RewriteOptions
 from pqcache.store.source import FIRST, TIMEOUT, Source, is_secret, local_path, open_source, redact, url_scheme
 from pqcache.store.subset import Subset, select
 from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors, with_retries

@@ -31,11 +31,11 @@ from pqcache.errors import (
     SourceUnavailable,
 )
 from pqcache.events import Advanced, OnEvent, Retried
+from pqcache.parquet.statistics import not_parquet
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.project import fetch_projected
 from pqcache.store.source import Source, file_url
-from pqcache.store.statistics import not_parquet
 from pqcache.store.subset import Subset
 
 T = TypeVar("T")

@@ -379,6 +379,7 @@ def main() -> None:
     import importlib.metadata
     import pkgutil
 
+    import pqcache.parquet
     import pqcache.store
 
     # all of it now: a child that has given up its rights may not be allowed to read the interpreter's files
@@ -392,8 +393,9 @@ def main() -> None:
     )
     for module in modules:
         importlib.import_module(module)
-    for found in pkgutil.iter_modules(pqcache.store.__path__, "pqcache.store."):
-        importlib.import_module(found.name)
+    for package in (pqcache.parquet, pqcache.store):
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.modules["pqcache.cli"].run(["gc", os.devnull, "--dry-run"])  # what the parser imports late

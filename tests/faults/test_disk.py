@@ -18,7 +18,8 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Fetched, Listed, Published
-from pqcache.store import disk, guards, rewrite
+from pqcache.parquet import rewrite
+from pqcache.store import disk, guards
 from pqcache.store.source import open_source
 from pqcache.store.workdir import file_key
 from tests.datasets import write_day

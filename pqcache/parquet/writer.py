@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
-from pqcache.store.decode import Floats, Piece, piece_of, weigh
-from pqcache.store.encodings import Encodings, chosen, total
-from pqcache.store.guess import Guess, foreseen
-from pqcache.store.rowfile import Encoded, Layout, Output, RowGroupFile, form_of, widened
+from pqcache.parquet.decode import Floats, Piece, piece_of, weigh
+from pqcache.parquet.encodings import Encodings, chosen, total
+from pqcache.parquet.guess import Guess, foreseen
+from pqcache.parquet.rowfile import Encoded, Layout, Output, RowGroupFile, form_of, widened
 from pqcache.units import format_size
 
 MIN_FILL = 0.95

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
-from pqcache.store import footer
-from pqcache.store.schema import conformed
+from pqcache.parquet import footer
+from pqcache.parquet.schema import conformed
 
 Floats = npt.NDArray[np.float64]
 

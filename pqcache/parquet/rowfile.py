@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import PqcacheError
-from pqcache.store import footer
-from pqcache.store.encodings import Encodings
+from pqcache.parquet import footer
+from pqcache.parquet.encodings import Encodings
 
 ARROW_SCHEMA = b"ARROW:schema"
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pqcache.errors import ParquetError
-from pqcache.store import footer
-from pqcache.store.footer import BINARY, I16, I32, I64, LIST, MAGIC, STRUCT, Items, Struct
-from pqcache.store.rowfile import ARROW_SCHEMA, arrow_schema
+from pqcache.parquet import footer
+from pqcache.parquet.footer import BINARY, I16, I32, I64, LIST, MAGIC, STRUCT, Items, Struct
+from pqcache.parquet.rowfile import ARROW_SCHEMA, arrow_schema
 
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 # PARQUET-816: they left the dictionary's page header out of a chunk's size, so readers read a bit more.

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pyarrow as pa
 
-from pqcache.store.decode import Floats
-from pqcache.store.encodings import Encodings, Size, sizes
+from pqcache.parquet.decode import Floats
+from pqcache.parquet.encodings import Encodings, Size, sizes
 
 _MIN_MARGIN, _FIRST_MARGIN, _MAX_MARGIN = 0.0005, 0.0075, 0.03
 _NOISE = 0.02  # what two row groups of one kind differ by

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
-from pqcache.store.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
-from pqcache.store.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema
-from pqcache.store.schema import unified, working
-from pqcache.store.writer import MIN_FILL, Settings, write_row_groups
+from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
+from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema
+from pqcache.parquet.schema import unified, working
+from pqcache.parquet.writer import MIN_FILL, Settings, write_row_groups
 
 CODECS = ("lz4", "zstd", "snappy", "gzip", "none", "keep")
 _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10)}
