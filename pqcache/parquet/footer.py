@@ -286,10 +286,21 @@ def _field(fields: Struct, number: int, kind: int, name: str) -> Any:
     return value
 
 
+def _number(fields: Struct, number: int, kind: int, name: str) -> int:
+    """Return an optional number, 0 where it is absent."""
+    return int(_field(fields, number, kind, name)) if number in fields else 0
+
+
+def _chunks_of(group: Struct, name: str) -> list[Struct]:
+    chunks = _field(group, 1, LIST, name)
+    if chunks.values and chunks.kind != STRUCT:
+        raise ParquetError(f"{name}: the Parquet footer has no list of column chunks; fetch the file again")
+    return list(chunks.values)
+
+
 def columns_of(group: Struct, name: str) -> list[Struct]:
     """Return the ColumnMetaData of each column chunk of a row group."""
-    chunks = _field(group, 1, LIST, name).values
-    return [_field(chunk, 3, STRUCT, name) for chunk in chunks]
+    return [_field(chunk, 3, STRUCT, name) for chunk in _chunks_of(group, name)]
 
 
 def compressed_sizes(group: Struct, name: str) -> list[int]:
@@ -304,14 +315,15 @@ def moved(group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[byte
     path_in_schema values. A chunk that lives in another file or is encrypted raises `ParquetError`.
     """
     chunks = []
-    for number, chunk in enumerate(_field(group, 1, LIST, name).values):
+    for number, chunk in enumerate(_chunks_of(group, name)):
         if 1 in chunk or 8 in chunk or 9 in chunk:
             raise ParquetError(f"{name}: a column chunk is encrypted or in another file, which cannot be moved")
         meta = dict(_field(chunk, 3, STRUCT, name))
         for offset in (9, 10, 11):
             # Writers that mean "no dictionary" have been seen to store offset 0.
-            if offset in meta and (meta[offset][1] > 0 or offset == 9):
-                meta[offset] = (I64, meta[offset][1] + delta)
+            position = _number(meta, offset, I64, name)
+            if offset in meta and (position > 0 or offset == 9):
+                meta[offset] = (I64, position + delta)
             else:
                 meta.pop(offset, None)
         for gone in (14, 15):
@@ -319,14 +331,14 @@ def moved(group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[byte
         if paths is not None:
             meta[3] = (LIST, Items(BINARY, list(paths[number])))
         kept = {field: entry for field, entry in chunk.items() if field not in (4, 5, 6, 7)}
-        if kept.get(2, (I64, 0))[1] > 0:
-            kept[2] = (I64, kept[2][1] + delta)
+        if (position := _number(kept, 2, I64, name)) > 0:
+            kept[2] = (I64, position + delta)
         kept[3] = (STRUCT, meta)
         chunks.append(kept)
     result = dict(group)
     result[1] = (LIST, Items(STRUCT, chunks))
-    if result.get(5, (I64, 0))[1] > 0:
-        result[5] = (I64, result[5][1] + delta)
+    if (position := _number(result, 5, I64, name)) > 0:
+        result[5] = (I64, position + delta)
     result.pop(7, None)
     if ordinal < 1 << 15:  # the field is an i16, and optional
         result[7] = (I16, ordinal)
@@ -375,7 +387,7 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
     open_groups: list[tuple[int, tuple[bytes, ...], tuple[int, ...]]] = []
     column = -1
     for number, element in enumerate(schema):
-        children = element.get(5, (I32, 0))[1]
+        children = _number(element, 5, I32, name)
         if number == 0:
             path: tuple[bytes, ...] = ()
             shape: tuple[int, ...] = ()
@@ -388,10 +400,10 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
             open_groups[-1] = (left - 1, path, shape)
             column += not path
             path = (*path, _field(element, 4, BINARY, name))
-            repetition = element.get(3, (I32, 0))[1]
+            repetition = _number(element, 3, I32, name)
             shape = (*shape, repetition) if repetition else shape
         if number == 0 or children:
-            if not isinstance(children, int) or children < 0 or len(open_groups) > _MAX_SCHEMA_DEPTH:
+            if children < 0 or len(open_groups) > _MAX_SCHEMA_DEPTH:
                 raise ParquetError(f"{name}: the Parquet schema is damaged; fetch the file again")
             open_groups.append((children, path, shape))
         else:
