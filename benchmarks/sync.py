@@ -86,7 +86,11 @@ def measure(command: Sequence[str], env: Mapping[str, str]) -> Run:
     start = time.perf_counter()
     before = os.times()
     process = psutil.Popen(
-        list(command), env=dict(env), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        list(command),
+        env={**env, "PYTHONDONTWRITEBYTECODE": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
     )
     peak = 0
     while process.poll() is None:

@@ -281,7 +281,7 @@ def test_version_and_help() -> None:
 @pytest.mark.parametrize(
     ("url", "module", "extra"),
     [
-        ("s3://bucket/x", "boto3", "pqcache[s3]"),
+        ("s3://bucket/x", "botocore", "pqcache[s3]"),
         ("hdfs://127.0.0.1:1/x", "hdfs_native", "pqcache[hdfs]"),
         ("webhdfs://127.0.0.1:1/x", "requests", "pqcache[hdfs]"),
     ],

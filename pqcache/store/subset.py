@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from pqcache.store.hive import parent, partition_table
 from pqcache.store.manifest import SourceFile
-from pqcache.store.predicate import matching, parse_condition, where_columns
-from pqcache.store.prune import prune_row_groups
 from pqcache.store.remote_footer import read_remote_footer
 from pqcache.store.source import Source
 
@@ -51,6 +49,9 @@ def select(
     table = partition_table(directories)
     row_where = None
     if where:
+        from pqcache.store.predicate import matching, parse_condition, where_columns  # as in transfer.py
+        from pqcache.store.prune import prune_row_groups
+
         if set(map(str.lower, where_columns(where))) <= set(map(str.lower, table.column_names)):
             taken = set(matching(table, where))
         else:
