@@ -135,6 +135,8 @@ def repartition(
             snapshot, lease = cache.lease()
             stack.enter_context(lease)
             text = str(snapshot.path)
+        if not wanted.nothing:
+            _local_root(text)  # refused before anything is contacted
         opened = open_source(text, options)
         stack.callback(opened.close)
         return _repartition_directory(opened, text, os.fspath(dest), how, wanted, jobs, dry_run, on_event)
@@ -155,12 +157,12 @@ def dense_proposals(
         snapshot, lease = cache.lease()
         with lease:
             return propose_dense([snapshot.path / entry.path for entry in snapshot.manifest().files])
+    root = _local_root(text)  # refused before anything is contacted
     opened = open_source(text, options)
     try:
         files = sorted(list_source(opened, on_event).files, key=lambda file: file.path)
     finally:
         opened.close()
-    root = _local_root(text)
     return propose_dense([root / file.path for file in files])
 
 
