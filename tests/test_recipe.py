@@ -260,7 +260,7 @@ def test_int96_stays_int96(tmp_path: Path) -> None:
     for unit in ("us", "ms"):
         found, known = (pq.ParquetFile(p, coerce_int96_timestamp_unit=unit).read() for p in (output.path, source))
         assert found.equals(known)
-    for query in ("select id, at from '{}'", "select id, deep[1].at from '{}'"):
+    for query in ('select id, "at" from "{}"', 'select id, deep[1]."at" from "{}"'):
         assert duckdb.sql(query.format(output.path)).fetchall() == duckdb.sql(query.format(source)).fetchall()
     names = [str(pq.read_metadata(path).schema).split("\n", 1)[1] for path in (source, output.path)]
     assert names[0] == names[1]
