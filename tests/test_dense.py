@@ -110,15 +110,22 @@ def test_there_and_back(lake: Path, tmp_path: Path, narrow: bool) -> None:
 
 
 def test_files_without_an_arrow_schema(tmp_path: Path) -> None:
-    """What Spark writes has no place for metadata of fields until it is dense."""
+    """What Spark writes has no place for metadata of fields until it is dense, and a schema of its own."""
     rng = np.random.default_rng(2)
     table = pa.table({"id": range(3_000), "tokens": lists(rng.integers(0, 99, 3_000 * 16), 16)})
+    key = b"org.apache.spark.sql.parquet.row.metadata"
     (tmp_path / "lake").mkdir()
-    pq.write_table(table, tmp_path / "lake" / "a.parquet", store_schema=False)
+    with pq.ParquetWriter(tmp_path / "lake" / "a.parquet", table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({key: b'{"type":"struct"}', b"org.apache.spark.version": b"3.5.1"})
     pqcache.repartition(tmp_path / "lake", tmp_path / "there", row_group_size=LIMIT, dense=["tokens"], narrow=True)
-    assert dense_in(table_of(tmp_path / "there").schema) == {"tokens": Dense("uint8", 16)}
+    there = table_of(tmp_path / "there").schema
+    assert dense_in(there) == {"tokens": Dense("uint8", 16)}
+    assert there.metadata == {b"pqcache." + key: b'{"type":"struct"}', b"org.apache.spark.version": b"3.5.1"}
     pqcache.repartition(tmp_path / "there", tmp_path / "back", row_group_size=LIMIT, dense=[])
-    assert table_of(tmp_path / "back")["tokens"].to_pylist() == table["tokens"].to_pylist()
+    back = table_of(tmp_path / "back")
+    assert back["tokens"].to_pylist() == table["tokens"].to_pylist()
+    assert back.schema.metadata == {key: b'{"type":"struct"}', b"org.apache.spark.version": b"3.5.1"}
 
 
 def test_a_cache_remembers_and_syncs_alike(lake: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 from pqcache.parquet.decode import Source
 
 PANDAS = b"pandas"
+SPARK = b"org.apache.spark.sql.parquet.row.metadata"
+SET_ASIDE = b"pqcache." + SPARK
 _MAX_SHOWN = 60
 
 
@@ -73,6 +75,20 @@ def with_range(
             return metadata
         new = [*new, *others]
     return {**metadata, PANDAS: json.dumps({**about, "index_columns": new}).encode()}
+
+
+def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool) -> dict[bytes, bytes] | None:
+    """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and brought back in others.
+
+    Spark believes it rather than the file, and it says that they are lists.
+    """
+    if not metadata:
+        return None
+    old, new = (SPARK, SET_ASIDE) if dense else (SET_ASIDE, SPARK)
+    found = dict(metadata)
+    if old in found:
+        found = {new: found.pop(old), **found}
+    return found
 
 
 def conflicts(sources: Sequence[Source]) -> list[str]:

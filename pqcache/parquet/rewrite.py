@@ -23,7 +23,7 @@ from pqcache.parquet import footer
 from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
 from pqcache.parquet.dense import Dense, applied, as_lists, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
-from pqcache.parquet.keyvalues import conflicts, range_index
+from pqcache.parquet.keyvalues import conflicts, range_index, with_spark
 from pqcache.parquet.options import COMPAT_CODEC, RewriteOptions
 from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of
 from pqcache.parquet.schema import unified, working
@@ -145,7 +145,8 @@ def rewrite_directory(
     opened = sources_of(sources)
     named = [(str(source.path), as_lists(source.schema)) for source in opened]
     declared = unified(named if schema is None else [("the table's schema", as_lists(schema)), *named])
-    declared = applied(declared, _dense(opened, options))
+    dense = _dense(opened, options)
+    declared = applied(declared, dense).with_metadata(with_spark(declared.metadata, bool(dense)))
     keep = _prefix(opened, declared, options, made)
     all_fit = keep == len(opened) and len({source.path.name for source in opened}) == len(opened)
     outputs = []
