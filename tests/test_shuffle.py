@@ -127,6 +127,12 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "out"]
 
 
+def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(pqcache.PqcacheError, match=r"file/rows: cannot be written: .*; free space"):
+        list(shuffled(pieces_of(a_table(900), 100), 1, 4 * KB, 8 * KB, tmp_path / "file" / "rows"))
+
+
 def test_a_cache_is_shuffled_once_and_syncs_alike(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
     pqcache.sync(cache, str(shop))
