@@ -151,6 +151,18 @@ def test_files_made_alike_stay_linked_where_only_a_later_one_changes(tmp_path: P
     assert rows_of(cache / "current") == rows_of(shop)
 
 
+def test_a_condition_and_a_column_may_hold_the_mark_that_divides_a_recipe(tmp_path: Path) -> None:
+    shop, cache = tmp_path / "shop", tmp_path / "cache"
+    shop.mkdir()
+    pq.write_table(pa.table({"a": ["x|row_group_size=5", "y"], "v|w": [[1, 2], [3, 4]]}), shop / "a.parquet")
+    pqcache.sync(cache, str(shop), where="a <> 'x|row_group_size=5'")
+    pqcache.repartition(cache, dense=["v|w"], shuffle=2)
+    assert not pqcache.sync(cache).published
+    again = pqcache.repartition(cache, row_group_size=1 << 20)
+    assert (again.rewritten, again.rows) == (1, 1)
+    assert not pqcache.sync(cache).published
+
+
 def test_recipes_and_texts() -> None:
     assert RewriteOptions(1 << 20).recipe == "row_group_size=1048576"  # as before there were other options
     full = RewriteOptions(1 << 20, "zstd", 3, True, True, (), 7)

@@ -14,7 +14,7 @@ DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"
 _LEVELS = {"zstd": range(1, 23)}
 _MIN_ROW_GROUP = 4 << 10
 _MAX_SEED = 2**63 - 1
-_RECIPE = re.compile(r"\|row_group_size=\d+(?:;shuffle=(\d+))?(?=;|$)(.*)", re.DOTALL)
+_RECIPE = re.compile(r"\|row_group_size=\d+(?:;shuffle=(\d+))?((?:;[^|]*)?)\Z")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class RewriteOptions:
             parts.append(f"compression={compression_text(self.compression, self.compression_level)}")
         parts += [name for name in ("compat", "keep_int96") if getattr(self, name)]
         if self.dense is not None:
-            parts.append(f"dense={json.dumps({name: kind.text for name, kind in self.dense}, sort_keys=True)}")
+            dense = json.dumps({name: kind.text for name, kind in self.dense}, sort_keys=True)
+            parts.append(f"dense={dense}".replace("|", "\\u007c"))  # what an entry's recipe is divided by
         return ";".join(parts)
 
 

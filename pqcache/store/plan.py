@@ -33,6 +33,11 @@ class Recipe:
 PLAIN = Recipe()
 
 
+def fetch_of(recipe: str) -> str:
+    """Return what was fetched, of an entry's recipe: a condition may hold ``|``, how it was rewritten may not."""
+    return recipe.rpartition("|")[0]
+
+
 @dataclass(frozen=True)
 class Input:
     """One file that goes into a rewritten directory: a source file, or an entry the cache holds already."""
@@ -164,7 +169,7 @@ def _plan_directory(
     complete = whole and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
     if complete and all(entry.recipe == recipe.text for entry in entries):
         return DirectoryPlan(directory, keep=tuple(entries))
-    fetched = [entry for entry in entries if entry.recipe.partition("|")[0] == recipe.fetch]
+    fetched = [entry for entry in entries if fetch_of(entry.recipe) == recipe.fetch]
     seed = shuffle_of(recipe.text)
     ordered = [entry for entry in fetched if shuffle_of(entry.recipe) is None]
     if len(ordered) < len(fetched) and not (complete and all(shuffle_of(entry.recipe) == seed for entry in fetched)):

@@ -25,7 +25,7 @@ from pqcache.store.densify import Proposal, propose_dense, resolve_dense
 from pqcache.store.disk import fsync_path, fsync_tree, remove_tree
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.plan import Recipe, plan_repartition
+from pqcache.store.plan import Recipe, fetch_of, plan_repartition
 from pqcache.store.source import Source, local_path, open_source, redact, url_scheme
 from pqcache.store.subset import Subset
 from pqcache.store.sync import JOBS, finish, list_source, make_report
@@ -217,7 +217,7 @@ def _repartition_cache(
             config = replace(config, dense=wanted.resolved([current.path / entry.path for entry in before.files]))
         how = config.rewrite()
         assert how is not None
-        fetched = before.files[0].recipe.partition("|")[0] if before.files else ""
+        fetched = fetch_of(before.files[0].recipe) if before.files else ""
         plan = plan_repartition(before.files, Recipe(fetched, how.recipe))
         if any(shuffle_of(entry.recipe) not in (None, how.shuffle) for entry in before.files):
             raise UsageError(
