@@ -85,6 +85,12 @@ def make(root: Path, name: str) -> Path:
     directory = root / name
     if (directory / "_done").exists():
         return directory
+    if name == "dense":
+        import pqcache
+
+        pqcache.repartition(make(root, "tokens"), directory, row_group_size=16 << 20, dense=["tokens"], narrow=True)
+        (directory / "_done").touch()
+        return directory
     directory.mkdir(parents=True, exist_ok=True)
     build, rows, group = SHAPES[name]
     rng = np.random.default_rng(0)

@@ -103,7 +103,8 @@ DATASETS: dict[str, Callable[[Path, int], None]] = {
 
 def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
     def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
-        from pqcache.parquet.rewrite import RewriteOptions, rewrite_directory
+        from pqcache.parquet.options import RewriteOptions
+        from pqcache.parquet.rewrite import rewrite_directory
 
         result = rewrite_directory(sources, target, RewriteOptions(size, compression))
         return {"again": result.encoded_again / max(1, result.encoded)}

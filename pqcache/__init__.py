@@ -21,10 +21,11 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.store.cache import Cache, Snapshot
+from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport, gc
 from pqcache.store.history import history
 from pqcache.store.inspect import Inspection, inspect
-from pqcache.store.repartition import RepartitionReport, repartition
+from pqcache.store.repartition import RepartitionReport, dense_proposals, repartition
 from pqcache.store.sync import SyncReport, sync
 from pqcache.units import parse_size
 
@@ -39,6 +40,7 @@ __all__ = [
     "Interrupted",
     "ParquetError",
     "PqcacheError",
+    "Proposal",
     "RepartitionReport",
     "Snapshot",
     "SourceChanged",
@@ -50,6 +52,7 @@ __all__ = [
     "SyncReport",
     "UsageError",
     "__version__",
+    "dense_proposals",
     "gc",
     "history",
     "inspect",

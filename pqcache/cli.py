@@ -121,7 +121,26 @@ def sync(
 def repartition(
     source: Annotated[str, typer.Argument(help="A cache, a directory or a URL.")],
     dest: Annotated[Path | None, typer.Argument(help="A new directory; not needed for a cache.")] = None,
-    row_group_size: RowGroupSize = "128MB",
+    row_group_size: RowGroupSize = None,
+    compression: Annotated[
+        str | None, typer.Option(metavar="CODEC", help="zstd[:LEVEL], lz4, snappy, none, or keep each column's own.")
+    ] = None,
+    compat: Annotated[
+        bool | None, typer.Option("--compat/--no-compat", help="Only what old readers know: no DELTA, snappy.")
+    ] = None,
+    keep_int96: Annotated[
+        bool | None, typer.Option("--keep-int96/--no-keep-int96", help="Leave INT96 time stamps as they are.")
+    ] = None,
+    dense: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Store lists of one length as bytes; auto proposes, none undoes."),
+    ] = None,
+    narrow: Annotated[
+        bool, typer.Option("--narrow", help="Dense integers in the smallest type that holds all.")
+    ] = False,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", min=0, help="Permute the rows of each partition.")
+    ] = None,
     option: Options = None,
     jobs: Jobs = 8,
     wait: Wait = 0.0,
@@ -131,16 +150,28 @@ def repartition(
 ) -> None:
     """Rewrite row groups so that they fill the block and never exceed it.
 
-    A cache gets a new snapshot, and later syncs cut what is new the same way.
+    A cache gets a new snapshot, and later syncs rewrite what is new the same way.
     """
     import pqcache
     from pqcache import console
 
+    if dense == ["auto"]:
+        with console.reporter(json, quiet) as on_event:
+            proposals = pqcache.dense_proposals(source, options=_options(option), on_event=on_event)
+        found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
+        _show(found, json, quiet, lambda: console.print_proposals(source, dest, proposals))
+        return
     with console.reporter(json, quiet) as on_event:
         report = pqcache.repartition(
             source,
             dest,
-            row_group_size=_size(row_group_size or "128MB"),
+            row_group_size=None if row_group_size is None else _size(row_group_size),
+            compression=compression,
+            compat=compat,
+            keep_int96=keep_int96,
+            dense=_dense(dense),
+            narrow=narrow,
+            shuffle=shuffle,
             options=_options(option),
             jobs=jobs,
             wait=wait,
@@ -231,6 +262,14 @@ def common(
     ] = False,
 ) -> None:
     """Keep lake Parquet (HDFS, S3) on local disk, whole and fresh, and train from it."""
+
+
+def _dense(names: list[str] | None) -> list[str] | None:
+    if names == ["none"]:
+        return []
+    if names and (mixed := {"auto", "none"}.intersection(names)):
+        raise UsageError(f"--dense {mixed.pop()}: stands alone, without other columns")
+    return names or None
 
 
 def _options(pairs: list[str] | None) -> dict[str, str]:

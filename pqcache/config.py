@@ -12,6 +12,8 @@ import tomlkit
 import tomlkit.exceptions
 
 from pqcache.errors import CacheError, UsageError
+from pqcache.parquet.dense import parse_dense
+from pqcache.parquet.options import RewriteOptions, parse_compression
 from pqcache.store.cache import CONFIG
 from pqcache.store.disk import write_durably
 from pqcache.store.guards import MAX_DELETE, parse_max_delete
@@ -24,7 +26,10 @@ KEEP = 2
 
 @dataclass(frozen=True)
 class Config:
-    """A cache's source and options; ``row_group_size`` is in bytes, None leaves files as they come."""
+    """A cache's source and options; ``row_group_size`` is in bytes, None leaves files as they come.
+
+    From ``compression`` on come options of repartition, as it was done last; None leaves out what is not asked for.
+    """
 
     source: str
     where: str | None = None
@@ -37,6 +42,11 @@ class Config:
     hdfs_driver: str = HDFS_NATIVE
     checksum: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    compression: str | None = None
+    compat: bool = False
+    keep_int96: bool = False
+    dense: Mapping[str, str] | None = None
+    shuffle: int | None = None
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -46,6 +56,17 @@ class Config:
         if self.hdfs_driver not in (HDFS_NATIVE, HDFS3):
             raise UsageError(f"--hdfs-driver {self.hdfs_driver}: choose {HDFS_NATIVE} or {HDFS3}")
         parse_max_delete(self.max_delete)
+        self.rewrite()
+
+    def rewrite(self) -> RewriteOptions | None:
+        """Return how files are rewritten, or None when they are taken as they come."""
+        if self.row_group_size is None:
+            return None
+        codec, level = (None, None) if self.compression is None else parse_compression(self.compression)
+        dense = None
+        if self.dense is not None:
+            dense = tuple((name, parse_dense(text)) for name, text in sorted(self.dense.items()))
+        return RewriteOptions(self.row_group_size, codec, level, self.compat, self.keep_int96, dense, self.shuffle)
 
 
 def updated(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -82,8 +103,13 @@ def read_config(cache: Path) -> Config:
             hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
             checksum=document.get("checksum", False) is True,
             options={str(k): str(v) for k, v in document.get("options", {}).items()},
+            compression=document.get("compression"),
+            compat=document.get("compat", False) is True,
+            keep_int96=document.get("keep_int96", False) is True,
+            dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
+            shuffle=None if document.get("shuffle") is None else int(document["shuffle"]),
         )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CacheError(f"{path}: {error}; mend it, or sync into a new directory") from error
 
 
@@ -110,6 +136,11 @@ def write_config(cache: Path, config: Config) -> None:
         "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
         "checksum": config.checksum or None,
         "options": dict(config.options) or None,
+        "compression": config.compression,
+        "compat": config.compat or None,
+        "keep_int96": config.keep_int96 or None,
+        "shuffle": config.shuffle,
+        "dense": None if config.dense is None else dict(config.dense),
     }
     for name, value in values.items():
         if value is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from pqcache.errors import PqcacheError
 from pqcache.events import Advanced, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect import Inspection
 from pqcache.store.repartition import RepartitionReport
@@ -154,6 +156,21 @@ def print_inspection(found: Inspection) -> None:
     _print_histogram(console, found)
     _print_partitions(console, found)
     _print_columns(console, found)
+
+
+def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
+    """Print which columns would gain from being dense, and the command that makes them so."""
+    console = out()
+    if not proposals:
+        console.print("no list column has one length in all rows, as far as footers and first rows tell")
+        return
+    for item in proposals:
+        smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
+        console.print(escape(f"{item.column}: {item.type}, can be stored as {item.dense}{smaller}"))
+    words = ["pqcache", "repartition", source, *([] if dest is None else [str(dest)])]
+    words += [word for item in proposals for word in ("--dense", item.column)]
+    words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
+    console.print("to do that:", escape(shlex.join(words)), soft_wrap=True)
 
 
 def _print_histogram(console: Console, found: Inspection) -> None:

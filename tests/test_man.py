@@ -46,7 +46,7 @@ def documented(page: Path) -> dict[str, frozenset[str]]:
     section = page.read_text().partition("\n.Sh OPTIONS\n")[2].partition("\n.Sh ")[0]
     found = {}
     for line in re.findall(r"^\.It (Fl .*)$", section, re.MULTILINE):
-        names = frozenset("-" + name for name in re.findall(r"\bFl (-?[a-z][a-z-]*)", line))
+        names = frozenset("-" + name for name in re.findall(r"\bFl (-?[a-z][a-z0-9-]*)", line))
         found[max(names, key=len)] = names
     return found
 

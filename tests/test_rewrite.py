@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet import footer
-from pqcache.parquet.rewrite import RewriteOptions, RewriteResult, fits, rewrite_directory, row_group_bytes
+from pqcache.parquet.options import RewriteOptions
+from pqcache.parquet.rewrite import RewriteResult, fits, rewrite_directory, row_group_bytes
+from tests.pages import index_spans
 
 KB = 1 << 10
 
@@ -48,7 +50,7 @@ def check_sizes(result: RewriteResult, limit: int) -> list[float]:
 
 
 def check_spans(path: Path) -> None:
-    """Assert that row groups lie one after the other and each spans exactly what its footer says."""
+    """Assert that row groups, and then page indexes, lie one after the other and span exactly what the footer says."""
     data = path.read_bytes()
     end = 4
     metadata = pq.read_metadata(path)
@@ -59,6 +61,9 @@ def check_spans(path: Path) -> None:
             start = chunk.dictionary_page_offset or chunk.data_page_offset
             assert start == end
             end += chunk.total_compressed_size
+    for at, size in index_spans(path):
+        assert at == end
+        end += size
     assert end == len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 
 
@@ -863,7 +868,8 @@ def test_refusals(tmp_path: Path) -> None:
         {"row_group_size": 1 << 20, "compression": "lzo"},
         {"row_group_size": 1 << 20, "compression": "zstd", "compression_level": 99},
         {"row_group_size": 1 << 20, "compression": "snappy", "compression_level": 1},
-        {"row_group_size": 1 << 20, "compression": "zstd", "compat": True},
+        {"row_group_size": 1 << 20, "compression": "gzip"},
+        {"row_group_size": 1 << 20, "shuffle": -1},
     ],
 )
 def test_options_check_themselves(options: dict[str, Any]) -> None:

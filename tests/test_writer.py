@@ -27,7 +27,7 @@ def pieces_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[Piece]
     ratios = np.full(table.num_columns, ratio)
     for first in range(0, max(1, table.num_rows), rows):
         part = table.slice(first, rows)
-        yield piece_of(part, ratios, Path("source.parquet"), first, first + part.num_rows)
+        yield piece_of(part, ratios, range(first, first + part.num_rows), first + part.num_rows)
 
 
 def layout_of(table: pa.Table) -> Layout:
@@ -35,7 +35,7 @@ def layout_of(table: pa.Table) -> Layout:
 
 
 def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Settings:
-    return w.Settings(size, max_file, lambda leaf: codec)
+    return w.Settings(size, max_file, lambda leaf: codec, lambda number: f"source.parquet: row {number:,}")
 
 
 def write(
@@ -286,4 +286,4 @@ def test_joined_keeps_rows_and_weights() -> None:
     assert sum(piece.weights.sum() for piece in after) == pytest.approx(
         sum(piece.weights.sum() for piece in before), rel=0.02
     )
-    assert [piece.first_row for piece in after] == list(np.cumsum([0, *(p.table.num_rows for p in after[:-1])]))
+    assert [piece.numbers[0] for piece in after] == list(np.cumsum([0, *(p.table.num_rows for p in after[:-1])]))

@@ -22,9 +22,11 @@ import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
 from pqcache.parquet import footer
+from pqcache.parquet.dense import changed, changes
 from pqcache.parquet.schema import conformed
 
 Floats = npt.NDArray[np.float64]
+Numbers = range | npt.NDArray[np.int64]
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
 _MAX_RATIO = 4.0
@@ -46,18 +48,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one source file.
+    """Some rows of the source files, most often consecutive ones.
 
-    ``weights`` are the bytes that each top-level column is guessed to take on disk; ``done`` is how many bytes
-    of the sources are behind the reader after this piece.
+    ``weights`` are the bytes that each top-level column is guessed to take on disk; ``numbers`` counts each row
+    through all source files; ``done`` is how many bytes of the sources are behind the reader after this piece.
     """
 
     table: pa.Table
     ratios: Floats
     weights: Floats
     nbytes: int
-    path: Path
-    first_row: int
+    numbers: Numbers
     done: int
 
 
@@ -68,11 +69,11 @@ def weigh(table: pa.Table, ratios: Floats) -> Floats:
     return result
 
 
-def piece_of(table: pa.Table, ratios: Floats, path: Path, first_row: int, done: int) -> Piece:
+def piece_of(table: pa.Table, ratios: Floats, numbers: Numbers, done: int) -> Piece:
     """Return ``table`` as a piece, weighed."""
     sizes = np.array([_bytes_of(column) for column in table.columns], np.float64)
     weights: Floats = sizes * ratios + table.num_rows / 8
-    return Piece(table, ratios, weights, int(sizes.sum()), path, first_row, done)
+    return Piece(table, ratios, weights, int(sizes.sum()), numbers, done)
 
 
 def _bytes_of(column: pa.ChunkedArray) -> float:
@@ -197,15 +198,21 @@ def _leaf_values(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.int64]]:
             yield leaf.drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
-def pieces(sources: Sequence[Source], schema: pa.Schema, target: int) -> Iterator[Piece]:
+def pieces(
+    sources: Sequence[Source], schema: pa.Schema, target: int, stored: pa.Schema | None = None
+) -> Iterator[Piece]:
     """Yield the rows of ``sources`` in order, under ``schema``, in pieces of about ``target`` Arrow bytes.
+
+    ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
+    plain numbers.
 
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
     """
-    done = 0
+    done = number = 0
     for source in sources:
         name = str(source.path)
+        recast = changes(source.schema, schema, name) if source.metadata.num_rows else {}
         columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
         read = 0
         with open_source(source.path, source.int96) as file:
@@ -216,11 +223,13 @@ def pieces(sources: Sequence[Source], schema: pa.Schema, target: int) -> Iterato
                 rows = 0
                 expected = sum(source.metadata.row_group(number).num_rows for number in groups)
                 for table in _tables(file, groups, _batch_rows(source, groups, target), name):
-                    whole = conformed(table, schema, name)
+                    whole = conformed(changed(table, recast, name, read + rows), schema, name)
+                    if stored is not None:
+                        whole = whole.cast(stored)
                     rows += whole.num_rows
                     part = source.size * (read + rows) // max(1, source.metadata.num_rows)
-                    first = read + rows - whole.num_rows
-                    yield piece_of(whole, ratios, source.path, first, done + part)
+                    yield piece_of(whole, ratios, range(number, number + whole.num_rows), done + part)
+                    number += whole.num_rows
                 if rows != expected:
                     raise ParquetError(
                         f"{name}: row groups {groups[0]} to {groups[-1]} hold {rows:,} rows, and {expected:,} in the "
@@ -326,7 +335,8 @@ def _join(waiting: list[Piece]) -> Piece:
     table = pa.concat_tables([piece.table for piece in waiting]).unify_dictionaries().combine_chunks()
     rows = np.array([max(1, piece.table.num_rows) for piece in waiting], np.float64)
     ratios = np.average([piece.ratios for piece in waiting], axis=0, weights=rows)
-    return piece_of(table, ratios, waiting[0].path, waiting[0].first_row, waiting[-1].done)
+    numbers = range(waiting[0].numbers[0], waiting[0].numbers[0] + table.num_rows)
+    return piece_of(table, ratios, numbers, waiting[-1].done)
 
 
 _END = object()

@@ -29,8 +29,11 @@ class Encodings:
     statistics: Sequence[str] = ()
     level: int | None = None
     decimal_as_integer: bool = False
+    int96: bool = False  # every time stamp of the schema
 
-    def open(self, sink: Any, schema: pa.Schema, collected: list[Any] | None = None) -> pq.ParquetWriter:
+    def open(
+        self, sink: Any, schema: pa.Schema, collected: list[Any] | None = None, page_index: bool = False
+    ) -> pq.ParquetWriter:
         """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own."""
         levels = {path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")}
         more = {} if collected is None else {"metadata_collector": collected}
@@ -41,6 +44,8 @@ class Encodings:
             store_schema=False,
             use_compliant_nested_type=False,  # keeps the list's item name, whatever it is
             store_decimal_as_integer=self.decimal_as_integer,
+            use_deprecated_int96_timestamps=self.int96,
+            write_page_index=page_index,
             compression=dict(self.codecs) or "none",
             compression_level=levels if self.level is not None and levels else None,
             use_dictionary=list(self.dictionary) or False,
@@ -94,8 +99,8 @@ def _metadata(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
     return collected[0]
 
 
-def _leaves(sample: pa.Table, decimal_as_integer: bool) -> list[_Leaf]:
-    metadata = _metadata(sample, Encodings(decimal_as_integer=decimal_as_integer))
+def _leaves(sample: pa.Table, plain: Encodings) -> list[_Leaf]:
+    metadata = _metadata(sample, plain)
     group, schema = metadata.row_group(0), metadata.schema
     result = []
     for number in range(group.num_columns):
@@ -125,25 +130,23 @@ _SPECIAL = {
 def chosen(
     sample: pa.Table,
     codec: Callable[[int], str],
-    level: int | None = None,
+    plain: Encodings,
     compat: bool = False,
-    decimal_as_integer: bool = False,
 ) -> Encodings:
     """Return the encodings that serve ``sample`` best.
 
     Args:
         sample: some thousand rows of the data to come.
         codec: codec to try for each leaf column, by position.
-        level: compression level for codecs that have one.
+        plain: what does not depend on the sample: the level of compression, how decimals and times are stored.
         compat: only what readers of ten years ago know: plain and dictionary.
-        decimal_as_integer: store decimals of up to 18 digits as INT32 and INT64.
     """
-    leaves = _leaves(sample, decimal_as_integer)
+    leaves = _leaves(sample, plain)
     packed = {leaf.path: codec(number) for number, leaf in enumerate(leaves)}
     statistics = [
         leaf.path for leaf in leaves if not leaf.repeated and leaf.plain <= _LARGE_VALUE * max(1, leaf.values)
     ]
-    base = Encodings(packed, statistics=statistics, level=level, decimal_as_integer=decimal_as_integer)
+    base = replace(plain, codecs=packed, statistics=statistics)
     if sample.num_rows == 0:
         return base
     # Settings go by path, and paths need not be unique: such columns may be of different types.

@@ -413,6 +413,19 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
     return leaves
 
 
+def trees(schema: Sequence[Struct]) -> list[list[Struct]]:
+    """Return the elements of each top-level column of a schema that `leaves_of` has accepted."""
+    found: list[list[Struct]] = []
+    left = 0
+    for element in schema[1:]:
+        if not left:
+            found.append([])
+            left = 1
+        found[-1].append(element)
+        left += int(element.get(5, (I32, 0))[1]) - 1
+    return found
+
+
 _TYPE_FIELDS = (1, 2, 6, 7, 8, 10)  # type, type_length, converted_type, scale, precision, logicalType
 
 

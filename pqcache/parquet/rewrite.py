@@ -9,57 +9,35 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
+from pqcache.parquet import footer
 from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
-from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema
+from pqcache.parquet.dense import Dense, applied, as_lists, dense_in
+from pqcache.parquet.int96 import int96_places, is_uniform, numbered
+from pqcache.parquet.keyvalues import conflicts, range_index, with_spark
+from pqcache.parquet.options import COMPAT_CODEC, RewriteOptions
+from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of
 from pqcache.parquet.schema import unified, working
+from pqcache.parquet.shuffle import shuffled
 from pqcache.parquet.writer import MIN_FILL, Settings, write_row_groups
 
-CODECS = ("lz4", "zstd", "snappy", "gzip", "none", "keep")
-_LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10)}
-_MIN_ROW_GROUP = 4 << 10
 _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
 _PIECES = 16  # per row group
 _MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
 _AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
 _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
-
-
-@dataclass(frozen=True)
-class RewriteOptions:
-    """How a directory is rewritten.
-
-    Attributes:
-        row_group_size: the most compressed bytes a row group may take.
-        compression: codec for the columns that shrink by it; ``keep`` takes each column's own from the source.
-        compression_level: for zstd (1 to 22) and gzip (1 to 9).
-        compat: write only what readers of ten years ago know (snappy, plain and dictionary encodings).
-    """
-
-    row_group_size: int
-    compression: str = "lz4"
-    compression_level: int | None = None
-    compat: bool = False
-
-    def __post_init__(self) -> None:
-        if self.row_group_size < _MIN_ROW_GROUP:
-            raise UsageError(f"row-group size {self.row_group_size}: give at least {_MIN_ROW_GROUP} bytes, like 128MB")
-        if self.compression not in CODECS:
-            raise UsageError(f"compression {self.compression!r}: choose one of {', '.join(CODECS)}")
-        levels = _LEVELS.get(self.compression, range(0))
-        if self.compression_level is not None and self.compression_level not in levels:
-            allowed = f"{levels[0]} to {levels[-1]}" if levels else "no level"
-            raise UsageError(f"compression level {self.compression_level}: {self.compression} takes {allowed}")
-        if self.compat and self.compression not in ("lz4", "snappy", "gzip", "none"):
-            raise UsageError(f"compat writes snappy: leave compression {self.compression!r} out")
+_CODEC_NAMES = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4"}  # others are called as in --compression
+_OLD_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
 
 
 @dataclass(frozen=True)
@@ -84,18 +62,21 @@ def row_group_bytes(group: pq.RowGroupMetaData) -> int:
     return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
 
 
-def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions) -> int:
+def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made: Sequence[bool] = ()) -> int:
     """Return how many of the first files of a directory need no rewriting.
 
     Every row group must be within the limit, unless it is a single row, and fill 95 % of it, unless it is the
     last that holds rows. Files without rows and empty row groups do not fit, except in a file that is alone; nor
-    does a file whose schema is not the first's.
+    does a file whose schema is not the first's, or one that is encoded otherwise than ``options`` ask for.
+    ``made`` says of which files it is known that they were made with these options but for the size.
     """
     if len(metadata) == 1 and metadata[0].num_rows == 0:
         return 1
     last = max((number for number, file in enumerate(metadata) if file.num_rows), default=-1)
     for number, file in enumerate(metadata):
         if not file.num_rows or not file.schema.equals(metadata[0].schema):
+            return number
+        if not (made and made[number]) and not _is_as_asked(file, options):
             return number
         for position in range(file.num_row_groups):
             group = file.row_group(position)
@@ -110,12 +91,33 @@ def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions) -> int:
     return len(metadata)
 
 
+def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
+    """Return whether a file's footer proves that it is encoded as ``options`` ask for.
+
+    Where a codec did not pay, a column has none; so a file in which none has one tells nothing, and neither does
+    any file about the level.
+    """
+    if options.shuffle is not None or options.compression_level is not None:
+        return False
+    codec = options.compression or (COMPAT_CODEC if options.compat else None)
+    codec = None if codec == "keep" else codec
+    if codec is None and not options.compat:
+        return True
+    groups = [file.row_group(number) for number in range(file.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    if options.compat and not all(_OLD_ENCODINGS.issuperset(chunk.encodings) for chunk in chunks):
+        return False
+    found = {_CODEC_NAMES.get(chunk.compression, chunk.compression.lower()) for chunk in chunks}
+    return codec is None or (codec in found and found <= {codec, "none"})
+
+
 def rewrite_directory(
     sources: Sequence[Path],
     target: Path,
     options: RewriteOptions,
     on_progress: Callable[[int], None] | None = None,
     schema: pa.Schema | None = None,
+    made: Sequence[bool] = (),
 ) -> RewriteResult:
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
 
@@ -126,9 +128,10 @@ def rewrite_directory(
     Args:
         sources: the Parquet files of one partition directory, in order; they are not modified.
         target: an empty or new directory.
-        options: sizes and codecs.
+        options: sizes, codecs, and what else is to become of the columns and rows.
         on_progress: called with the bytes of the sources that were done since the last call.
         schema: what the files' schemas are to be unified with, where a whole table must agree.
+        made: for each source, whether it is known to be made with these options but for the size.
 
     Raises:
         ParquetError: a source is damaged, or schemas do not mix without loss; names the files.
@@ -140,9 +143,11 @@ def rewrite_directory(
     _make_empty(target)
     report = on_progress or (lambda done: None)
     opened = sources_of(sources)
-    named = [(str(source.path), source.schema) for source in opened]
-    declared = unified(named if schema is None else [("the table's schema", schema), *named])
-    keep = _prefix(opened, declared, options)
+    named = [(str(source.path), as_lists(source.schema)) for source in opened]
+    declared = unified(named if schema is None else [("the table's schema", as_lists(schema)), *named])
+    dense = _dense(opened, options)
+    declared = applied(declared, dense).with_metadata(with_spark(declared.metadata, bool(dense)))
+    keep = _prefix(opened, declared, options, made)
     all_fit = keep == len(opened) and len({source.path.name for source in opened}) == len(opened)
     outputs = []
     for number, source in enumerate(opened[:keep]):
@@ -170,18 +175,30 @@ def _rewritten(
 ) -> RewriteResult:
     size = options.row_group_size
     layout = _layout(opened, declared)
+    kept = int96_places(opened) if options.keep_int96 else set()
+    stored = None
+    if kept:
+        stored = numbered(layout.working, kept)
+        layout = replace(layout, working=stored, described=layout.working)
+    if options.shuffle is None:
+        layout = replace(layout, index=range_index(rest))
     settings = Settings(
         size,
         max(_MIN_FILE, _FILE_ROW_GROUPS * size),
         _codec_of(rest, options),
+        _names_of(rest),
         options.compression_level,
         options.compat,
         _decimals_as_integers(rest),
+        bool(kept),
     )
     # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
     piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))
-    stream = joined(pieces(rest, layout.working, piece), piece)
-    ahead = prefetched(stream, min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD))
+    held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
+    stream = joined(pieces(rest, layout.described or layout.working, piece, stored), piece)
+    if options.shuffle is not None:
+        stream = shuffled(stream, options.shuffle, held, piece, target.with_name(f"{target.name}.rows"))
+    ahead = prefetched(stream, held)
     try:
         written = write_row_groups(_counted(ahead, report), target, layout, settings, len(linked))
     finally:
@@ -191,7 +208,8 @@ def _rewritten(
     if done != expected:
         raise ParquetError(f"{target}: {done:,} rows were written of {expected:,}; please report this")
     report(sum(source.size for source in rest if not source.metadata.num_rows))
-    return RewriteResult((*linked, *written.outputs), written.encoded, written.again, written.warnings)
+    warnings = (*conflicts(rest), *written.warnings)
+    return RewriteResult((*linked, *written.outputs), written.encoded, written.again, warnings)
 
 
 def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator[Piece]:
@@ -202,12 +220,29 @@ def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator
         done = piece.done
 
 
-def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions) -> int:
+def _dense(opened: list[Source], options: RewriteOptions) -> dict[str, Dense]:
+    """Return the columns to store dense: those asked for, or else those that are so in every file that has them."""
+    names = {name for source in opened for name in source.schema.names}
+    if options.dense is not None:
+        return {name: dense for name, dense in options.dense if name in names}
+    found = [(source.schema.names, dense_in(source.schema)) for source in opened]
+    all_of_them = {name: dense for _, known in found for name, dense in known.items()}
+    return {
+        name: dense
+        for name, dense in all_of_them.items()
+        if all(known.get(name) == dense for present, known in found if name in present)
+    }
+
+
+def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions, made: Sequence[bool]) -> int:
     """Return how many files can be linked although the rest is rewritten."""
-    found = fits([source.metadata for source in opened], options)
+    found = fits([source.metadata for source in opened], options, made)
     same = opened[0].schema.equals(declared)
+    dense = dense_in(declared)
+    if found and any(dense_in(source.schema) != dense for source in opened[:found]):
+        return 0
     # Next to INT64 time stamps, INT96 would be another type to most readers.
-    mixed = found < len(opened) and has_int96(opened)
+    mixed = found < len(opened) and has_int96(opened) and not (options.keep_int96 and is_uniform(opened))
     return found if same and not mixed else 0
 
 
@@ -218,24 +253,46 @@ def _layout(opened: list[Source], declared: pa.Schema) -> Layout:
         return Layout(working(declared), declared, first.elements, known)
     # Readers take the Arrow schema from its own key, the metadata in it included.
     keyvalues = dict(declared.metadata or {})
-    if any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
+    if dense_in(declared) or any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
         keyvalues[ARROW_SCHEMA] = arrow_schema(declared)
-    elements = first.elements if declared.equals(first.schema) else None
+    elements = None
+    if as_lists(declared).equals(as_lists(first.schema)):
+        names = {name for name in declared.names if dense_in(declared).get(name) != dense_in(first.schema).get(name)}
+        elements = _elements(first, declared, names) if names else first.elements
     return Layout(working(declared), declared, elements, keyvalues)
+
+
+def _elements(source: Source, declared: pa.Schema, names: set[str]) -> list[footer.Struct]:
+    """Return the source's schema elements, with those of the columns ``names`` made for ``declared``."""
+    new = elements_of(working(declared))
+    result = [source.elements[0]]
+    for name, old, made in zip(declared.names, footer.trees(source.elements), footer.trees(new), strict=True):
+        result += made if name in names else old
+    return result
+
+
+def _names_of(sources: list[Source]) -> Callable[[int], str]:
+    """Return what names a row of ``sources`` by its number: its file, and its number there."""
+    ends = list(accumulate(source.metadata.num_rows for source in sources))
+
+    def name_of(number: int) -> str:
+        position = bisect_right(ends, number)
+        source = sources[position]
+        return f"{source.path}: row {number - ends[position] + source.metadata.num_rows:,}"
+
+    return name_of
 
 
 def _codec_of(sources: list[Source], options: RewriteOptions) -> Callable[[int], str]:
     """Return the codec to try for a leaf column, by position."""
-    codec = options.compression
-    if options.compat and codec == "lz4":
-        codec = "snappy"
+    codec = options.codec
     if codec != "keep":
         return lambda leaf: codec
     for source in sources:
         if source.metadata.num_row_groups:
             group = source.metadata.row_group(0)
-            names = [group.column(number).compression.lower() for number in range(group.num_columns)]
-            names = [{"uncompressed": "none", "lz4_raw": "lz4"}.get(name, name) for name in names]
+            names = [group.column(number).compression for number in range(group.num_columns)]
+            names = [_CODEC_NAMES.get(name, name.lower()) for name in names]
             return lambda leaf: names[leaf] if leaf < len(names) else "lz4"
     return lambda leaf: "lz4"
 

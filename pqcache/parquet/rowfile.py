@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +19,8 @@ import pyarrow.types as pt
 from pqcache.errors import PqcacheError
 from pqcache.parquet import footer
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.keyvalues import RangeIndex, with_range
+from pqcache.parquet.pageindex import PageIndex, placed, taken
 
 ARROW_SCHEMA = b"ARROW:schema"
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
@@ -33,12 +35,16 @@ class Layout:
         declared: the schema readers are to see, metadata included.
         elements: the source's schema elements, to be kept where they describe the data; or None.
         keyvalues: the key-value metadata of the footers.
+        described: the types in the footer, where time stamps arrive as plain numbers; else None.
+        index: the pandas RangeIndex of all rows.
     """
 
     working: pa.Schema
     declared: pa.Schema
     elements: list[footer.Struct] | None
     keyvalues: Mapping[bytes, bytes | None]
+    described: pa.Schema | None = None
+    index: RangeIndex | None = None
 
 
 @dataclass(frozen=True)
@@ -76,16 +82,16 @@ class Encoded:
     columns: list[int]
     start: int
     size: int
+    index: PageIndex | None = None
 
 
-def form_of(layout: Layout, decimal_as_integer: bool) -> Form:
+def form_of(layout: Layout, plain: Encodings) -> Form:
     """Return the form of footers under ``layout``: the source's own schema where that describes the data."""
-    sink = pa.BufferOutputStream()
-    Encodings(decimal_as_integer=decimal_as_integer).open(sink, layout.working).close()
-    data = sink.getvalue().to_pybytes()
-    template = footer.decode(data[-8 - int.from_bytes(data[-8:-4], "little") : -8], "the new schema")
-    written = footer.schema_of(template, "the new schema")
-    schema = written
+    template = _footer_of(layout.working, plain)
+    schema = written = footer.schema_of(template, "the new schema")
+    if layout.described is not None:
+        described = footer.schema_of(_footer_of(layout.described, replace(plain, int96=False)), "the new schema")
+        schema = written = footer.with_names_of(written, described, "the new schema") or written
     if layout.elements is not None:
         schema = footer.with_names_of(written, layout.elements, "the source's schema") or written
     leaves = footer.leaves_of(schema, "the new schema")
@@ -93,8 +99,20 @@ def form_of(layout: Layout, decimal_as_integer: bool) -> Form:
     return Form(template, schema, [leaf.path for leaf in leaves], tops)
 
 
-def widened(layout: Layout, dictionaries: Mapping[str, int]) -> Mapping[bytes, bytes | None]:
-    """Return the key-values of ``layout`` with dictionary indices wide enough for ``dictionaries``' sizes.
+def _footer_of(schema: pa.Schema, plain: Encodings) -> footer.Struct:
+    sink = pa.BufferOutputStream()
+    plain.open(sink, schema).close()
+    data = sink.getvalue().to_pybytes()
+    return footer.decode(data[-8 - int.from_bytes(data[-8:-4], "little") : -8], "the new schema")
+
+
+def elements_of(schema: pa.Schema) -> list[footer.Struct]:
+    """Return the Parquet schema elements that pyarrow writes for ``schema``."""
+    return footer.schema_of(_footer_of(schema, Encodings()), "the new schema")
+
+
+def widened(layout: Layout, dictionaries: Mapping[str, int]) -> Layout:
+    """Return ``layout`` with dictionary indices declared wide enough for ``dictionaries``' sizes.
 
     A reader restores the index type that ARROW:schema names and fails where a row group's dictionary has
     outgrown it, which merging files can cause.
@@ -107,8 +125,18 @@ def widened(layout: Layout, dictionaries: Mapping[str, int]) -> Mapping[bytes, b
         fields.append(column.with_type(kind))
     schema = pa.schema(fields, metadata=layout.declared.metadata)
     if ARROW_SCHEMA not in layout.keyvalues or schema.equals(layout.declared):
-        return layout.keyvalues
-    return {**layout.keyvalues, ARROW_SCHEMA: arrow_schema(schema)}
+        return layout
+    return replace(layout, declared=schema, keyvalues={**layout.keyvalues, ARROW_SCHEMA: arrow_schema(schema)})
+
+
+def keyvalues_of(layout: Layout, first: int, rows: int) -> Mapping[bytes, bytes | None]:
+    """Return the key-values of an output that holds ``rows`` rows from ``first`` on."""
+    found = with_range(layout.keyvalues, layout.index, first, rows)
+    known = layout.declared.metadata or {}
+    metadata = with_range(known, layout.index, first, rows)
+    if metadata is known or ARROW_SCHEMA not in found:
+        return found
+    return {**found, ARROW_SCHEMA: arrow_schema(layout.declared.with_metadata(dict(metadata)))}
 
 
 def arrow_schema(schema: pa.Schema) -> bytes:
@@ -151,7 +179,8 @@ class RowGroupFile:
     disk: Executor
     position: int = len(footer.MAGIC)
     rows: int = 0
-    groups: list[bytes] = field(default_factory=list)
+    groups: list[footer.Struct | bytes] = field(default_factory=list)
+    indexes: dict[int, PageIndex] = field(default_factory=dict)
     template: footer.Struct | None = None
     file: IO[bytes] | None = None
     syncing: Future[None] | None = None
@@ -170,17 +199,21 @@ class RowGroupFile:
         name = str(self.path)
         with told(self.path):
             sink = _Sink(self.open())
-            writer = encodings.open(sink, table.schema)
+            writer = encodings.open(sink, table.schema, page_index=True)
             try:
                 writer.write_table(table, row_group_size=table.num_rows)
             finally:
                 sink.tail = bytearray()  # also after an error: the writer still wants to end its file
                 writer.close()
-        template = footer.decode(bytes(sink.tail[:-8]), name)
+        end = len(sink.tail) - 8
+        begin = end - int.from_bytes(sink.tail[end : end + 4], "little")
+        template = footer.decode(bytes(sink.tail[begin:end]), name)
         group = footer.row_groups_of(template, name)[0]
         columns = footer.compressed_sizes(group, name)
         size = max(sum(columns), sink.size - len(footer.MAGIC))
-        return Encoded(group, template, columns, self.position, size)
+        delta = self.position - len(footer.MAGIC)
+        index = taken(group, bytes(sink.tail[:begin]), sink.size, delta, name)
+        return Encoded(group, template, columns, self.position, size, index)
 
     def undo(self, encoded: Encoded) -> None:
         """Take the row group just written off again."""
@@ -193,7 +226,9 @@ class RowGroupFile:
         """Make the row group just written part of the file, and have the disk begin with it."""
         delta = encoded.start - len(footer.MAGIC)
         group = footer.moved(encoded.fields, delta, len(self.groups), self.form.paths, str(self.path))
-        self.groups.append(footer.encode(group))
+        if encoded.index is not None:
+            self.indexes[len(self.groups)] = encoded.index
+        self.groups.append(footer.encode(group) if encoded.index is None else group)
         self.template = encoded.template
         self.rows += rows
         with told(self.path):
@@ -222,8 +257,13 @@ class RowGroupFile:
     def finish(self, keyvalues: Mapping[bytes, bytes | None]) -> Output:
         """Write the footer, bring the file to disk and return what it holds."""
         template = self.form.template if self.template is None else self.template
+        named = {number: self.groups[number] for number in self.indexes}
+        indexes = placed(
+            {n: group for n, group in named.items() if isinstance(group, dict)}, self.indexes, self.position
+        )
         end = footer.assembled(template, self.form.schema, self.groups, self.rows, keyvalues)
         with told(self.path):
+            self.open().write(indexes)
             self.open().write(footer.frame(end))
         self.pause()
         return Output(self.path, self.rows, len(self.groups))

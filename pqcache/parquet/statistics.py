@@ -32,7 +32,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     names = [field.name for field in schema]
     top = [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
     if any("." in name for name in names):
-        top = _top_level_names(metadata, schema)
+        top = top_level_names(metadata, schema)
     flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
     lists = {f.name for f in schema if _is_flat_list(f.type)}
     columns: dict[str, list[Any]] = {name: [] for name in BASE.names[1:]}
@@ -109,7 +109,7 @@ def not_parquet(name: str, error: BaseException) -> ParquetError:
     )
 
 
-def _top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
     """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
     names: list[str] = []
     for field in schema:

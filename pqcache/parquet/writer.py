@@ -23,7 +23,7 @@ from pqcache.errors import ParquetError
 from pqcache.parquet.decode import Floats, Piece, piece_of, weigh
 from pqcache.parquet.encodings import Encodings, chosen, total
 from pqcache.parquet.guess import Guess, foreseen
-from pqcache.parquet.rowfile import Encoded, Layout, Output, RowGroupFile, form_of, widened
+from pqcache.parquet.rowfile import Encoded, Layout, Output, RowGroupFile, form_of, keyvalues_of, widened
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
@@ -43,15 +43,18 @@ _MAX_WARNINGS = 20
 class Settings:
     """How the row groups are cut and encoded.
 
-    ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins.
+    ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins;
+    ``name_of`` says which file and row a row was, by its number.
     """
 
     row_group_size: int
     max_file: int
     codec: Callable[[int], str]
+    name_of: Callable[[int], str]
     level: int | None = None
     compat: bool = False
     decimal_as_integer: bool = False
+    int96: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class _Pending:
             piece = self.queue.popleft()
             self.bytes -= piece.nbytes
             if piece.table.num_rows > rows:
-                rest = piece_of(piece.table.slice(rows), piece.ratios, piece.path, piece.first_row + rows, piece.done)
+                rest = piece_of(piece.table.slice(rows), piece.ratios, piece.numbers[rows:], piece.done)
                 self.queue.appendleft(rest)
                 self.bytes += rest.nbytes
                 rows = 0
@@ -196,8 +199,8 @@ class _Writer:
         self.limit = settings.row_group_size
         self.max_bytes = max(_MIN_MAX_ARROW, _MAX_ARROW_RATIO * self.limit)
         self.guess = Guess(np.ones(len(layout.working)))
-        self.encodings = Encodings(decimal_as_integer=settings.decimal_as_integer)
-        self.form = form_of(layout, settings.decimal_as_integer)
+        self.encodings = Encodings(decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
+        self.form = form_of(layout, self.encodings)
         self.dictionaries: dict[str, int] = {}
         self.files, self.disk = files, disk
         self.encoded = self.again = 0
@@ -222,7 +225,8 @@ class _Writer:
         size = min(max(self.pending.bytes // _PROBE_SHARE, _MIN_PROBE), _MAX_PROBE)
         sample = self.pending.sample(size)
         settings = self.settings
-        encodings = chosen(sample, settings.codec, settings.level, settings.compat, settings.decimal_as_integer)
+        plain = Encodings(level=settings.level, decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
+        encodings = chosen(sample, settings.codec, plain, settings.compat)
         if self.encoded and total(sample, encodings) > _WORTH_A_CHANGE * total(sample, self.encodings):
             return  # what was learned is better than what a sample tells
         self.encodings = encodings
@@ -333,16 +337,16 @@ class _Writer:
         if len(self.warnings) == _MAX_WARNINGS:
             self.unreported += 1
             return
-        piece = self.pending.queue[0]
+        name = self.settings.name_of(int(self.pending.queue[0].numbers[0]))
         self.warnings.append(
-            f"{piece.path}: row {piece.first_row:,} alone takes {format_size(size)}, more than the row-group size of "
-            f"{format_size(self.limit)}; it stands alone in a row group"
+            f"{name} alone takes {format_size(size)}, more than the row-group size of {format_size(self.limit)}; "
+            "it stands alone in a row group"
         )
 
     def warn_capped(self, size: int) -> None:
         """Note that a row group was closed early to bound memory."""
         text = (
-            f"{self.pending.queue[0].path}: row groups stay below {format_size(self.limit)} (one at "
+            f"{self.target}: row groups stay below {format_size(self.limit)} (one at "
             f"{format_size(size)}), because their rows take more than {format_size(self.max_bytes)} of memory decoded"
         )
         if not any("of memory decoded" in known for known in self.warnings):
@@ -352,8 +356,12 @@ class _Writer:
         """Write the footers, bring everything to disk, and return the outputs."""
         if not self.files:
             self.file()
-        keyvalues = widened(self.layout, self.dictionaries)
-        return tuple(file.finish(keyvalues) for file in self.files)
+        layout = widened(self.layout, self.dictionaries)
+        first, outputs = 0, []
+        for file in self.files:
+            outputs.append(file.finish(keyvalues_of(layout, first, file.rows)))
+            first += file.rows
+        return tuple(outputs)
 
 
 def write_row_groups(

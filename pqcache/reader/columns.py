@@ -10,7 +10,7 @@ else (structs, maps, lists of lists, lists with nulls in them) stays an Arrow ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pqcache.parquet.dense import Dense, restored
 from pqcache.reader.memory import Pool
 
 Bools = npt.NDArray[np.bool_]
@@ -35,7 +36,8 @@ class Form:
 
     ``type`` is the Arrow type that users see; dictionaries are decoded. ``width`` is the number of bytes of a
     row (``fixed``) or of a list's item (``bytes``; 1 for strings and binary). ``dense`` is the length of
-    lists known to be of one length, which are then ``fixed``.
+    lists known to be of one length, which are then ``fixed``. ``stored`` is how a dense column's lists lie in the
+    files; rows are then held like that, ``width`` bytes each, until `as_typed`.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Form:
     form: str
     width: int = 0
     dense: int = 0
+    stored: Dense | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,10 @@ def hold(array: pa.Array | pa.ChunkedArray, form: Form) -> Column:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     bare = storage_type(form.type)
+    if form.stored is not None and pa.types.is_fixed_size_binary(array.type):
+        if form.form == "fixed":
+            return Column(form, _fixed_values(array), _valid(array))
+        array = restored(array, form.stored, bare)
     if array.type != bare:
         array = array.cast(bare)
     if form.form == "fixed":
@@ -145,6 +152,28 @@ def hold(array: pa.Array | pa.ChunkedArray, form: Form) -> Column:
         if views is not None:
             return Column(form, views, _valid(array))
     return Column(form, array)
+
+
+def stored_as(form: Form, stored: Dense | None) -> Form:
+    """Return the form of a column that the files hold dense."""
+    if stored is None:
+        return form
+    return replace(form, stored=stored, width=stored.width if form.form == "fixed" else form.width)
+
+
+def as_typed(column: Column) -> Column:
+    """Return a column that was held as it is stored, with the numbers that its type has."""
+    form = column.form
+    if form.stored is None:
+        return column
+    typed = replace(form, stored=None)
+    if form.form != "fixed":
+        return Column(typed, column.values, column.valid)
+    item = storage_type(form.type).value_type
+    rows = np.ascontiguousarray(column.values)
+    numbers = rows.reshape(-1).view(form.stored.dtype).astype(item.to_pandas_dtype(), copy=False)
+    typed = replace(typed, width=form.stored.length * numbers.itemsize)
+    return Column(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
 
 
 def constant(value: pa.Scalar, rows: int, form: Form) -> Column:

@@ -90,7 +90,7 @@ class RowGroups:
     def _column(self, path: Path, table: pa.Table, form: Form, group: int, low: int, high: int) -> Column:
         where = table.schema.get_all_field_indices(form.name)
         if not where:
-            return hold(pa.nulls(high - low, form.type), form)
+            return hold(pa.nulls(high - low, form.type if form.stored is None else pa.binary(form.stored.width)), form)
         try:
             column = hold(table.column(where[0]), form)
         except NotConstant as error:

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.columns import Column, Form, form_of, hold, is_text
+from pqcache.parquet.dense import Dense, as_list, dense_in
+from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, is_text, stored_as
 from pqcache.reader.data import Data, kept_groups
 from pqcache.reader.files import RowGroups, file_numbers
 from pqcache.reader.memory import Pool
@@ -58,7 +59,12 @@ class View:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns as users see them."""
-        return pa.schema([self.data.index.schema.field(name) for name in self.columns])
+        return pa.schema([as_list(self.data.index.schema.field(name)) for name in self.columns])
+
+    @cached_property
+    def stored(self) -> dict[str, Dense]:
+        """The columns that the files hold dense."""
+        return {name: kind for name, kind in dense_in(self.data.index.schema).items() if name in self.columns}
 
     @cached_property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -81,7 +87,8 @@ class View:
         """How the columns that are in the files are held."""
         dense = dict(self.dense)
         names = [name for name in self.columns if name not in self.partitions]
-        return tuple(form_of(self.schema.field(name), dense.get(name, 0)) for name in names)
+        forms = [form_of(self.schema.field(name), dense.get(name, 0)) for name in names]
+        return tuple(stored_as(form, self.stored.get(form.name)) for form in forms)
 
     @cached_property
     def row_groups(self) -> RowGroups:
@@ -120,7 +127,7 @@ class View:
             table = self.data.index.partitions
             for name in self.partitions:
                 found[name] = hold(pc.take(table[name], files), form_of(self.schema.field(name)))
-        return {name: found[name] for name in self.columns}
+        return {name: as_typed(found[name]) for name in self.columns}
 
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say."""
@@ -143,10 +150,14 @@ class View:
         """
         index = self.data.index
         rows = index.rows
-        found = []
+        found, dense = [], []
         for form in self.read_forms:
             name = f"{form.name}:values"
             if form.form != "bytes" or is_text(form.type) or form.name in but:
+                continue
+            if form.stored is not None:
+                if form.stored.length > 1:
+                    dense.append((form.name, form.stored.length))
                 continue
             if name not in index.table.column_names:  # an index from before this was recorded
                 continue
@@ -158,7 +169,6 @@ class View:
             if len(lengths) == 1 and lengths[0] == int(lengths[0]) > 1:
                 found.append((form.name, int(lengths[0])))
         sample = self._sample([name for name, _ in found]) if found and len(self.groups) else None
-        dense = []
         for name, length in found:
             if sample is None or name not in sample.column_names:
                 continue

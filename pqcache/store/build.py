@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError
 from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
-from pqcache.parquet.rewrite import RewriteOptions, rewrite_directory
+from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
+from pqcache.parquet.rewrite import rewrite_directory
 from pqcache.parquet.statistics import read_footer
 from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
@@ -189,6 +190,7 @@ def _rewrite(
     sources: list[tuple[SourceFile, ...]] = []
     files: list[tuple[str, Path]] = []
     rows: list[int] = []
+    recipes = ["" if item.entry is None else item.entry.recipe for item in plan.rewrite]
     for item in plan.rewrite:
         if item.entry is not None:
             assert job.previous is not None
@@ -208,16 +210,18 @@ def _rewrite(
         job.on_event(Advanced("rewrite", sum(item.size for item in plan.rewrite)))
     else:
         try:
-            _rewrite_files(job, run, plan.directory, files, rows, target, stopped)
+            _rewrite_files(job, run, plan.directory, files, rows, recipes, target, stopped)
         except ParquetError:
             _forget(run, files)  # a copy that was damaged on its way must not be taken over by the next run
             raise
     _forget(run, files)  # their rows are in the rewritten files, or they are linked there
-    made = sorted(path for path in target.iterdir() if path.name != _ROWS)
-    footers = [read_footer(path)[0] for path in made]
+    made_files = sorted(path for path in target.iterdir() if path.name != _ROWS)
+    footers = [read_footer(path)[0] for path in made_files]
     assigned = assign_sources(rows, [footer.num_rows for footer in footers])
+    if job.rewrite.shuffle is not None:
+        assigned = [list(range(len(sources)))] * len(made_files)
     built = []
-    for path, footer, positions in zip(made, footers, assigned, strict=True):
+    for path, footer, positions in zip(made_files, footers, assigned, strict=True):
         came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
         name = f"{plan.directory}/{path.name}" if plan.directory else path.name
         entry = FileEntry(
@@ -242,11 +246,16 @@ def _rewrite_files(
     directory: str,
     files: list[tuple[str, Path]],
     rows: list[int],
+    recipes: list[str],
     target: Path,
     stopped: Callable[[], bool],
 ) -> None:
     """Rewrite ``files`` into ``target``, which appears only when it is whole and durable."""
     assert job.rewrite is not None
+    how = job.rewrite
+    made = [made_alike(recipe, job.plan.recipe.text) for recipe in recipes]
+    if how.shuffle is not None and all(shuffle_of(recipe) == how.shuffle for recipe in recipes):
+        how = replace(how, shuffle=None)  # they are in this seed's order
     inputs = run / f"{target.name}.in"
     inputs.mkdir()
     for name, path in files:
@@ -258,13 +267,13 @@ def _rewrite_files(
         if stopped():
             raise KeyboardInterrupt
 
+    place = f"{job.source_url}/{directory}".rstrip("/")
     try:
-        result = rewrite_directory([inputs / name for name, _ in files], unfinished, job.rewrite, progress)
+        result = rewrite_directory([inputs / name for name, _ in files], unfinished, how, progress, None, made)
     except ParquetError as error:
-        place = f"{job.source_url}/{directory}".rstrip("/")
         raise ParquetError(str(error).replace(str(inputs), place)) from error
     for warning in result.warnings:
-        job.on_event(Warned(f"{directory}: {warning}" if directory else warning))
+        job.on_event(Warned(warning.replace(str(inputs), place).replace(str(unfinished), place)))
     for path in unfinished.iterdir():
         path.chmod(0o444)
     (unfinished / _ROWS).write_text(json.dumps(rows))

@@ -37,6 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError
+from pqcache.parquet.dense import dense_in
 from pqcache.parquet.statistics import BASE, columns_table, read_footer, row_group_columns
 from pqcache.store.hive import parent, partition_table
 
@@ -160,7 +161,7 @@ class IndexBuilder:
 
     def _schema_position(self, path: str, schema: pa.Schema) -> int:
         for position, (_, known) in enumerate(self._schemas):
-            if known.equals(schema):
+            if known.equals(schema) and dense_in(known) == dense_in(schema):
                 return position
         self._schemas.append((path, schema))
         self._waiting.append({})
@@ -229,6 +230,13 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
         if result is None:
             result, first = schema, path
             continue
+        here, there = dense_in(schema), dense_in(result)
+        for name in here.keys() & there.keys():
+            if here[name] != there[name]:
+                raise ParquetError(
+                    f"{path}: column {name!r} is stored as {here[name].text}, and as {there[name].text} in {first}; "
+                    f"make them alike with 'pqcache repartition --dense {name}'"
+                )
         try:
             result = pa.unify_schemas([result, schema], promote_options="permissive")
         except (pa.ArrowTypeError, pa.ArrowInvalid) as error:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pqcache.events import Advanced, OnEvent, Started, ignore
+from pqcache.parquet.dense import as_list, dense_of
 from pqcache.store.cache import Cache
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder
@@ -230,7 +231,9 @@ def _columns(index: Index) -> tuple[Column, ...]:
         partition = field.name in index.partitions.column_names
         size = 0 if partition else _sum(index, f"{field.name}:bytes")
         uncompressed = 0 if partition else _sum(index, f"{field.name}:uncompressed")
-        columns.append(Column(field.name, str(field.type), partition, size, uncompressed))
+        stored = dense_of(field)
+        kind = str(field.type) if stored is None else f"{as_list(field).type}, dense as {stored.text}"
+        columns.append(Column(field.name, kind, partition, size, uncompressed))
     return tuple(columns)
 
 

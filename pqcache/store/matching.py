@@ -167,7 +167,7 @@ class _Output:
         """Write the footer and bring everything to disk."""
         if self.template is not None:
             self.file.template = self.template
-        self.file.finish(widened(self.layout, self.dictionaries))
+        self.file.finish(widened(self.layout, self.dictionaries).keyvalues)
 
 
 def _output_of(opened: Source, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
@@ -184,7 +184,7 @@ def _output_of(opened: Source, target: Path, wanted: Sequence[bool], disk: Execu
     as_integer = any(
         leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in leaves
     )
-    form = form_of(layout, as_integer)
+    form = form_of(layout, Encodings(decimal_as_integer=as_integer))
     return _Output(
         source=opened,
         name=name,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from pqcache.parquet.options import shuffle_of
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
 
@@ -30,6 +31,11 @@ class Recipe:
 
 
 PLAIN = Recipe()
+
+
+def fetch_of(recipe: str) -> str:
+    """Return what was fetched, of an entry's recipe: a condition may hold ``|``, how it was rewritten may not."""
+    return recipe.rpartition("|")[0]
 
 
 @dataclass(frozen=True)
@@ -146,7 +152,7 @@ def plan_sync(
 
 
 def plan_repartition(held: Iterable[FileEntry], recipe: Recipe) -> Plan:
-    """Return how to rewrite what is held by ``recipe``, without the source."""
+    """Return how to rewrite what is held by ``recipe``; what is to be fetched for it, a cache cannot do alone."""
     entries = tuple(held)
     sources = {file.path: file for entry in entries for file in entry.sources}
     return plan_sync(tuple(sources.values()), entries, recipe)
@@ -163,7 +169,11 @@ def _plan_directory(
     complete = whole and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
     if complete and all(entry.recipe == recipe.text for entry in entries):
         return DirectoryPlan(directory, keep=tuple(entries))
-    fetched = [entry for entry in entries if entry.recipe.partition("|")[0] == recipe.fetch]
+    fetched = [entry for entry in entries if fetch_of(entry.recipe) == recipe.fetch]
+    seed = shuffle_of(recipe.text)
+    ordered = [entry for entry in fetched if shuffle_of(entry.recipe) is None]
+    if len(ordered) < len(fetched) and not (complete and all(shuffle_of(entry.recipe) == seed for entry in fetched)):
+        fetched = ordered  # the order of rows that another seed, or other files, have shuffled is lost
     usable = _single_source(fetched, damaged)
     if not recipe.rewrite:
         plain = {f: e for f, e in usable.items() if e.recipe == recipe.text and e.path == f.path}

@@ -16,7 +16,6 @@ from typing import Any
 from pqcache.config import Config, read_config, updated, write_config
 from pqcache.errors import DamagedError, SourceIncomplete, UsageError
 from pqcache.events import Advanced, Collected, Event, Listed, OnEvent, Warned, ignore
-from pqcache.parquet.rewrite import RewriteOptions
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
@@ -146,8 +145,8 @@ def sync(
         manifest, whole = read_current(current, on_event)
         if not dry_run:
             check_case(listing.files, config.source, target.tmp_dir)
-        rewrite = rewrite_options(config)
-        recipe = Recipe(listing.subset.recipe, rewrite_recipe(rewrite))
+        rewrite = config.rewrite()
+        recipe = Recipe(listing.subset.recipe, rewrite.recipe if rewrite is not None else "")
         waiting = Waiting(config.marker, config.settle, time.time())
         plan = make_plan(listing, current, manifest, recipe, waiting)
         if manifest is not None and not force:
@@ -281,16 +280,6 @@ def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[
         return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and is_real(parent(entry.path))
 
     return frozenset(entry.path for entry in entries if not is_whole(entry))
-
-
-def rewrite_options(config: Config) -> RewriteOptions | None:
-    """Return how files are rewritten, or None when they are taken as they come."""
-    return None if config.row_group_size is None else RewriteOptions(config.row_group_size)
-
-
-def rewrite_recipe(options: RewriteOptions | None) -> str:
-    """Return the text by which a rewritten file remembers how it was made."""
-    return "" if options is None else f"row_group_size={options.row_group_size}"
 
 
 def make_report(

@@ -1,0 +1,70 @@
+"""INT96 time stamps that stay INT96, beside time stamps that are not.
+
+pyarrow's writer stores either all time stamps as INT96 or none. So those that are not go through it as plain
+64-bit integers, which have the same bytes, and the footer says what they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pqcache.parquet import footer
+from pqcache.parquet.decode import Source
+
+Place = tuple[str, int]
+"""A leaf: its top-level column, and its position within that."""
+
+
+def _places(source: Source) -> dict[Place, str]:
+    """Return each leaf's physical type."""
+    found: dict[Place, str] = {}
+    counts: Counter[int] = Counter()
+    for number, leaf in enumerate(footer.leaves_of(source.elements, str(source.path))):
+        kind = source.metadata.schema.column(number).physical_type
+        found[source.schema.names[leaf.column], counts[leaf.column]] = kind
+        counts[leaf.column] += 1
+    return found
+
+
+def int96_places(sources: Sequence[Source]) -> set[Place]:
+    """Return the leaves that are INT96 in every file that has them."""
+    places = [_places(source) for source in sources]
+    found = {place for known in places for place, kind in known.items() if kind == "INT96"}
+    return {place for place in found if all(known.get(place, "INT96") == "INT96" for known in places)}
+
+
+def is_uniform(sources: Sequence[Source]) -> bool:
+    """Return whether all files have the same leaves as INT96."""
+    found = [{place for place, kind in _places(source).items() if kind == "INT96"} for source in sources]
+    return all(places == found[0] for places in found)
+
+
+def numbered(schema: pa.Schema, kept: Collection[Place]) -> pa.Schema:
+    """Return ``schema`` with int64 for every time stamp that is not among ``kept``."""
+    fields = []
+    for field in schema:
+        places = iter(range(1 << 62))
+        fields.append(field.with_type(_numbered(field.type, field.name, places, kept)))
+    return pa.schema(fields, schema.metadata)
+
+
+def _numbered(kind: pa.DataType, name: str, places: Iterator[int], kept: Collection[Place]) -> pa.DataType:
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(_numbered(field.type, name, places, kept))
+
+    if pt.is_struct(kind):
+        return pa.struct([inner(field) for field in kind.fields])
+    if pt.is_map(kind):
+        return pa.map_(inner(kind.key_field), inner(kind.item_field), kind.keys_sorted)
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_field), kind.list_size)
+    if pt.is_large_list(kind):
+        return pa.large_list(inner(kind.value_field))
+    if pt.is_list(kind):
+        return pa.list_(inner(kind.value_field))
+    place = name, next(places)
+    return pa.int64() if pt.is_timestamp(kind) and place not in kept else kind

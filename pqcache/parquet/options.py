@@ -1,0 +1,98 @@
+"""How a partition directory is rewritten, and the text by which a rewritten file remembers it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from pqcache.errors import UsageError
+from pqcache.parquet.dense import Dense
+
+CODECS = ("zstd", "lz4", "snappy", "none", "keep")
+DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"
+_LEVELS = {"zstd": range(1, 23)}
+_MIN_ROW_GROUP = 4 << 10
+_MAX_SEED = 2**63 - 1
+_RECIPE = re.compile(r"\|row_group_size=\d+(?:;shuffle=(\d+))?((?:;[^|]*)?)\Z")
+
+
+@dataclass(frozen=True)
+class RewriteOptions:
+    """How a directory is rewritten.
+
+    Attributes:
+        row_group_size: the most compressed bytes a row group may take.
+        compression: codec for the columns that shrink by it; ``keep`` takes each column's own from the source.
+            None is lz4 for what has to be rewritten, and whatever there is in files that fit.
+        compression_level: for zstd (1 to 22).
+        compat: write only what readers of ten years ago know: plain and dictionary encodings, and snappy unless
+            ``compression`` says otherwise.
+        keep_int96: INT96 time stamps stay INT96.
+        dense: columns to store as fixed-length bytes, by name; all others are lists. None leaves each as it is.
+        shuffle: a seed to permute the rows with; None keeps their order.
+    """
+
+    row_group_size: int
+    compression: str | None = None
+    compression_level: int | None = None
+    compat: bool = False
+    keep_int96: bool = False
+    dense: tuple[tuple[str, Dense], ...] | None = None
+    shuffle: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.row_group_size < _MIN_ROW_GROUP:
+            raise UsageError(f"row-group size {self.row_group_size}: give at least {_MIN_ROW_GROUP} bytes, like 128MB")
+        if self.compression is not None and self.compression not in CODECS:
+            raise UsageError(f"compression {self.compression!r}: choose one of zstd[:LEVEL], {', '.join(CODECS[1:])}")
+        levels = _LEVELS.get(self.compression or "", range(0))
+        if self.compression_level is not None and self.compression_level not in levels:
+            allowed = f"levels {levels[0]} to {levels[-1]}" if levels else "no level"
+            raise UsageError(f"compression level {self.compression_level}: {self.compression} takes {allowed}")
+        if self.shuffle is not None and not 0 <= self.shuffle <= _MAX_SEED:
+            raise UsageError(f"shuffle {self.shuffle}: the seed has to be a whole number from 0 to {_MAX_SEED}")
+
+    @property
+    def codec(self) -> str:
+        """The codec for what is rewritten."""
+        return self.compression or (COMPAT_CODEC if self.compat else DEFAULT_CODEC)
+
+    @property
+    def recipe(self) -> str:
+        """The text by which a rewritten file remembers how it was made; equal means made in the same way."""
+        parts = [f"row_group_size={self.row_group_size}"]
+        if self.shuffle is not None:
+            parts.append(f"shuffle={self.shuffle}")
+        if self.compression is not None:
+            parts.append(f"compression={compression_text(self.compression, self.compression_level)}")
+        parts += [name for name in ("compat", "keep_int96") if getattr(self, name)]
+        if self.dense is not None:
+            dense = json.dumps({name: kind.text for name, kind in self.dense}, sort_keys=True)
+            parts.append(f"dense={dense}".replace("|", "\\u007c"))  # what an entry's recipe is divided by
+        return ";".join(parts)
+
+
+def parse_compression(text: str) -> tuple[str, int | None]:
+    """Return codec and level of a text like ``lz4`` or ``zstd:3``; a level that is no number raises UsageError."""
+    codec, colon, level = text.strip().lower().partition(":")
+    if colon and not re.fullmatch(r"-?\d{1,9}", level):
+        raise UsageError(f"compression {text!r}: the level has to be a whole number, as in zstd:3")
+    return codec, int(level) if colon else None
+
+
+def compression_text(codec: str, level: int | None) -> str:
+    """Return what `parse_compression` reads."""
+    return codec if level is None else f"{codec}:{level}"
+
+
+def shuffle_of(recipe: str) -> int | None:
+    """Return the seed in an entry's recipe, or None."""
+    found = _RECIPE.search(recipe)
+    return int(found[1]) if found and found[1] else None
+
+
+def made_alike(recipe: str, other: str) -> bool:
+    """Return whether two entries' recipes differ in nothing but the row-group size; plain copies never match."""
+    one, two = _RECIPE.search(recipe), _RECIPE.search(other)
+    return one is not None and two is not None and one.groups() == two.groups()
