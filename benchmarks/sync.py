@@ -74,14 +74,18 @@ print(sum(len(page["Contents"]) for page in pages))
 
 @dataclass(frozen=True)
 class Run:
-    """What one process took: seconds, CPU seconds of it and its children, and peak bytes resident."""
+    """What one process took: seconds, CPU seconds of it and its children, and peak bytes resident.
+
+    ``durable`` is the seconds until what it wrote is safe on the disk too.
+    """
 
     seconds: float
+    durable: float
     cpu: float
     memory: int
 
 
-def measure(command: Sequence[str], env: Mapping[str, str]) -> Run:
+def measure(command: Sequence[str], env: Mapping[str, str], out: Path) -> Run:
     """Run ``command`` and measure it; memory is sampled, because ru_maxrss starts at the parent's peak."""
     start = time.perf_counter()
     before = os.times()
@@ -106,7 +110,9 @@ def measure(command: Sequence[str], env: Mapping[str, str]) -> Run:
         raise SystemExit(f"{command[0]} ended with {process.returncode}: {process.stderr.read().decode()[-500:]}")
     process.stderr.close()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return Run(seconds, cpu, peak)
+    start = time.perf_counter()
+    subprocess.run(["sync", "-f", str(out.parent)], check=True)
+    return Run(seconds, seconds + time.perf_counter() - start, cpu, peak)
 
 
 def compare(
@@ -115,7 +121,6 @@ def compare(
     env: Mapping[str, str],
     rounds: int,
     size: int,
-    files: Mapping[str, int] | None = None,
 ) -> None:
     """Run all peers in turn ``rounds`` times into fresh directories and print medians."""
     runs: dict[str, list[Run]] = {name: [] for name in peers}
@@ -123,17 +128,20 @@ def compare(
         for name, command in peers.items():
             with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as directory:
                 os.sync()  # what the one before left to be written is not this one's
-                runs[name].append(measure(command(Path(directory) / "out"), env))
-    ours = statistics.median(run.seconds for run in runs["pqcache"])
+                out = Path(directory) / "out"
+                runs[name].append(measure(command(out), env, out))
+    ours = statistics.median(run.durable for run in runs["pqcache"])
     print(f"\n{title}\n")
-    print(f"| client | s | {'MB/s | ' if size else ''}time against pqcache | CPU-s{'/GB' if size else ''} | peak MB |")
-    print(f"|---|---|{'---|' if size else ''}---|---|---|")
-    for name, some in sorted(runs.items(), key=lambda item: statistics.median(r.seconds for r in item[1])):
+    speeds = "MB/s, safe | " if size else ""
+    print(f"| client | s | s, safe on disk | {speeds}against pqcache | CPU-s{'/GB' if size else ''} | peak MB |")
+    print(f"|---|---|---|{'---|' if size else ''}---|---|---|")
+    for name, some in sorted(runs.items(), key=lambda item: statistics.median(r.durable for r in item[1])):
+        durable = statistics.median(run.durable for run in some)
         seconds = statistics.median(run.seconds for run in some)
         cpu = statistics.median(run.cpu for run in some) / (size / 1e9 if size else 1)
-        speed = f"{size / 1e6 / seconds:.0f} | " if size else ""
+        speed = f"{size / 1e6 / durable:.0f} | " if size else ""
         memory = max(run.memory for run in some) / 1e6
-        print(f"| {name} | {seconds:.2f} | {speed}{seconds / ours:.2f} | {cpu:.2f} | {memory:.0f} |")
+        print(f"| {name} | {seconds:.2f} | {durable:.2f} | {speed}{durable / ours:.2f} | {cpu:.2f} | {memory:.0f} |")
 
 
 def write_files(directory: Path, count: int, size: int) -> int:

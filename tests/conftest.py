@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # without credentials botocore would ask the network for some
+
 _SKIPPED_FOR_SERVER = "no test server: "
 _DETAILS = pytest.StashKey[dict[str, str]]()  # what the servers logged, by the reason of the skips
 
