@@ -120,9 +120,20 @@ def sync(
 @app.command()
 def repartition(
     source: Annotated[str, typer.Argument(help="A cache, a directory or a URL.")],
-    dest: Annotated[Path | None, typer.Argument(help="A new directory; not needed for a cache.")] = None,
+    dest: Annotated[
+        str | None, typer.Argument(help="A new directory: a path, hdfs:// or s3://; not needed for a cache.")
+    ] = None,
     row_group_size: RowGroupSize = "128MB",
+    align: Annotated[
+        str | None, typer.Option(metavar="block", help="Put no row group across a block boundary.")
+    ] = None,
+    block_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Block size on HDFS; 128MB with --align, else the cluster's.")
+    ] = None,
     option: Options = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="Work on a Dask cluster, like tcp://host:8786.")
+    ] = None,
     jobs: Jobs = 8,
     wait: Wait = 0.0,
     dry_run: DryRun = False,
@@ -141,7 +152,10 @@ def repartition(
             source,
             dest,
             row_group_size=_size(row_group_size or "128MB"),
+            align=align,
+            block_size=None if block_size is None else parse_size(block_size),
             options=_options(option),
+            scheduler=scheduler,
             jobs=jobs,
             wait=wait,
             dry_run=dry_run,

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
+from pqcache.parquet.footer import MAGIC
 from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema
 from pqcache.parquet.schema import unified, working
-from pqcache.parquet.writer import MIN_FILL, Settings, write_row_groups
+from pqcache.parquet.writer import MIN_FILL, Settings, straddles, write_row_groups
+from pqcache.units import format_size
 
 CODECS = ("lz4", "zstd", "snappy", "gzip", "none", "keep")
 _LEVELS = {"zstd": range(1, 23), "gzip": range(1, 10)}
@@ -42,12 +44,14 @@ class RewriteOptions:
         compression: codec for the columns that shrink by it; ``keep`` takes each column's own from the source.
         compression_level: for zstd (1 to 22) and gzip (1 to 9).
         compat: write only what readers of ten years ago know (snappy, plain and dictionary encodings).
+        block_size: no row group lies across a multiple of this many bytes of its file; None does not care.
     """
 
     row_group_size: int
     compression: str = "lz4"
     compression_level: int | None = None
     compat: bool = False
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.row_group_size < _MIN_ROW_GROUP:
@@ -60,6 +64,18 @@ class RewriteOptions:
             raise UsageError(f"compression level {self.compression_level}: {self.compression} takes {allowed}")
         if self.compat and self.compression not in ("lz4", "snappy", "gzip", "none"):
             raise UsageError(f"compat writes snappy: leave compression {self.compression!r} out")
+        if self.block_size is not None and self.row_group_size > self.block_size:
+            raise UsageError(
+                f"row-group size {format_size(self.row_group_size)}: does not fit into a block of "
+                f"{format_size(self.block_size)}; make it smaller, or the block size larger"
+            )
+
+    @property
+    def limit(self) -> int:
+        """The most compressed bytes a row group may take; aligned, they fill a block beside a file's first bytes."""
+        if self.block_size is None:
+            return self.row_group_size
+        return min(self.row_group_size, (self.block_size - len(MAGIC)) // (self.block_size // self.row_group_size))
 
 
 @dataclass(frozen=True)
@@ -84,12 +100,18 @@ def row_group_bytes(group: pq.RowGroupMetaData) -> int:
     return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
 
 
+def row_group_start(group: pq.RowGroupMetaData) -> int:
+    """Return where in its file a row group begins."""
+    first = group.column(0)
+    return int(first.dictionary_page_offset or first.data_page_offset)
+
+
 def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions) -> int:
     """Return how many of the first files of a directory need no rewriting.
 
-    Every row group must be within the limit, unless it is a single row, and fill 95 % of it, unless it is the
-    last that holds rows. Files without rows and empty row groups do not fit, except in a file that is alone; nor
-    does a file whose schema is not the first's.
+    Every row group must be within the limit, unless it is a single row, fill 95 % of it, unless it is the last that
+    holds rows, and not lie across a boundary, where there is a block size. Files without rows and empty row groups
+    do not fit, except in a file that is alone; nor does a file whose schema is not the first's.
     """
     if len(metadata) == 1 and metadata[0].num_rows == 0:
         return 1
@@ -105,6 +127,7 @@ def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions) -> int:
                 group.num_rows == 0
                 or (size > options.row_group_size and group.num_rows > 1)
                 or (size < MIN_FILL * options.row_group_size and not final)
+                or straddles(row_group_start(group), size, options.block_size)
             ):
                 return number
     return len(metadata)
@@ -168,7 +191,7 @@ def _rewritten(
     report: Callable[[int], None],
     linked: list[Output],
 ) -> RewriteResult:
-    size = options.row_group_size
+    size = options.limit
     layout = _layout(opened, declared)
     settings = Settings(
         size,
@@ -177,6 +200,7 @@ def _rewritten(
         options.compression_level,
         options.compat,
         _decimals_as_integers(rest),
+        options.block_size,
     )
     # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
     piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))

@@ -43,7 +43,8 @@ _MAX_WARNINGS = 20
 class Settings:
     """How the row groups are cut and encoded.
 
-    ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins.
+    ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins. No row
+    group lies across a multiple of ``block_size`` bytes, unless it is larger: what is left of a block stays empty.
     """
 
     row_group_size: int
@@ -52,6 +53,12 @@ class Settings:
     level: int | None = None
     compat: bool = False
     decimal_as_integer: bool = False
+    block_size: int | None = None
+
+
+def straddles(start: int, size: int, block_size: int | None) -> bool:
+    """Return whether ``size`` bytes from ``start`` lie in more than one block."""
+    return block_size is not None and start // block_size != (start + size - 1) // block_size
 
 
 @dataclass(frozen=True)
@@ -244,6 +251,7 @@ class _Writer:
             rows = self.rows_to_try(fits, over, tries)
             weights = pending.weights(rows)
             guessed = guess.of(weights)
+            self.align(file, min(int(guessed), limit))
             result = self.encode(file, rows)
             tries += 1
             if tries == 1:
@@ -264,9 +272,19 @@ class _Writer:
                 self.warn_single(result.size)
             elif result.size < MIN_FILL * limit and rows < pending.rows and self.full():
                 self.warn_capped(result.size)
+            if straddles(result.start, result.size, self.settings.block_size):  # the guess had said that it fits
+                self.undo(file, result)
+                self.align(file, result.size)
+                result = self.encode(file, rows)
             file.keep(result, rows)
             pending.drop(rows)
             return
+
+    def align(self, file: RowGroupFile, size: int) -> None:
+        """Go on at the next block if ``size`` bytes would lie in two, and fit into one."""
+        block = self.settings.block_size
+        if block is not None and size <= block and straddles(file.position, size, block):
+            file.skip(-file.position % block)
 
     def rows_to_try(self, fits: tuple[int, int] | None, over: tuple[int, int] | None, tries: int) -> int:
         """Return how many rows to encode next, given what was tried."""

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-import glob
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pqcache
 from pqcache.config import read_config, write_config
 from pqcache.errors import UsageError
 from pqcache.events import Advanced, OnEvent, Rewrote, Started, Warned, ignore
-from pqcache.parquet.rewrite import RewriteOptions, rewrite_directory
-from pqcache.parquet.statistics import read_footer
+from pqcache.parquet.rewrite import RewriteOptions
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache
-from pqcache.store.disk import fsync_path, fsync_tree, remove_tree
 from pqcache.store.hive import parent
-from pqcache.store.manifest import SourceFile
+from pqcache.store.partition import PartitionJob, do_job, spooled
 from pqcache.store.plan import Recipe, plan_repartition
 from pqcache.store.source import Source, local_path, open_source, redact, url_scheme
 from pqcache.store.subset import Subset
 from pqcache.store.sync import JOBS, finish, list_source, make_report, rewrite_recipe
-from pqcache.store.transfer import Stopwatch, disk_error, disk_errors, fetch
+from pqcache.store.target import Done, Target, check_apart, forget, open_target, take_over
+from pqcache.store.transfer import Stopwatch, disk_errors, with_retries
+from pqcache.store.workdir import rewrite_key
+from pqcache.units import format_count
 
 ROW_GROUP_SIZE = 128 << 20
+BLOCK_SIZE = 128 << 20
+_ENCODING_AT_ONCE = 2  # partitions: each overlaps decoding and encoding on several threads
 
 
 @dataclass(frozen=True)
 class RepartitionReport:
     """What a repartition did; with ``dry_run`` the ``_after`` numbers are 0.
 
-    ``rewritten`` counts partition directories, ``snapshot`` is None unless a cache was repartitioned in
-    place.
+    ``rewritten`` counts partition directories, ``kept`` those that an earlier run had finished at the target.
+    ``snapshot`` is None unless a cache was repartitioned in place.
     """
 
     source: str
@@ -45,6 +49,7 @@ class RepartitionReport:
     dry_run: bool
     directories: int
     rewritten: int
+    kept: int
     files_before: int
     files_after: int
     row_groups_before: int
@@ -64,7 +69,10 @@ def repartition(
     dest: str | os.PathLike[str] | None = None,
     *,
     row_group_size: int = ROW_GROUP_SIZE,
+    align: str | None = None,
+    block_size: int | None = None,
     options: Mapping[str, str] | None = None,
+    scheduler: str | None = None,
     jobs: int = JOBS,
     wait: float = 0.0,
     dry_run: bool = False,
@@ -73,13 +81,34 @@ def repartition(
     """Rewrite a dataset so that its row groups fill ``row_group_size`` bytes on disk and never exceed it.
 
     Without ``dest``, ``source`` is a cache: it gets a new snapshot, and its next syncs cut new partitions the
-    same way. With ``dest``, ``source`` is a cache, a directory or a URL, and ``dest`` a new local directory,
-    which appears when it is complete. Rows, their order within a partition, schema and metadata stay as they
-    are; files that already fit are linked.
+    same way. With ``dest``, ``source`` is a cache, a directory or a URL, and ``dest`` a new or empty directory
+    (a path, ``hdfs://`` or ``s3://``). A local one appears when it is complete, elsewhere each partition does. A
+    run that was stopped goes on where it ended when it is started again. Rows, their order within a partition,
+    schema and metadata stay as they are; files that already fit are linked or copied.
+
+    Args:
+        source: a cache, a directory or a URL.
+        dest: where to write.
+        row_group_size: the most compressed bytes a row group may take.
+        align: ``"block"`` puts no row group across a boundary of ``block_size`` bytes.
+        block_size: bytes of a block on HDFS, a multiple of 512; without ``align`` the cluster's own by default.
+        options: the stores' options, such as ``{"endpoint": "http://..."}``.
+        scheduler: address of a Dask scheduler whose workers do the work, like ``tcp://host:8786``.
+        jobs: partitions worked on at once; on a cluster its workers' threads decide.
+        wait: seconds to wait for another run on the cache to end.
+        dry_run: work out the report and change nothing.
+        on_event: called with what happens, from several threads.
 
     Raises UsageError, SourceError, ParquetError or CacheError; source and cache are never left half done.
     """
-    how = RewriteOptions(row_group_size)
+    if align not in (None, "block"):
+        raise UsageError(f"--align {align}: the only choice is block")
+    if block_size is not None and (block_size < 512 or block_size % 512):
+        raise UsageError(f"--block-size {block_size}: HDFS takes multiples of 512 bytes, like 128MB")
+    if dest is None and (align or block_size or scheduler):
+        raise UsageError("--align, --block-size and --scheduler are for writing to DEST; a cache lies on a local disk")
+    blocks = block_size or (BLOCK_SIZE if align else None)
+    how = RewriteOptions(row_group_size, block_size=blocks if align else None)
     text = os.fspath(source)
     cache = Cache(Path(text).absolute())
     is_cache = url_scheme(text) == "" and cache.exists()
@@ -95,9 +124,8 @@ def repartition(
             snapshot, lease = cache.lease()
             stack.enter_context(lease)
             text = str(snapshot.path)
-        opened = open_source(text, options)
-        stack.callback(opened.close)
-        return _repartition_directory(opened, text, os.fspath(dest), how, jobs, dry_run, on_event)
+        where = _Places(text, os.fspath(dest), options or {}, blocks)
+        return _repartition_to(where, how, jobs, scheduler, dry_run, on_event)
 
 
 def _repartition_cache(
@@ -129,6 +157,7 @@ def _repartition_cache(
         dry_run=dry_run,
         directories=len(plan.directories),
         rewritten=plan.rewrites,
+        kept=0,
         files_before=len(before.files),
         files_after=len(after.files),
         row_groups_before=before.row_groups,
@@ -140,121 +169,158 @@ def _repartition_cache(
     )
 
 
-@dataclass(frozen=True)
-class _Done:
-    """What became of one directory: files, row groups and bytes before and after, and rows."""
+class _Places:
+    """A source and a target, and what each is told."""
 
-    files: tuple[int, int]
-    row_groups: tuple[int, int]
-    bytes: tuple[int, int]
-    rows: int
+    def __init__(self, source: str, target: str, options: Mapping[str, str], block_size: int | None) -> None:
+        if url_scheme(target) not in ("", "file") and target.partition("://")[2].strip("/") == "":
+            raise UsageError(f"{target}: names no directory; write {url_scheme(target)}://HOST/PATH")
+        check_apart(source, target)
+        self.source, self.target, self.block_size = source, target, block_size
+        if url_scheme(target) in ("", "file"):  # a worker may run elsewhere
+            self.target = os.path.abspath(os.path.expanduser(local_path(target)))
+        if url_scheme(source) in ("", "file"):
+            self.source = os.path.abspath(os.path.expanduser(local_path(source)))
+        self.source_options = _options_for(source, target, options)
+        self.target_options = _options_for(target, source, options)
+        if options and not self.source_options and not self.target_options:
+            self.source_options = options  # a local source refuses them by name
 
 
-def _repartition_directory(
-    source: Source,
-    url: str,
-    dest: str,
-    how: RewriteOptions,
-    jobs: int,
-    dry_run: bool,
-    on_event: OnEvent,
+def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options for the store of ``url``; between HDFS and another store, names with a dot are Hadoop's."""
+    one, two = url_scheme(url), url_scheme(other)
+    if one in ("", "file"):
+        return {}
+    if one == two or two in ("", "file") or "hdfs" not in (one, two):
+        return options
+    return {name: value for name, value in options.items() if ("." in name) == (one == "hdfs")}
+
+
+def _repartition_to(
+    where: _Places, how: RewriteOptions, jobs: int, scheduler: str | None, dry_run: bool, on_event: OnEvent
 ) -> RepartitionReport:
     watch = Stopwatch()
-    if url_scheme(dest) not in ("", "file"):
-        raise UsageError(f"{redact(dest)}: the target has to be a local directory")
-    target = Path(os.path.abspath(os.path.expanduser(local_path(dest))))
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target}: exists and is not empty; name a new directory")
-    files = sorted(list_source(source, on_event).files, key=lambda file: (parent(file.path), file.path))
-    groups = [(d, tuple(group)) for d, group in groupby(files, key=lambda file: parent(file.path))]
-    total = sum(file.identity.size for file in files)
-    done: list[_Done] = []
-    if not dry_run:
-        build = target.with_name(f".{target.name}.pqcache-{os.getpid()}")
-        try:
-            _sweep(target)
-            build.mkdir(parents=True)
-            on_event(Started("rewrite", total))
-            with ThreadPoolExecutor(max(1, min(jobs, 2))) as pool:  # each overlaps decoding and encoding
-                futures = [
-                    pool.submit(_one_directory, source, url, d, group, build, how, on_event) for d, group in groups
-                ]
-                try:
-                    done = [future.result() for future in futures]
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
-            remove_tree(build / "_fetch")
-            fsync_tree(build)
-            build.rename(target)  # replaces an empty directory
-            fsync_path(target.parent)
-        except OSError as error:
-            raise disk_error(Path(error.filename or target), error) from error
-        finally:
-            remove_tree(build)
+    with ExitStack() as stack:
+        target = open_target(where.target, where.target_options, where.block_size)
+        stack.callback(target.close)
+        source = open_source(where.source, where.source_options)
+        stack.callback(source.close)
+        plan = _jobs(source, where, how, on_event)
+        held, broken = with_retries(lambda: take_over(target), target.url, 2, on_event)
+        keys = {job.directory: job.key for job in plan}
+        kept = {record.directory: record.done for record in held if keys.get(record.directory) == record.key}
+        todo = [job for job in plan if job.directory not in kept]
+        done: dict[str, Done] = dict(kept)
+        if not dry_run:
+            target.begin()
+            for record in (*held, *broken):
+                if record.directory not in kept:
+                    forget(target, record)
+            on_event(Started("rewrite", sum(job.size for job in plan)))
+            on_event(Advanced("rewrite", sum(job.size for job in plan if job.directory in kept)))
+            with _left_in_order(target, plan, done, scheduler is None, on_event):
+                if scheduler is not None:
+                    from pqcache.store.cluster import on_cluster
+
+                    results = on_cluster(todo, scheduler, target, on_event)
+                else:
+                    results = _in_this_process(todo, source, target, jobs, on_event)
+                for job, result in results:
+                    done[job.directory] = result
+                    _tell(job, result, on_event)
+                target.finish()
     return RepartitionReport(
-        source=redact(url),
-        target=str(target),
+        source=redact(source.url),
+        target=target.url,
         snapshot=None,
         dry_run=dry_run,
-        directories=len(groups),
-        rewritten=len(groups),
-        files_before=len(files),
-        files_after=sum(item.files[1] for item in done),
-        row_groups_before=sum(item.row_groups[0] for item in done),
-        row_groups_after=sum(item.row_groups[1] for item in done),
-        bytes_before=total,
-        bytes_after=sum(item.bytes[1] for item in done),
-        rows=sum(item.rows for item in done),
+        directories=len(plan),
+        rewritten=len(todo),
+        kept=len(kept),
+        files_before=sum(len(job.files) for job in plan),
+        files_after=0 if dry_run else sum(item.files[1] for item in done.values()),
+        row_groups_before=0 if dry_run else sum(item.row_groups[0] for item in done.values()),
+        row_groups_after=0 if dry_run else sum(item.row_groups[1] for item in done.values()),
+        bytes_before=sum(job.size for job in plan),
+        bytes_after=0 if dry_run else sum(item.bytes[1] for item in done.values()),
+        rows=0 if dry_run else sum(item.rows for item in done.values()),
         seconds=watch.seconds,
     )
 
 
-def _sweep(target: Path) -> None:
-    """Remove what runs that died have left of this target."""
-    for left in target.parent.glob(f".{glob.escape(target.name)}.pqcache-*"):
-        process = left.name.rpartition("-")[2]
-        if process.isdigit() and not Path(f"/proc/{process}").exists():
-            remove_tree(left)
+def _jobs(source: Source, where: _Places, how: RewriteOptions, on_event: OnEvent) -> list[PartitionJob]:
+    """List the source and return one job for each partition directory, in path order."""
+    files = sorted(list_source(source, on_event).files, key=lambda file: (parent(file.path), file.path))
+    groups = {d: tuple(group) for d, group in groupby(files, key=lambda file: parent(file.path))}
+    above = {""}  # directories that others lie in
+    for directory in groups:
+        while directory := parent(directory):
+            above.add(directory)
+    recipe = f"{how!r} blocks of {where.block_size} by {pqcache.__version__}"
+    return [
+        PartitionJob(
+            source=where.source,
+            source_options=where.source_options,
+            directory=directory,
+            files=group,
+            target=where.target,
+            target_options=where.target_options,
+            block_size=where.block_size,
+            how=how,
+            key=rewrite_key(source.url, directory, group, recipe),
+            whole=directory not in above,
+            version=pqcache.__version__,
+        )
+        for directory, group in groups.items()
+    ]
 
 
-def _one_directory(
-    source: Source,
-    url: str,
-    directory: str,
-    files: Sequence[SourceFile],
-    build: Path,
-    how: RewriteOptions,
-    on_event: OnEvent,
-) -> _Done:
-    """Rewrite one partition directory into ``build``; remote files are brought there first."""
-    if url_scheme(url) in ("", "file"):
-        root = Path(os.path.abspath(os.path.expanduser(local_path(url))))
-        root = root.parent if root.is_file() else root
-    else:
-        root = build / "_fetch"
-        (root / directory).mkdir(parents=True, exist_ok=True)
-        for file in files:
-            fetch(source, file, lambda file: root / file.path, on_event)
-    paths = [root / file.path for file in files]
-    before = sum(read_footer(path)[0].num_row_groups for path in paths)
-    out = build / directory / ".new" if not directory else build / directory
-    out.parent.mkdir(parents=True, exist_ok=True)
-    result = rewrite_directory(paths, out, how, lambda amount: on_event(Advanced("rewrite", amount)))
-    for warning in result.warnings:
-        on_event(Warned(f"{directory}: {warning}" if directory else warning))
-    outputs = sorted(out.iterdir())
-    footers = [read_footer(path)[0] for path in outputs]
-    size = sum(path.stat().st_size for path in outputs)
-    groups = sum(footer.num_row_groups for footer in footers)
-    if not directory:  # files beside partition directories: the directory exists before they do
-        for path in outputs:
-            path.rename(build / path.name)
-        out.rmdir()
-    if root == build / "_fetch":
-        for path in paths:
-            path.unlink()
-    on_event(Rewrote(directory, len(files), len(outputs), groups, size))
-    rows = sum(footer.num_rows for footer in footers)
-    bytes_before = sum(file.identity.size for file in files)
-    return _Done((len(files), len(outputs)), (before, groups), (bytes_before, size), rows)
+def _in_this_process(
+    todo: Sequence[PartitionJob], source: Source, target: Target, jobs: int, on_event: OnEvent
+) -> Iterator[tuple[PartitionJob, Done]]:
+    """Do the jobs on threads; yield each with what became of it, as they end."""
+    turn = threading.Semaphore(_ENCODING_AT_ONCE)
+    with spooled(target) as spool:
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            futures = {pool.submit(do_job, job, source, target, spool, on_event, turn): job for job in todo}
+            failed: BaseException | None = None
+            for future in as_completed(futures):
+                if future.cancelled():
+                    continue
+                if (error := future.exception()) is None:
+                    yield futures[future], future.result()
+                elif failed is None:  # what has begun is finished, and kept for the next run
+                    failed = error
+                    for other in futures:
+                        other.cancel()
+            if failed is not None:
+                raise failed
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait
+
+
+@contextmanager
+def _left_in_order(
+    target: Target, plan: Sequence[PartitionJob], done: Mapping[str, Done], alone: bool, on_event: OnEvent
+) -> Iterator[None]:
+    """After a failure keep for the next run what is finished, and say so; keep nothing if nothing is.
+
+    After an interruption, or not ``alone``, something may still be published.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not done and alone and (isinstance(error, Exception) or target.scratch is not None):
+            target.abandon()
+        else:
+            number = f"{len(done):,} of {format_count(len(plan), 'partition directory', 'partition directories')}"
+            on_event(Warned(f"{target.url}: {number} are finished; the same command goes on from there"))
+        raise
+
+
+def _tell(job: PartitionJob, done: Done, on_event: OnEvent) -> None:
+    for warning in done.warnings:
+        on_event(Warned(f"{job.directory}: {warning}" if job.directory else warning))
+    on_event(Rewrote(job.directory, done.files[0], done.files[1], done.row_groups[1], done.bytes[1]))
