@@ -128,7 +128,7 @@ class HdfsSource:
             raise
 
     def _error(self, name: str, error: BaseException) -> PqcacheError:
-        text, show = str(error), self._show(name)
+        text, show = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0], self._show(name)  # a stack names many classes
         if isinstance(error, Stalled):
             return SourceUnavailable(f"{show}: no answer in time; check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
@@ -183,6 +183,7 @@ class HdfsTarget:
     def write(self, path: str, data: bytes) -> None:
         staged = f"{STAGING}/{os.urandom(8).hex()}"
         self._put(staged, [data])
+        self._make(path.rpartition("/")[0])
         self._rename(staged, path)
 
     def remove(self, paths: Sequence[str]) -> None:
@@ -268,7 +269,7 @@ def _identity(status: hdfs_native.FileStatus) -> Identity:
 
 def _check_name(show: str, name: str) -> None:
     if "?" in name or "#" in name:
-        raise UsageError(f"{show}: hdfs-native cuts paths at '?' and '#'; use webhdfs:// for this source")
+        raise UsageError(f"{show}: hdfs-native cuts paths at '?' and '#'; read it through webhdfs://, write to another name")
 
 
 def _first_line(error: BaseException) -> str:
@@ -277,6 +278,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return what the NameNode says without Java's names and stack."""
-    match = re.search(r'RPCError\("[\w.$]+", "(.*)', text.splitlines()[0])
-    return (match[1] if match else text).partition("\\n")[0].partition("\n")[0].strip()
+    """Return what the NameNode says without the name of Java's exception."""
+    match = re.match(r'RPCError\("[\w.$]+", "(.*)', text)
+    return (match[1] if match else text).strip()
