@@ -37,6 +37,7 @@ _SAMPLE_SLICES = 8
 _PROBE_SHARE = 80  # the sample is an eightieth of a row group
 _MIN_PROBE, _MAX_PROBE = 1 << 19, 32 << 20
 _MAX_WARNINGS = 20
+_MAX_HOLE = 0.05  # of a block
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,7 @@ class _Writer:
 
     def file(self) -> RowGroupFile:
         """Return the output to append to: the last one, or a new one where that is full."""
-        if self.files and self.files[-1].position + self.limit <= self.settings.max_file:
+        if self.files and self.files[-1].position + self.limit <= self.settings.max_file and not self.wastes():
             return self.files[-1]
         if self.files:
             self.files[-1].pause()
@@ -345,6 +346,15 @@ class _Writer:
         self.next_number += 1
         self.files.append(RowGroupFile(path, self.form, self.disk))
         return self.files[-1]
+
+    def wastes(self) -> bool:
+        """Return whether the next row group would leave more of a block empty than a file of its own is worth."""
+        block, position = self.settings.block_size, self.files[-1].position
+        if block is None or not straddles(
+            position, min(int(np.dot(self.guess.k, self.pending.total)), self.limit), block
+        ):
+            return False
+        return -position % block > _MAX_HOLE * block
 
     def warn_single(self, size: int) -> None:
         """Note that the first pending row is larger than a row group may be."""

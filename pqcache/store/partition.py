@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage
@@ -42,7 +42,7 @@ class PartitionJob:
     """What to do with one partition directory.
 
     Attributes:
-        source: URL of the dataset, with its store options ``source_options``.
+        source: URL of the dataset, with its store options ``source_options``; both may hold secrets.
         files: the source files of ``directory``, in row order.
         target: URL of what is written, with ``target_options`` and, on HDFS, blocks of ``block_size`` bytes.
         how: sizes and codecs.
@@ -51,12 +51,12 @@ class PartitionJob:
         version: of the pqcache that made the job.
     """
 
-    source: str
-    source_options: Mapping[str, str]
+    source: str = field(repr=False)  # Dask logs the arguments of what fails
+    source_options: Mapping[str, str] = field(repr=False)
     directory: str
-    files: tuple[SourceFile, ...]
-    target: str
-    target_options: Mapping[str, str]
+    files: tuple[SourceFile, ...] = field(repr=False)
+    target: str = field(repr=False)
+    target_options: Mapping[str, str] = field(repr=False)
     block_size: int | None
     how: RewriteOptions
     key: str

@@ -213,17 +213,23 @@ def _repartition_to(
         todo = [job for job in plan if job.directory not in kept]
         done: dict[str, Done] = dict(kept)
         if not dry_run:
+            client = None
+            if scheduler is not None:
+                from pqcache.store.cluster import check_seen, connected, on_cluster
+
+                client = stack.enter_context(connected(scheduler, todo, on_event))
             target.begin()
-            for record in (*held, *broken):
-                if record.directory not in kept:
-                    forget(target, record)
+            with _left_in_order(target, plan, done, True, on_event):
+                for record in (*held, *broken):
+                    if record.directory not in kept:
+                        forget(target, record)
+                if client is not None and target.scratch is not None:
+                    check_seen(client, str(target.scratch))
             on_event(Started("rewrite", sum(job.size for job in plan)))
             on_event(Advanced("rewrite", sum(job.size for job in plan if job.directory in kept)))
-            with _left_in_order(target, plan, done, scheduler is None, on_event):
-                if scheduler is not None:
-                    from pqcache.store.cluster import on_cluster
-
-                    results = on_cluster(todo, scheduler, target, on_event)
+            with _left_in_order(target, plan, done, client is None, on_event):
+                if client is not None:
+                    results = on_cluster(client, todo, on_event)
                 else:
                     results = _in_this_process(todo, source, target, jobs, on_event)
                 for job, result in results:

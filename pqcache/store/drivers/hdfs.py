@@ -269,7 +269,9 @@ def _identity(status: hdfs_native.FileStatus) -> Identity:
 
 def _check_name(show: str, name: str) -> None:
     if "?" in name or "#" in name:
-        raise UsageError(f"{show}: hdfs-native cuts paths at '?' and '#'; read it through webhdfs://, write to another name")
+        raise UsageError(
+            f"{show}: hdfs-native cuts paths at '?' and '#'; read it through webhdfs://, write to another name"
+        )
 
 
 def _first_line(error: BaseException) -> str:
