@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError
 from pqcache.events import Advanced, OnEvent, Warned
@@ -83,12 +85,17 @@ def _client(scheduler: str) -> Any:
         raise UsageError(
             "--scheduler needs Dask's distributed; install it with: pip install 'pqcache[dask]'"
         ) from error
-    if url_scheme(scheduler) not in ("tcp", "tls", "ucx", "ws", "wss"):
-        raise UsageError(f"--scheduler {scheduler}: write it like tcp://host:8786")
+    try:
+        place = urlsplit(scheduler)
+        if place.scheme not in ("tcp", "tls") or not place.hostname or not place.port:
+            raise ValueError
+    except ValueError:
+        raise UsageError(f"--scheduler {scheduler}: write it like tcp://host:8786") from None
     for name in ("distributed.client", "distributed.core", "distributed.utils", "distributed.comm"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what they report is raised here as well
     untyped: Any = Client
     try:
+        socket.create_connection((place.hostname, place.port), _CONNECT).close()  # fails sooner, and leaves no threads
         return untyped(scheduler, timeout=_CONNECT, set_as_default=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise SourceUnavailable(
