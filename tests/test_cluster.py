@@ -29,15 +29,14 @@ class Cluster:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self.stack = directory, stack
         self.workers: list[subprocess.Popen[bytes]] = []
-        log = self._start("scheduler", [], {})[1]
-        self.url = wait_for(log, "Scheduler at:").split()[-1]
+        self.url = wait_for(*self._start("scheduler", [], {}), "Scheduler at:").split()[-1]
 
     def add(self, count: int, environment: dict[str, str] | None = None, *options: str) -> Cluster:
         """Start workers, and return when they are registered."""
         words = [self.url, "--no-nanny", "--nthreads", "1", "--memory-limit", "0", *options]
         started = [self._start("worker", words, environment or {}) for _ in range(count)]
         for process, log in started:
-            wait_for(log, "Registered to:")
+            wait_for(process, log, "Registered to:")
             self.workers.append(process)
         return self
 
@@ -56,10 +55,10 @@ class Cluster:
         return process, log
 
 
-def wait_for(log: Path, text: str) -> str:
+def wait_for(process: subprocess.Popen[bytes], log: Path, text: str) -> str:
     """Return the line of ``log`` that holds ``text``."""
     until = time.monotonic() + _WITHIN
-    while time.monotonic() < until:
+    while time.monotonic() < until and process.poll() is None:
         for line in log.read_text().splitlines():
             if text in line:
                 return line
@@ -161,8 +160,9 @@ def test_a_path_that_a_worker_does_not_see(cluster: Cluster, tmp_path: Path) -> 
     shop = write_shop(tmp_path / "shop")
     blind = tmp_path / "blind.py"
     blind.write_text(
-        "import os, posixpath\nsee = posixpath.exists\n"
-        f"os.path.exists = posixpath.exists = lambda path: not str(path).startswith({str(shop)!r}) and see(path)\n"
+        "import os, posixpath\n"
+        "posixpath.sees = see = getattr(posixpath, 'sees', posixpath.exists)\n"  # it is loaded twice
+        f"os.path.exists = posixpath.exists = lambda path: str(path) != {str(shop)!r} and see(path)\n"
     )
     cluster.add(1, {}, "--preload", str(blind))
     with pytest.raises(pqcache.UsageError, match=r"shop: 1 worker cannot see it"):
