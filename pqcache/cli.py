@@ -296,7 +296,7 @@ def run(arguments: list[str]) -> int:
     try:
         code = int(app(arguments, prog_name="pqcache", standalone_mode=False) or 0)
         if code == Interrupted.exit_code:  # Typer has caught the KeyboardInterrupt
-            return _fail(Interrupted("interrupted; the cache is as it was"), arguments)
+            return _fail(Interrupted("interrupted; nothing is left half done"), arguments)
         return code
     except PqcacheError as error:
         return _fail(error, arguments)

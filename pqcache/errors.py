@@ -76,6 +76,6 @@ class CacheLocked(CacheError):
 
 
 class Interrupted(PqcacheError):
-    """Ctrl-C or SIGTERM; the cache is as it was."""
+    """Ctrl-C or SIGTERM; nothing is left half done."""
 
     exit_code = 130
