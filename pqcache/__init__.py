@@ -21,11 +21,12 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.store.cache import Cache, Snapshot
-from pqcache.store.densify import Proposal
+from pqcache.store.densify import Proposal, dense_proposals
 from pqcache.store.gc import GcReport, gc
 from pqcache.store.history import history
 from pqcache.store.inspect import Inspection, inspect
-from pqcache.store.repartition import RepartitionReport, dense_proposals, repartition
+from pqcache.store.repartition import repartition
+from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.sync import SyncReport, sync
 from pqcache.units import parse_size
 

@@ -120,7 +120,9 @@ def sync(
 @app.command()
 def repartition(
     source: Annotated[str, typer.Argument(help="A cache, a directory or a URL.")],
-    dest: Annotated[Path | None, typer.Argument(help="A new directory; not needed for a cache.")] = None,
+    dest: Annotated[
+        str | None, typer.Argument(help="A new directory: a path, hdfs:// or s3://; not needed for a cache.")
+    ] = None,
     row_group_size: RowGroupSize = None,
     compression: Annotated[
         str | None, typer.Option(metavar="CODEC", help="zstd[:LEVEL], lz4, snappy, none, or keep each column's own.")
@@ -141,7 +143,16 @@ def repartition(
     shuffle: Annotated[
         int | None, typer.Option(metavar="SEED", min=0, help="Permute the rows of each partition.")
     ] = None,
+    align: Annotated[
+        str | None, typer.Option(metavar="block", help="Put no row group across a block boundary.")
+    ] = None,
+    block_size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Block size on HDFS; 128MB with --align, else the cluster's.")
+    ] = None,
     option: Options = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="URL", help="Work on a Dask cluster, like tcp://host:8786.")
+    ] = None,
     jobs: Jobs = 8,
     wait: Wait = 0.0,
     dry_run: DryRun = False,
@@ -172,7 +183,10 @@ def repartition(
             dense=_dense(dense),
             narrow=narrow,
             shuffle=shuffle,
+            align=align,
+            block_size=None if block_size is None else parse_size(block_size),
             options=_options(option),
+            scheduler=scheduler,
             jobs=jobs,
             wait=wait,
             dry_run=dry_run,
@@ -321,7 +335,7 @@ def run(arguments: list[str]) -> int:
     try:
         code = int(app(arguments, prog_name="pqcache", standalone_mode=False) or 0)
         if code == Interrupted.exit_code:  # Typer has caught the KeyboardInterrupt
-            return _fail(Interrupted("interrupted; the cache is as it was"), arguments)
+            return _fail(Interrupted("interrupted; nothing is left half done"), arguments)
         return code
     except PqcacheError as error:
         return _fail(error, arguments)

@@ -23,7 +23,7 @@ from pqcache.events import Advanced, Event, Listed, OnEvent, Retried, Started, W
 from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect import Inspection
-from pqcache.store.repartition import RepartitionReport
+from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.sync import SyncReport
 from pqcache.units import format_count, format_seconds, format_size
 
@@ -96,7 +96,7 @@ def print_repartition(report: RepartitionReport) -> None:
     if report.dry_run:
         out().print(
             f"would rewrite {report.rewritten:,} of {_directories(report.directories)}, "
-            f"{format_size(report.bytes_before)}"
+            f"{format_size(report.bytes_before)}{_kept(report)}"
         )
         return
     if report.snapshot is not None and not report.rewritten:
@@ -106,9 +106,13 @@ def print_repartition(report: RepartitionReport) -> None:
         f"repartitioned {_directories(report.rewritten)} in {format_seconds(report.seconds)}: "
         f"{report.files_before:,} -> {format_count(report.files_after, 'file')}, "
         f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
-        f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}"
+        f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}{_kept(report)}"
     )
     out().print(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
+
+
+def _kept(report: RepartitionReport) -> str:
+    return f" ({report.kept:,} finished by an earlier run)" if report.kept else ""
 
 
 def print_gc(report: GcReport) -> None:

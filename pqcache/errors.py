@@ -2,7 +2,7 @@
 
 PqcacheError                1   something failed; the message says which file and what to do
 ├── UsageError              2   an option, a URL, a size or a condition that makes no sense
-├── SourceError             1   the source cannot be reached, listed or read
+├── SourceError             1   the source cannot be reached, listed or read; nor can a target be written
 │   ├── SourceNotFound      1   nothing is there
 │   ├── SourceDenied        1   wrong or missing credentials, or no permission
 │   └── SourceUnavailable   1   server down, reset, or too slow: worth another try
@@ -32,7 +32,7 @@ class UsageError(PqcacheError, ValueError):
 
 
 class SourceError(PqcacheError):
-    """The source cannot be reached, listed or read."""
+    """The source cannot be reached, listed or read; or a repartition's target, which lives in the same stores."""
 
 
 class SourceNotFound(SourceError):
@@ -76,6 +76,6 @@ class CacheLocked(CacheError):
 
 
 class Interrupted(PqcacheError):
-    """Ctrl-C or SIGTERM; the cache is as it was."""
+    """Ctrl-C or SIGTERM; nothing is left half done."""
 
     exit_code = 130

@@ -211,7 +211,8 @@ def test_wrong_names_are_refused(lake: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(pqcache.UsageError, match="give a list of names"):
         pqcache.repartition(lake, tmp_path / "out", dense="tokens")
     # Nothing may be contacted, not even for credentials.
-    monkeypatch.setattr("pqcache.store.repartition.open_source", lambda *_: pytest.fail("a source was opened"))
+    monkeypatch.setattr("pqcache.store.repartition_to.open_source", lambda *_: pytest.fail("a source was opened"))
+    monkeypatch.setattr("pqcache.store.densify.open_dataset", lambda *_: pytest.fail("a source was opened"))
     with pytest.raises(pqcache.UsageError, match="is not local"):
         pqcache.dense_proposals("s3://lake/shop")
     with pytest.raises(pqcache.UsageError, match="is not local"):

@@ -21,7 +21,7 @@ from pqcache.store.cache import FILES, ROW_GROUPS
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect import Bin, Column, Inspection, Partition
 from pqcache.store.manifest import FORMAT, read_manifest
-from pqcache.store.repartition import RepartitionReport
+from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.source import is_secret
 from pqcache.store.sync import SyncReport
 from pqcache.store.sync import sync as sync_cache

@@ -147,13 +147,14 @@ def test_errors_name_the_thing_and_leave_nothing(tmp_path: Path) -> None:
     shop = write_shop(tmp_path / "shop")
     with pytest.raises(pqcache.UsageError, match="needs a directory to write to"):
         pqcache.repartition(shop)
-    with pytest.raises(pqcache.UsageError, match="not empty"):
+    with pytest.raises(pqcache.UsageError, match="is the source itself"):
         pqcache.repartition(shop, shop)
-    with pytest.raises(pqcache.UsageError, match="local directory"):
-        pqcache.repartition(shop, "s3://lake/out")
+    with pytest.raises(pqcache.UsageError, match="can be read, not written"):
+        pqcache.repartition(shop, "webhdfs://127.0.0.1:9870/out")
     with pytest.raises(pqcache.SourceNotFound, match="nowhere"):
         pqcache.repartition(tmp_path / "nowhere", tmp_path / "out")
-    (shop / "dt=2026-11-02" / "part-00001.parquet").write_bytes(b"not parquet")
+    for day in (1, 2, 3):
+        (shop / f"dt=2026-11-0{day}" / "part-00001.parquet").write_bytes(b"not parquet")
     with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
         pqcache.repartition(shop, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import Dense
+from pqcache.parquet.footer import MAGIC
+from pqcache.units import format_size
 
 CODECS = ("zstd", "lz4", "snappy", "none", "keep")
 DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"
@@ -31,6 +33,7 @@ class RewriteOptions:
         keep_int96: INT96 time stamps stay INT96.
         dense: columns to store as fixed-length bytes, by name; all others are lists. None leaves each as it is.
         shuffle: a seed to permute the rows with; None keeps their order.
+        block_size: no row group lies across a multiple of this many bytes of its file; None does not care.
     """
 
     row_group_size: int
@@ -40,6 +43,7 @@ class RewriteOptions:
     keep_int96: bool = False
     dense: tuple[tuple[str, Dense], ...] | None = None
     shuffle: int | None = None
+    block_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.row_group_size < _MIN_ROW_GROUP:
@@ -52,6 +56,18 @@ class RewriteOptions:
             raise UsageError(f"compression level {self.compression_level}: {self.compression} takes {allowed}")
         if self.shuffle is not None and not 0 <= self.shuffle <= _MAX_SEED:
             raise UsageError(f"shuffle {self.shuffle}: the seed has to be a whole number from 0 to {_MAX_SEED}")
+        if self.block_size is not None and self.row_group_size > self.block_size:
+            raise UsageError(
+                f"row-group size {format_size(self.row_group_size)}: does not fit into a block of "
+                f"{format_size(self.block_size)}; make it smaller, or the block size larger"
+            )
+
+    @property
+    def limit(self) -> int:
+        """The most compressed bytes a row group may take; aligned, they fill a block beside a file's first bytes."""
+        if self.block_size is None:
+            return self.row_group_size
+        return min(self.row_group_size, (self.block_size - len(MAGIC)) // (self.block_size // self.row_group_size))
 
     @property
     def codec(self) -> str:

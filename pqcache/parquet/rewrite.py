@@ -28,7 +28,7 @@ from pqcache.parquet.options import COMPAT_CODEC, RewriteOptions
 from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of
 from pqcache.parquet.schema import unified, working
 from pqcache.parquet.shuffle import shuffled
-from pqcache.parquet.writer import MIN_FILL, Settings, write_row_groups
+from pqcache.parquet.writer import MIN_FILL, Settings, straddles, write_row_groups
 
 _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
@@ -62,13 +62,20 @@ def row_group_bytes(group: pq.RowGroupMetaData) -> int:
     return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
 
 
+def row_group_start(group: pq.RowGroupMetaData) -> int:
+    """Return where in its file a row group begins."""
+    first = group.column(0)
+    return int(first.dictionary_page_offset or first.data_page_offset)
+
+
 def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made: Sequence[bool] = ()) -> int:
     """Return how many of the first files of a directory need no rewriting.
 
-    Every row group must be within the limit, unless it is a single row, and fill 95 % of it, unless it is the
-    last that holds rows. Files without rows and empty row groups do not fit, except in a file that is alone; nor
-    does a file whose schema is not the first's, or one that is encoded otherwise than ``options`` ask for.
-    ``made`` says of which files it is known that they were made with these options but for the size.
+    Every row group must be within the limit, unless it is a single row, fill 95 % of it, unless it is the last that
+    holds rows, and not lie across a boundary, where there is a block size. Files without rows and empty row groups
+    do not fit, except in a file that is alone; nor does a file whose schema is not the first's, or one that is
+    encoded otherwise than ``options`` ask for. ``made`` says of which files it is known that they were made with
+    these options but for the size.
     """
     if len(metadata) == 1 and metadata[0].num_rows == 0:
         return 1
@@ -86,6 +93,7 @@ def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made: Seq
                 group.num_rows == 0
                 or (size > options.row_group_size and group.num_rows > 1)
                 or (size < MIN_FILL * options.row_group_size and not final)
+                or straddles(row_group_start(group), size, options.block_size)
             ):
                 return number
     return len(metadata)
@@ -173,7 +181,7 @@ def _rewritten(
     report: Callable[[int], None],
     linked: list[Output],
 ) -> RewriteResult:
-    size = options.row_group_size
+    size = options.limit
     layout = _layout(opened, declared)
     kept = int96_places(opened) if options.keep_int96 else set()
     stored = None
@@ -191,6 +199,7 @@ def _rewritten(
         options.compat,
         _decimals_as_integers(rest),
         bool(kept),
+        options.block_size,
     )
     # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
     piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))

@@ -215,6 +215,14 @@ class RowGroupFile:
         index = taken(group, bytes(sink.tail[:begin]), sink.size, delta, name)
         return Encoded(group, template, columns, self.position, size, index)
 
+    def skip(self, count: int) -> None:
+        """Leave a hole of ``count`` bytes, which no reader looks at, before the next row group."""
+        with told(self.path):
+            file = self.open()
+            self.position += count
+            file.truncate(self.position)
+            file.seek(self.position)
+
     def undo(self, encoded: Encoded) -> None:
         """Take the row group just written off again."""
         with told(self.path):

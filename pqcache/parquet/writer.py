@@ -37,6 +37,7 @@ _SAMPLE_SLICES = 8
 _PROBE_SHARE = 80  # the sample is an eightieth of a row group
 _MIN_PROBE, _MAX_PROBE = 1 << 19, 32 << 20
 _MAX_WARNINGS = 20
+_MAX_HOLE = 0.05  # of a block
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Settings:
     """How the row groups are cut and encoded.
 
     ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins;
-    ``name_of`` says which file and row a row was, by its number.
+    ``name_of`` says which file and row a row was, by its number. No row group lies across a multiple of
+    ``block_size`` bytes, unless it is larger: what is left of a block stays empty.
     """
 
     row_group_size: int
@@ -55,6 +57,12 @@ class Settings:
     compat: bool = False
     decimal_as_integer: bool = False
     int96: bool = False
+    block_size: int | None = None
+
+
+def straddles(start: int, size: int, block_size: int | None) -> bool:
+    """Return whether ``size`` bytes from ``start`` lie in more than one block."""
+    return block_size is not None and start // block_size != (start + size - 1) // block_size
 
 
 @dataclass(frozen=True)
@@ -248,6 +256,7 @@ class _Writer:
             rows = self.rows_to_try(fits, over, tries)
             weights = pending.weights(rows)
             guessed = guess.of(weights)
+            self.align(file, min(int(guessed), limit))
             result = self.encode(file, rows)
             tries += 1
             if tries == 1:
@@ -268,9 +277,19 @@ class _Writer:
                 self.warn_single(result.size)
             elif result.size < MIN_FILL * limit and rows < pending.rows and self.full():
                 self.warn_capped(result.size)
+            if straddles(result.start, result.size, self.settings.block_size):  # the guess had said that it fits
+                self.undo(file, result)
+                self.align(file, result.size)
+                result = self.encode(file, rows)
             file.keep(result, rows)
             pending.drop(rows)
             return
+
+    def align(self, file: RowGroupFile, size: int) -> None:
+        """Go on at the next block if ``size`` bytes would lie in two, and fit into one."""
+        block = self.settings.block_size
+        if block is not None and size <= block and straddles(file.position, size, block):
+            file.skip(-file.position % block)
 
     def rows_to_try(self, fits: tuple[int, int] | None, over: tuple[int, int] | None, tries: int) -> int:
         """Return how many rows to encode next, given what was tried."""
@@ -323,7 +342,7 @@ class _Writer:
 
     def file(self) -> RowGroupFile:
         """Return the output to append to: the last one, or a new one where that is full."""
-        if self.files and self.files[-1].position + self.limit <= self.settings.max_file:
+        if self.files and self.files[-1].position + self.limit <= self.settings.max_file and not self.wastes():
             return self.files[-1]
         if self.files:
             self.files[-1].pause()
@@ -331,6 +350,15 @@ class _Writer:
         self.next_number += 1
         self.files.append(RowGroupFile(path, self.form, self.disk))
         return self.files[-1]
+
+    def wastes(self) -> bool:
+        """Return whether the next row group would leave more of a block empty than a file of its own is worth."""
+        block, position = self.settings.block_size, self.files[-1].position
+        if block is None or not straddles(
+            position, min(int(np.dot(self.guess.k, self.pending.total)), self.limit), block
+        ):
+            return False
+        return -position % block > _MAX_HOLE * block
 
     def warn_single(self, size: int) -> None:
         """Note that the first pending row is larger than a row group may be."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +14,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError
+from pqcache.events import OnEvent, ignore
 from pqcache.parquet.decode import open_source
 from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, dense_of, item_dtype, restored, smallest
 from pqcache.parquet.schema import unified
 from pqcache.parquet.statistics import read_footer, top_level_names
+from pqcache.store.cache import Cache
+from pqcache.store.source import local_path, redact, url_scheme
+from pqcache.store.source import open_source as open_dataset
+from pqcache.store.sync import list_source
 
 _JOBS = 8
 _SAMPLE = 1024  # rows
@@ -184,3 +190,59 @@ def _extremes(files: Sequence[File], name: str) -> tuple[int, int]:
                 lows.append(found["min"])
                 highs.append(found["max"])
     return min(lows), max(highs)
+
+
+def dense_proposals(
+    source: str | os.PathLike[str], *, options: Mapping[str, str] | None = None, on_event: OnEvent = ignore
+) -> list[Proposal]:
+    """Return the list columns of a cache or a local directory that ``dense`` would make faster to read.
+
+    Goes by the footers and the first rows; a repartition looks at every row.
+
+    Raises UsageError (not local), SourceError or ParquetError.
+    """
+    text = os.fspath(source)
+    cache = Cache(Path(text).absolute())
+    if url_scheme(text) == "" and cache.exists():
+        snapshot, lease = cache.lease()
+        with lease:
+            return propose_dense([snapshot.path / entry.path for entry in snapshot.manifest().files])
+    root = local_root(text)  # refused before anything is contacted
+    opened = open_dataset(text, options)
+    try:
+        files = sorted(list_source(opened, on_event).files, key=lambda file: file.path)
+    finally:
+        opened.close()
+    return propose_dense([root / file.path for file in files])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The columns that are to be dense (None: those that are), and whether as the smallest type."""
+
+    columns: Sequence[str] | None
+    narrow: bool
+
+    @property
+    def nothing(self) -> bool:
+        """Whether everything stays as it is."""
+        return self.columns is None and not self.narrow
+
+    def resolved(self, paths: Sequence[Path]) -> dict[str, str]:
+        """Return as what each column is to be stored."""
+        if self.columns is not None and not self.columns:
+            if self.narrow:
+                raise UsageError("--narrow: goes with --dense COLUMN, and not with --dense none")
+            return {}
+        return resolve_dense(paths, self.columns, self.narrow)
+
+
+def local_root(url: str) -> Path:
+    """Return the directory of a local source; another one raises UsageError."""
+    if url_scheme(url) not in ("", "file"):
+        raise UsageError(
+            f"--dense: every file has to be looked at first, and {redact(url)} is not local; bring it here with "
+            f"'pqcache sync {redact(url)} CACHE', then run 'pqcache repartition CACHE'"
+        )
+    root = Path(os.path.abspath(os.path.expanduser(local_path(url))))
+    return root.parent if root.is_file() else root

@@ -61,8 +61,9 @@ class Inspection:
     """What is in a dataset.
 
     ``kind`` is cache, directory or remote. ``over_block`` counts row groups of more compressed bytes than
-    ``block_size``, ``straddling`` those that lie across a block boundary where the files are stored on HDFS,
-    with ``blocks_touched`` in all; both are None elsewhere. ``compression`` maps codecs to bytes.
+    ``block_size``, ``straddling`` those that lie across a block boundary where the files are stored on HDFS, or
+    would be, were they stored in blocks of the size that was asked for, with ``blocks_touched`` in all; both are
+    None where there are no blocks. ``compression`` maps codecs to bytes.
     """
 
     target: str
@@ -114,7 +115,8 @@ def inspect(
         sizes = np.array([entry.size for entry in manifest.files], np.int64)
         about = {"kind": "cache", "source": manifest.source, "snapshot": snapshot.id}
         about["created"] = manifest.created
-        return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, None)
+        blocks = np.full(len(sizes), block_size or 0, np.int64)
+        return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, blocks)
     source = open_source(text, options)
     try:
         files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
@@ -124,9 +126,8 @@ def inspect(
     kind = "directory" if url_scheme(text) in ("", "file") else "remote"
     blocks = np.array([block_size or file.block_size for file in files], np.int64)
     sizes = np.array([file.identity.size for file in files], np.int64)
-    on_hdfs = all(file.block_size for file in files)
-    default = int(blocks.max()) if on_hdfs else BLOCK_SIZE
-    return _describe(source.url, {"kind": kind}, index, sizes, block_size or default, blocks if on_hdfs else None)
+    default = int(blocks.max()) if blocks.all() else BLOCK_SIZE
+    return _describe(source.url, {"kind": kind}, index, sizes, block_size or default, blocks)
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
@@ -147,11 +148,12 @@ def _describe(
     index: Index,
     sizes: npt.NDArray[np.int64],
     block_size: int,
-    blocks: npt.NDArray[np.int64] | None,
+    blocks: npt.NDArray[np.int64],
 ) -> Inspection:
+    """Return the description; ``blocks`` has the block size of each file, 0 where it has none."""
     groups = index.numbers("bytes")
     straddling = touched = None
-    if blocks is not None:
+    if blocks.all():
         first = index.numbers("offset")
         block = blocks[index.numbers("file")]
         count = (first + np.maximum(groups, 1) - 1) // block - first // block + 1

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import PqcacheError, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers.stall import Stalled, watched
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import FIRST, TIMEOUT, redact, userinfo
+from pqcache.store.target import HIDDEN, STAGING, Staged
 
 try:
     import hdfs_native
@@ -116,7 +118,7 @@ class HdfsSource:
         """Turn what hdfs-native raises into pqcache's errors; it panics with a BaseException of its own."""
         try:
             yield
-        except SourceError:
+        except PqcacheError:
             raise
         except Exception as error:
             raise self._error(name, error) from error
@@ -125,8 +127,8 @@ class HdfsSource:
                 raise self._error(name, error) from error
             raise
 
-    def _error(self, name: str, error: BaseException) -> SourceError:
-        text, show = str(error), self._show(name)
+    def _error(self, name: str, error: BaseException) -> PqcacheError:
+        text, show = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0], self._show(name)  # a stack names many classes
         if isinstance(error, Stalled):
             return SourceUnavailable(f"{show}: no answer in time; check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
@@ -138,11 +140,127 @@ class HdfsSource:
                 f"{show}: permission denied; check HADOOP_USER_NAME, the Kerberos ticket (klist) "
                 "and the directory's permissions"
             )
+        if "min-block-size" in text or "not a multiple of" in text:
+            return UsageError(f"{show}: {_reason(text)}; give another --block-size")
+        if "QuotaExceeded" in text or "NSQuota" in text or "DSQuota" in text:
+            return SourceError(f"{show}: {_reason(text)}; free some space or have the quota raised, then run again")
+        if "SafeMode" in text:
+            return SourceUnavailable(f"{show}: the NameNode is in safe mode and takes no writes; try again later")
+        if isinstance(error, FileExistsError) or "ParentNotDirectory" in text or "not empty" in text:
+            return SourceError(f"{show}: {_reason(text)}; check the path")
         if not isinstance(error, Exception):
             return SourceError(f"{show}: the HDFS client failed ({_first_line(error)})")
         return SourceUnavailable(
             f"{show}: {_first_line(error)}; check that the NameNode runs and that the port is its RPC port"
         )
+
+
+class HdfsTarget:
+    """A Target over hdfs-native; see ``pqcache.store.target.Target``.
+
+    Files are written to a directory of their own in ``_pqcache/tmp``; one rename makes that the partition.
+    """
+
+    scratch = None
+
+    def __init__(self, url: str, options: Mapping[str, str], block_size: int | None, timeout: float = TIMEOUT) -> None:
+        self._source = HdfsSource(url, options, timeout)
+        self._client = self._source._client
+        self._block_size = block_size
+        self.url = self._source.url
+
+    def list(self) -> Iterator[SourceFile]:
+        with suppress(SourceNotFound):
+            yield from self._source.list()
+
+    def begin(self) -> None:
+        self._call("", lambda name: self._client.mkdirs(name, create_parent=True))
+        self._delete(STAGING)
+
+    def read(self, path: str, size: int) -> bytes:
+        return b"".join(self._source.read(path, 0, size))
+
+    def write(self, path: str, data: bytes) -> None:
+        staged = f"{STAGING}/{os.urandom(8).hex()}"
+        self._put(staged, [data])
+        self._make(path.rpartition("/")[0])
+        self._rename(staged, path)
+
+    def remove(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self._delete(path)
+
+    def put(self, file: Path, token: str, path: str) -> Staged:
+        name = f"{STAGING}/{token}/{path.rpartition('/')[2]}"
+        with file.open("rb") as data:
+            size = self._put(name, iter(lambda: data.read(_CHUNK), b""))
+        return Staged(path, file, size, name)
+
+    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+        try:
+            if whole:
+                self._make(directory.rpartition("/")[0])
+                self._rename(f"{STAGING}/{token}", directory)  # takes the place of an empty directory
+            else:
+                self._make(directory)
+                for item in staged:
+                    self._rename(item.handle, item.path)
+                self._delete(f"{STAGING}/{token}")
+        except SourceError:
+            if not self._is_there(staged):  # another who made the same was faster, or the answer was lost
+                raise
+            self.discard(token, staged)
+
+    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+        with suppress(SourceError):
+            self._delete(f"{STAGING}/{token}")
+
+    def finish(self) -> None:
+        self._delete(HIDDEN)
+
+    def abandon(self) -> None:
+        self._delete(HIDDEN)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _put(self, path: str, data: Iterable[bytes]) -> int:
+        """Write a new file and return its size, once the NameNode says the same."""
+        name = self._source._name(path)
+        with self._source._errors(name):
+            size = sum(watched(lambda: self._written(name, data), self._source._timeout))
+        if (held := self._source.stat(path).size) != size:
+            raise SourceUnavailable(f"{self._source._show(name)}: holds {held:,} bytes of {size:,} that were written")
+        return size
+
+    def _written(self, name: str, data: Iterable[bytes]) -> Iterator[int]:
+        options = hdfs_native.WriteOptions(block_size=self._block_size, overwrite=True, create_parent=True)
+        with self._client.create(name, options) as file:
+            for chunk in data:
+                file.write(chunk)
+                yield len(chunk)
+
+    def _make(self, path: str) -> None:
+        self._call(path, lambda name: self._client.mkdirs(name, create_parent=True))
+
+    def _rename(self, path: str, to: str) -> None:
+        target = self._source._name(to)
+        self._call(path, lambda name: self._client.rename(name, target, overwrite=True))
+
+    def _delete(self, path: str) -> None:
+        self._call(path, lambda name: self._client.delete(name, recursive=True))
+
+    def _is_there(self, staged: Sequence[Staged]) -> bool:
+        try:
+            return all(self._source.stat(item.path).size == item.size for item in staged)
+        except SourceError:
+            return False
+
+    def _call(self, path: str, call: Callable[[str], object]) -> None:
+        """Call with the full name of ``path``, within the time limit, and turn what it raises into our errors."""
+        name = self._source._name(path).rstrip("/") or "/"
+        with self._source._errors(name):
+            next(watched(lambda: iter([call(name)]), self._source._timeout))
 
 
 def _identity(status: hdfs_native.FileStatus) -> Identity:
@@ -151,9 +269,17 @@ def _identity(status: hdfs_native.FileStatus) -> Identity:
 
 def _check_name(show: str, name: str) -> None:
     if "?" in name or "#" in name:
-        raise UsageError(f"{show}: hdfs-native cuts paths at '?' and '#'; use webhdfs:// for this source")
+        raise UsageError(
+            f"{show}: hdfs-native cuts paths at '?' and '#'; read it through webhdfs://, write to another name"
+        )
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def _reason(text: str) -> str:
+    """Return what the NameNode says without the name of Java's exception."""
+    match = re.match(r'RPCError\("[\w.$]+", "(.*)', text)
+    return (match[1] if match else text).strip()

@@ -1,15 +1,21 @@
-"""A dataset in a local (or mounted) directory, or one local file."""
+"""A dataset in a local (or mounted) directory, or one local file; and a new directory for one."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat as stat_module
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable
+from pqcache.errors import CacheLocked, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
 from pqcache.store.hive import is_hidden
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import option_names
+from pqcache.store.target import HIDDEN, STAGING, Staged
+from pqcache.store.transfer import disk_errors
 
 _CHUNK = 4 << 20
 
@@ -92,3 +98,94 @@ class LocalSource:
         if isinstance(error, PermissionError):
             return SourceDenied(f"{name}: permission denied; make it readable for this user")
         return SourceUnavailable(f"{name}: {error.strerror}")
+
+
+class LocalTarget:
+    """A Target over ``os``; see ``pqcache.store.target.Target``.
+
+    All of it is put together in ``.NAME.pqcache`` beside the directory, which appears as a whole when it is finished.
+    """
+
+    def __init__(self, path: str, options: Mapping[str, str]) -> None:
+        option_names("a local path", options, {})
+        self._final = Path(os.path.abspath(os.path.expanduser(path)))
+        self._root = self._final.with_name(f".{self._final.name}.pqcache")
+        self._lock: int | None = None
+        self.url = str(self._final)
+        self.scratch = self._root / STAGING
+
+    def list(self) -> Iterator[SourceFile]:
+        with disk_errors(self._final):
+            if os.path.lexists(self._final) and (not self._final.is_dir() or any(self._final.iterdir())):
+                raise UsageError(f"{self.url}: exists and is not empty; name a new directory")
+            if self._root.is_dir():
+                yield from LocalSource(str(self._root), {}).list()
+
+    def begin(self) -> None:
+        with disk_errors(self._root):
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CacheLocked(f"{self.url}: another run is writing it; wait for its end") from None
+            remove_tree(self.scratch)
+            self.scratch.mkdir(parents=True)
+
+    def read(self, path: str, size: int) -> bytes:
+        with disk_errors(self._root):
+            return (self._root / path).read_bytes()
+
+    def write(self, path: str, data: bytes) -> None:
+        with disk_errors(self._root):
+            make_directory((self._root / path).parent)
+            write_durably(self._root / path, data, self.scratch)
+
+    def remove(self, paths: Sequence[str]) -> None:
+        with disk_errors(self._root):
+            for path in paths:
+                (self._root / path).unlink(missing_ok=True)
+
+    def put(self, file: Path, token: str, path: str) -> Staged:
+        return Staged(path, file, file.stat().st_size)  # it was written on this file system
+
+    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+        final = self._root / directory
+        try:
+            if whole:
+                make_directory(final.parent)
+                os.rename(staged[0].file.parent, final)  # takes the place of an empty directory
+            else:
+                make_directory(final)
+                for item in staged:
+                    os.replace(item.file, self._root / item.path)
+            fsync_path(final.parent if whole else final)
+        except OSError:
+            if not self._is_there(staged):  # another who made the same was faster
+                with disk_errors(self._root):
+                    raise
+
+    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+        pass
+
+    def finish(self) -> None:
+        with disk_errors(self._root):
+            remove_tree(self._root / HIDDEN)
+            fsync_tree(self._root)
+            os.rename(self._root, self._final)  # takes the place of an empty directory
+            fsync_path(self._final.parent)
+
+    def abandon(self) -> None:
+        with suppress(OSError):
+            remove_tree(self._root)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _is_there(self, staged: Sequence[Staged]) -> bool:
+        try:
+            return all((self._root / item.path).stat().st_size == item.size for item in staged)
+        except OSError:
+            return False

@@ -8,7 +8,13 @@ Credentials, region, profile and endpoint come from where every AWS tool finds t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +28,7 @@ from pqcache.errors import (
 )
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import FIRST, TIMEOUT, option_names, redact, userinfo
+from pqcache.store.target import HIDDEN, Staged
 
 try:
     import botocore.exceptions
@@ -43,12 +50,13 @@ OPTIONS = {
     "addressing": "path or virtual; by default what the endpoint needs",
     "requester_pays": "true pays for the requests",
 }
+_PART, _MOST_PARTS, _PARTS_AT_ONCE = 16 << 20, 10_000, 4  # of a multipart upload
 _CHUNK = 256 << 10  # measured: of larger ones each is fresh memory, whose page faults cost more than the copy
 _DENIED = {
     "403", "401", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken",
     "InvalidToken", "TokenRefreshRequired", "AllAccessDisabled", "AccountProblem", "RequestTimeTooSkewed",
 }  # fmt: skip
-_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NotFound"}
+_MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"}
 
 
 class S3Source:
@@ -165,6 +173,118 @@ class S3Source:
         return SourceUnavailable(f"{name}: {reason}; check the endpoint and the network")
 
 
+class S3Target:
+    """A Target over botocore; see ``pqcache.store.target.Target``.
+
+    S3 cannot rename. So every file is a multipart upload, which nobody sees until it is completed, and those of a
+    partition are completed one right after the other, once all of them have arrived.
+    """
+
+    scratch = None
+
+    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
+        self._source = S3Source(url, options, timeout)
+        self._client = _client(_session(url, options), url, options, timeout, attempts=5)
+        self._bucket = {"Bucket": self._source._bucket, **self._source._extra}
+        self._prefix = f"{self._source._root}/" if self._source._root else ""
+        self.url = self._source.url
+
+    def list(self) -> Iterator[SourceFile]:
+        yield from self._source.list()
+
+    def begin(self) -> None:
+        with suppress(SourceDenied), self._errors(""):  # who may not list uploads leaves them to a lifecycle rule
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(**self._bucket, Prefix=self._prefix)
+            for page in pages:
+                for upload in page.get("Uploads", ()):
+                    self._abort(upload["Key"], upload["UploadId"])
+
+    def read(self, path: str, size: int) -> bytes:
+        return b"".join(self._source.read(path, 0, size))
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._errors(path):
+            self._client.put_object(**self._bucket, Key=self._source._key(path), Body=data)
+
+    def remove(self, paths: Sequence[str]) -> None:
+        with self._errors(""):
+            for first in range(0, len(paths), 1000):
+                keys = [{"Key": self._source._key(path)} for path in paths[first : first + 1000]]
+                answer = self._client.delete_objects(**self._bucket, Delete={"Objects": keys, "Quiet": True})
+                for failed in answer.get("Errors", ()):
+                    raise SourceError(f"{self._bucket['Bucket']}/{failed['Key']}: cannot be removed ({failed['Code']})")
+
+    def put(self, file: Path, token: str, path: str) -> Staged:
+        size = file.stat().st_size
+        length = max(_PART, -(-size // _MOST_PARTS))
+        key = self._source._key(path)
+        with self._errors(path):
+            upload = self._client.create_multipart_upload(**self._bucket, Key=key)["UploadId"]
+            try:
+                with ThreadPoolExecutor(_PARTS_AT_ONCE) as pool:  # the interpreter's lock is free while they are sent
+                    first = range(0, size, length)
+                    etags = list(pool.map(lambda offset: self._part(file, key, upload, offset, length), first))
+            except BaseException:
+                self._abort(key, upload)
+                raise
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
+        return Staged(path, file, size, (upload, parts))
+
+    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+        for item in staged:
+            upload, parts = item.handle
+            try:
+                with self._errors(item.path):
+                    self._client.complete_multipart_upload(
+                        **self._bucket,
+                        Key=self._source._key(item.path),
+                        UploadId=upload,
+                        MultipartUpload={"Parts": parts},
+                    )
+            except SourceNotFound:  # completed before, the answer was lost
+                if self._source.stat(item.path).size != item.size:
+                    raise
+
+    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+        for item in staged:
+            self._abort(self._source._key(item.path), item.handle[0])
+
+    def finish(self) -> None:
+        hidden = [file.path for file in self._source.list() if file.path.startswith(f"{HIDDEN}/")]
+        self.remove(hidden)
+
+    def abandon(self) -> None:
+        self.finish()
+
+    def close(self) -> None:
+        self._source.close()
+        self._client.close()
+
+    def _part(self, file: Path, key: str, upload: str, offset: int, length: int) -> str:
+        with file.open("rb", buffering=0) as data:
+            body = os.pread(data.fileno(), length, offset)
+        answer = self._client.upload_part(
+            **self._bucket,
+            Key=key,
+            UploadId=upload,
+            PartNumber=offset // length + 1,
+            Body=body,
+            ContentMD5=base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode(),
+        )
+        return str(answer["ETag"])
+
+    def _abort(self, key: str, upload: str) -> None:
+        with suppress(*_ERRORS):
+            self._client.abort_multipart_upload(**self._bucket, Key=key, UploadId=upload)
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except _ERRORS as error:
+            raise self._source._error(path, error) from error
+
+
 def _session(url: str, options: Mapping[str, str]) -> Any:
     """Return the session that all clients come from: it loads the description of S3 once."""
     user, password = userinfo(url)
@@ -177,11 +297,12 @@ def _session(url: str, options: Mapping[str, str]) -> Any:
     return session
 
 
-def _client(session: Any, url: str, options: Mapping[str, str], timeout: float) -> Any:
+def _client(session: Any, url: str, options: Mapping[str, str], timeout: float, attempts: int = 1) -> Any:
     config = Config(
         connect_timeout=5,
         read_timeout=timeout,
-        retries={"total_max_attempts": 1},  # transfer.py retries, and knows where a download stopped
+        # of downloads transfer.py retries, and knows where one stopped
+        retries={"total_max_attempts": attempts, "mode": "standard"},
         max_pool_connections=64,
         signature_version=UNSIGNED if _is_true(options, "anon") else None,
         s3={"addressing_style": options["addressing"]} if "addressing" in options else None,
