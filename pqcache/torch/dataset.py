@@ -20,7 +20,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
 from pqcache.reader.epoch import batches, cpu_count, samples
-from pqcache.reader.order import Order, Part
+from pqcache.reader.order import Order, Part, check_numbers, check_rank
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
@@ -80,15 +80,11 @@ class ParquetDataset(IterableDataset[Batch]):
         ragged: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("window", window), ("lanes", lanes)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name}={value!r}: give a whole number of at least 1")
+        check_numbers(batch_size=batch_size, window=window, lanes=lanes, num_replicas=num_replicas)
         if (num_replicas is None) != (rank is None):
             raise UsageError("give both num_replicas and rank, or neither")
-        if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
-            raise UsageError(f"rank={rank}: with {num_replicas=} it must be from 0 to {num_replicas - 1}")
-        if lanes is not None and num_replicas is not None and lanes % num_replicas:
-            raise UsageError(f"lanes={lanes} cannot be shared by {num_replicas=}; choose a multiple")
+        if num_replicas is not None and rank is not None:
+            check_rank(num_replicas, rank, lanes)
         self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
         self.memory = parse_size(memory)
         self.transform = transform
