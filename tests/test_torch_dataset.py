@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -475,47 +473,6 @@ def test_memory_too_small_is_advised(shop: Path) -> None:
     ds = ParquetDataset(shop, memory=1000)
     with pytest.raises(UsageError, match="pqcache repartition"):
         next(iter(ds))
-
-
-TRAINING = """
-import sys, torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-from pqcache.torch import ParquetDataset
-
-dist.init_process_group("gloo")
-ds = ParquetDataset(sys.argv[1], columns=["id", "vector"], batch_size=90)
-model = DistributedDataParallel(torch.nn.Linear(2, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-for epoch in range(2):
-    ds.set_epoch(epoch)
-    seen = []
-    for batch in DataLoader(ds, batch_size=None, num_workers=2):
-        loss = model(batch["vector"]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        seen += batch["id"].tolist()
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, seen)
-    if dist.get_rank() == 0:
-        rows = [i for part in parts for i in part]
-        print("epoch", epoch, len(set(rows)), len(rows), [len(part) for part in parts], flush=True)
-dist.destroy_process_group()
-"""
-
-
-def test_trains_under_torchrun(shop: Path, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*command, str(script), str(shop)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.split(" ", 4) for line in done.stdout.splitlines() if line.startswith("epoch")]
-    assert [line[1:3] for line in lines] == [["0", "2000"], ["1", "2000"]]
-    for line in lines:  # 23 batches: rank 1 repeats one of the first, so that both have 12
-        assert int(line[3]) == 2000 + 90
 
 
 def test_pieces_resume_too(tmp_path: Path) -> None:
