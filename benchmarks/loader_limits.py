@@ -42,12 +42,12 @@ def small_groups(root: Path) -> None:
         pq.write_table(pa.table(columns), root / f"{file:03d}.parquet", row_group_size=100)
 
 
-def large_rows(root: Path) -> None:
-    """Write 40,000 rows of about 8 KB, numbers, strings and lists in row groups of 16 MB."""
+def large_rows(root: Path, rows: int = 40_000) -> None:
+    """Write rows of about 8 KB, numbers, strings and lists in row groups of 16 MB."""
     root.mkdir()
     rng = np.random.default_rng(0)
     for file in range(4):
-        ids = np.arange(file * 10_000, (file + 1) * 10_000)
+        ids = np.arange(file * rows // 4, (file + 1) * rows // 4)
         lengths = rng.integers(0, 200, len(ids))
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         table = pa.table(

@@ -103,7 +103,10 @@ def _first_of_lanes(indices: range, lanes: int, total: int) -> dict[int, int]:
 
 
 class _Pool:
-    """A thread pool that is not waited for when its user stops half way."""
+    """A thread pool that is not waited for when its user stops half way.
+
+    What its threads leave behind in Arrow's allocator goes back to the system, or it would grow from epoch to epoch.
+    """
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pqcache")
@@ -113,6 +116,7 @@ class _Pool:
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        pa.default_memory_pool().release_unused()
 
 
 def record_batches(
