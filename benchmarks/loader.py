@@ -158,8 +158,8 @@ def ours(path: Path, name: str, workers: int, window: int | None = None) -> Epoc
 
 
 def ours_small(path: Path, name: str, workers: int) -> Epochs:
-    """With a window of 10 row groups in all: at least 8 in a batch, and less memory."""
-    return ours(path, name, workers, 10 // max(1, workers))
+    """With a window of 10 row groups: at least 8 in a batch, and less memory."""
+    return ours(path, name, workers, 10)
 
 
 def forty_lines(path: Path, name: str, workers: int) -> Epochs:
