@@ -2,10 +2,13 @@
 
     python benchmarks/loader.py --rounds 5 --data /tmp/bench            # all datasets, workers 0 and 2
     python benchmarks/loader.py --datasets tabular --loaders pqcache,limit-groups --workers 0
+    python benchmarks/loader.py --python petastorm=/venv/bin/python     # a peer that needs libraries of its own
 
 Every measurement is a process of its own; loaders are interleaved round by round, so that noise hits all
 alike. A process reads ``--epochs`` epochs and each after the first counts (the first also pays for fresh
-memory; it is reported apart). Read ratios, not seconds.
+memory; it is reported apart). An epoch is cut off after ``--seconds``. Peers with a format of their own read the
+first 100,000 rows. "mix" is how many row groups a batch has rows of, the median over the first epoch. Read ratios,
+not seconds.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from _loader_peers import PEERS, QUIET
 
 BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256, "dense": 256}
 CORES = len(os.sched_getaffinity(0))
@@ -68,7 +72,9 @@ def tabular(rng: np.random.Generator, first: int, rows: int) -> pa.Table:
 
 def tokens(rng: np.random.Generator, first: int, rows: int) -> pa.Table:
     """512 int32 tokens a row, as the list that everybody writes."""
-    values = pa.array(rng.integers(0, 50_000, rows * 512), pa.int32())
+    numbers = rng.integers(0, 50_000, (rows, 512), np.int32)
+    numbers[:, 0] = np.arange(first, first + rows)  # so that mixing can be seen
+    values = pa.array(numbers.reshape(-1))
     ends = pa.array(np.arange(rows + 1, dtype=np.int32) * 512)
     return pa.table({"tokens": pa.ListArray.from_arrays(ends, values)})
 
@@ -108,9 +114,9 @@ def make(root: Path, name: str) -> Path:
     return directory
 
 
-# ---- what is compared: each is a function of (directory, name, workers) that yields one epoch's row counts
+# ---- what is compared: each is a function of (directory, name, workers) that yields epochs of batches (or row counts)
 
-Epochs = Iterator[Iterator[int]]
+Epochs = Iterator[Iterator[Any]]
 
 
 def limit_columns(path: Path, name: str, workers: int) -> Epochs:
@@ -139,20 +145,21 @@ def limit_groups(path: Path, name: str, workers: int) -> Epochs:
             yield iter(pool.map(read, groups))
 
 
-def rows_in(batch: Any) -> int:
-    return len(next(iter(batch.values())))
-
-
-def ours(path: Path, name: str, workers: int) -> Epochs:
+def ours(path: Path, name: str, workers: int, window: int | None = None) -> Epochs:
     from torch.utils.data import DataLoader
 
     from pqcache.torch import ParquetDataset
 
-    ds = ParquetDataset(path, batch_size=BATCH[name])
+    ds = ParquetDataset(path, batch_size=BATCH[name], window=window)
     loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     for epoch in range(1000):
         ds.set_epoch(epoch)
-        yield (rows_in(batch) for batch in loader)
+        yield iter(loader)
+
+
+def ours_small(path: Path, name: str, workers: int) -> Epochs:
+    """With a window of 10 row groups: at least 8 in a batch, and less memory."""
+    return ours(path, name, workers, 10)
 
 
 def forty_lines(path: Path, name: str, workers: int) -> Epochs:
@@ -190,7 +197,7 @@ def forty_lines(path: Path, name: str, workers: int) -> Epochs:
     loader = DataLoader(ds, batch_size=None, num_workers=workers, collate_fn=lambda batch: batch)
     for epoch in range(1000):
         ds.epoch = epoch
-        yield (rows_in(batch) for batch in loader)
+        yield iter(loader)
 
 
 def in_memory(path: Path, name: str, workers: int) -> Epochs:
@@ -213,62 +220,30 @@ def in_memory(path: Path, name: str, workers: int) -> Epochs:
     for epoch in range(1000):
         order = np.random.default_rng(epoch).permutation(len(table))
         batches = np.array_split(order, -(-len(order) // BATCH[name]))
-        yield (rows_in(batch) for batch in DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers))
-
-
-def hugging_face(path: Path, name: str, workers: int) -> Epochs:
-    import datasets
-    from torch.utils.data import DataLoader
-
-    ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("torch")
-    for epoch in range(1000):
-        order = np.random.default_rng(epoch).permutation(len(ds))
-        batches = [b.tolist() for b in np.array_split(order, -(-len(order) // BATCH[name]))]
-
-        class Rows:
-            def __getitem__(self, rows: list[int]) -> Any:
-                return ds[rows]
-
-            def __len__(self) -> int:
-                return len(ds)
-
-        loader = DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers)  # type: ignore[arg-type]
-        yield (rows_in(batch) for batch in loader)
-
-
-def petastorm(path: Path, name: str, workers: int) -> Epochs:
-    from petastorm import make_batch_reader
-    from petastorm.pytorch import BatchedDataLoader
-
-    pool = {"reader_pool_type": "thread", "workers_count": max(1, workers)}
-    for epoch in range(1000):
-        reader = make_batch_reader(path.as_uri(), num_epochs=1, seed=epoch, **pool)
-        loader = BatchedDataLoader(reader, batch_size=BATCH[name], shuffling_queue_capacity=BATCH[name] * 64)
-        yield (rows_in(batch) for batch in loader)
-
-
-def ray_data(path: Path, name: str, workers: int) -> Epochs:
-    import ray
-
-    ray.init(num_cpus=max(1, workers or CORES), logging_level="error")
-    ds = ray.data.read_parquet(str(path))
-    for epoch in range(1000):
-        batches = ds.iter_torch_batches(
-            batch_size=BATCH[name], local_shuffle_buffer_size=BATCH[name] * 64, local_shuffle_seed=epoch
-        )
-        yield (rows_in(batch) for batch in batches)
+        yield iter(DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers))
 
 
 LOADERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
     "limit-columns": (limit_columns, None),
     "limit-groups": (limit_groups, None),
     "pqcache": (ours, "torch"),
+    "pqcache-small": (ours_small, "torch"),
     "40-lines": (forty_lines, "torch"),
     "in-memory": (in_memory, "torch"),
-    "huggingface": (hugging_face, "datasets"),
-    "petastorm": (petastorm, "petastorm"),
-    "ray": (ray_data, "ray"),
+    **PEERS,
 }
+
+
+def mixed(batch: Any, name: str) -> int:
+    """Return how many row groups a batch has rows of; 0 where that cannot be seen."""
+    ids = batch.get("id") if name != "tokens" else batch.get("tokens")
+    if ids is None:
+        return 0
+    ids = np.asarray(ids)
+    if name == "tokens":
+        ids = ids[:, 0]
+    return len(np.unique(ids // SHAPES[name][2]))
+
 
 # ---- running
 
@@ -287,27 +262,34 @@ def memory_of_children() -> int:
     return total
 
 
-def child(loader: str, path: Path, name: str, workers: int, epochs: int) -> None:
+def child(loader: str, path: Path, name: str, workers: int, epochs: int, seconds: float) -> None:
     """Read epochs and print what they took, as JSON."""
     began = time.perf_counter()
     found = []
     first_batch = None
-    peak = 0
+    peak, mix = 0, 0.0
     for number, epoch in enumerate(LOADERS[loader][0](path, name, workers)):
         start, cpu = time.perf_counter(), os.times()
         rows = 0
         sampled = start
-        for count in epoch:
-            rows += count
+        mixes = []
+        for batch in epoch:
+            rows += batch if isinstance(batch, int) else len(next(iter(batch.values())))
+            if number == 0 and not isinstance(batch, int):
+                mixes.append(mixed(batch, name))
+            if time.perf_counter() - start > seconds:
+                break
             if first_batch is None:
                 first_batch = time.perf_counter() - began
             if number == 0 and time.perf_counter() - sampled > 0.2:  # the timed epochs are left alone
                 peak, sampled = max(peak, memory_of_children()), time.perf_counter()
         spent = os.times()
+        if number == 0:
+            mix = statistics.median(mixes) if mixes else 0
         found.append({"seconds": time.perf_counter() - start, "rows": rows, "cpu": sum(spent[:2]) - sum(cpu[:2])})
         if number + 1 == epochs:
             break
-    print(json.dumps({"epochs": found, "first_batch": first_batch, "peak": peak}), flush=True)
+    print(json.dumps({"epochs": found, "first_batch": first_batch, "peak": peak, "mix": mix}), flush=True)
     os._exit(0)  # some peers do not stop
 
 
@@ -319,18 +301,21 @@ def main() -> None:
     parser.add_argument("--workers", default="0,2")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="an epoch is cut off after this")
+    parser.add_argument("--python", action="append", default=[], metavar="LOADER=PATH")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         loader, name, workers = options.child
-        child(loader, options.data / name, name, int(workers), options.epochs)
+        child(loader, options.data / name, name, int(workers), options.epochs, options.seconds)
+    pythons = dict(pair.split("=", 1) for pair in options.python)
     cases = []
     for name in options.datasets.split(","):
         make(options.data, name)
         for loader in options.loaders.split(","):
             needs = LOADERS[loader][1]
-            if needs and importlib.util.find_spec(needs) is None:
+            if needs and loader not in pythons and importlib.util.find_spec(needs) is None:
                 print(f"{loader}: {needs} is not installed, left out", file=sys.stderr)
                 continue
             if (loader, name) == ("in-memory", "multimodal"):
@@ -341,10 +326,10 @@ def main() -> None:
     for _ in range(options.rounds):
         for case in cases:
             name, loader, workers = case
-            command = [sys.executable, __file__, "--data", str(options.data), "--epochs", str(options.epochs)]
-            done = subprocess.run(
-                [*command, "--child", loader, name, workers], capture_output=True, text=True, timeout=900
-            )
+            command = [pythons.get(loader, sys.executable), __file__, "--data", str(options.data)]
+            command += ["--epochs", str(options.epochs), "--seconds", str(options.seconds)]
+            command += ["--child", loader, name, workers]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET})
             lines = [line for line in done.stdout.splitlines() if line.startswith('{"epochs"')]
             if not lines:
                 print(f"{case}: failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
@@ -362,7 +347,7 @@ def report(times: dict[tuple[str, str, str], list[dict[str, Any]]]) -> None:
         for case, runs in times.items()
     }
     heads = [("dataset", -12), ("loader", -15), ("workers", 8), ("rows/s", 13), ("of limit", 10), ("CPU-s", 8)]
-    heads += [("1st epoch", 11), ("1st batch", 11), ("PSS MB", 8)]
+    heads += [("1st epoch", 11), ("1st batch", 11), ("PSS MB", 8), ("mix", 6)]
     print("".join(text.ljust(-width) if width < 0 else text.rjust(width) for text, width in heads))
     for case, rate in rates.items():
         limit = max(
@@ -374,9 +359,10 @@ def report(times: dict[tuple[str, str, str], list[dict[str, Any]]]) -> None:
         batch = statistics.median(run["first_batch"] for run in runs)
         peak = max(run["peak"] for run in runs) >> 20
         share = f"{rate / limit:.2f}" if limit else "-"
+        mix = statistics.median(run["mix"] for run in runs) or "-"
         print(
             f"{case[0]:<12}{case[1]:<15}{case[2]:>8}{rate:>13,.0f}{share:>10}"
-            f"{cpu:>8.2f}{first:>11,.0f}{batch:>11.2f}{peak:>8}"
+            f"{cpu:>8.2f}{first:>11,.0f}{batch:>11.2f}{peak:>8}{mix:>6}"
         )
 
 

@@ -75,6 +75,8 @@ def run_blocks(page: Path, directory: Path) -> int:
             script = directory / "example.py"
             script.write_text(block.text)
             words = [sys.executable, str(script)]
+            if block.text.startswith("# torchrun "):
+                words[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         elif block.command is not None:
             words = ["sh", "-eu", "-c", block.command]
         else:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,6 +150,7 @@ def test_persistent_workers_see_the_epoch(shop: Path, context: str) -> None:
 def resumed(shop: Path, state: dict[str, Any], workers: int, **how: Any) -> dict[int, list[int]]:
     ds = ParquetDataset(shop, columns=["id"], batch_size=90, **how)
     ds.load_state_dict(json.loads(json.dumps(state)))
+    ds.set_epoch(state["epoch"])  # also when nothing is left of it
     return {batch.index: batch["id"].tolist() for batch in loader(ds, workers)}
 
 
@@ -227,9 +226,43 @@ def test_state_without_workers_needs_no_argument(shop: Path) -> None:
     rest = list(batches)
     done = ds.state_dict()
     assert done == ds.state_dict(after=rest[-1])
-    again = ParquetDataset(shop, columns=["id"], batch_size=90)
+
+
+def test_a_state_from_an_epochs_end_is_the_next_ones_start(shop: Path) -> None:
+    how: dict[str, Any] = {"columns": ["id"], "batch_size": 90}
+    ds = ParquetDataset(shop, **how)
+    ds.set_epoch(4)
+    done = ds.state_dict(after=list(ds)[-1])
+    ds.set_epoch(5)
+    expected = ids_of(ds)
+    again = ParquetDataset(shop, **how)
     again.load_state_dict(done)
-    assert list(again) == []
+    assert again.epoch == 5
+    assert again.state_dict()["batch"] == 0
+    assert ids_of(again) == expected
+    counting = ParquetDataset(shop, **how)
+    counting.load_state_dict(done)
+    lengths = []
+    for epoch in (4, 5, 4):  # a training that keeps its own count begins with the epoch it was in
+        counting.set_epoch(epoch)
+        lengths.append(len(list(counting)))
+    assert lengths == [0, 23, 23]
+    halves = []
+    for rank in range(2):
+        part = ParquetDataset(shop, num_replicas=2, rank=rank, drop_last=True, lanes=2, **how)
+        state = part.state_dict(after=list(part)[-1])
+        part.load_state_dict(state)
+        assert part.epoch == 1
+        halves.append(state)
+    assert halves[0] == halves[1]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_resume_under_every_start_method(shop: Path, context: str) -> None:
+    ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=4)
+    batches = list(ds)
+    ds.load_state_dict(ds.state_dict(after=batches[6]))
+    assert ids_of(loader(ds, 2, multiprocessing_context=context)) == ids_of(batches[7:])
 
 
 def test_state_with_workers_asks_what_was_consumed(shop: Path) -> None:
@@ -337,6 +370,7 @@ def test_transform_is_seeded_by_the_batch(shop: Path) -> None:
         return {b.index: (tuple(b["noise"].tolist()), b["np"], b["py"]) for b in found}
 
     expected = read(0)
+    assert all(len({of_batch[kind] for of_batch in expected.values()}) == len(expected) for kind in range(3))
     state = torch.get_rng_state()
     assert len(list(ParquetDataset(shop, batch_size=90, transform=noise))) == 23
     assert torch.equal(torch.get_rng_state(), state), "the trainer's own generators are left alone"
@@ -389,6 +423,8 @@ def test_snapshot_paths_are_leased_too(tmp_path: Path) -> None:
 def test_filters_choose_partitions(shop: Path) -> None:
     ds = ParquetDataset(shop, columns=["id"], filters="dt >= '2026-11-04'", batch_size=90)
     assert sorted(flat(ids_of(loader(ds, 2)))) == list(range(1200, ROWS))
+    with pytest.raises(UsageError, match=r"^filters 'nope = 1'"):
+        ParquetDataset(shop, filters="nope = 1")
     nothing = ParquetDataset(shop, filters="dt > '2027'", batch_size=90)
     assert len(nothing) == 0
     assert list(loader(nothing, 0)) == list(loader(nothing, 2)) == []
@@ -437,47 +473,6 @@ def test_memory_too_small_is_advised(shop: Path) -> None:
     ds = ParquetDataset(shop, memory=1000)
     with pytest.raises(UsageError, match="pqcache repartition"):
         next(iter(ds))
-
-
-TRAINING = """
-import sys, torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
-from pqcache.torch import ParquetDataset
-
-dist.init_process_group("gloo")
-ds = ParquetDataset(sys.argv[1], columns=["id", "vector"], batch_size=90)
-model = DistributedDataParallel(torch.nn.Linear(2, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-for epoch in range(2):
-    ds.set_epoch(epoch)
-    seen = []
-    for batch in DataLoader(ds, batch_size=None, num_workers=2):
-        loss = model(batch["vector"]).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        seen += batch["id"].tolist()
-    parts = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, seen)
-    if dist.get_rank() == 0:
-        rows = [i for part in parts for i in part]
-        print("epoch", epoch, len(set(rows)), len(rows), [len(part) for part in parts], flush=True)
-dist.destroy_process_group()
-"""
-
-
-def test_trains_under_torchrun(shop: Path, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*command, str(script), str(shop)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line.split(" ", 4) for line in done.stdout.splitlines() if line.startswith("epoch")]
-    assert [line[1:3] for line in lines] == [["0", "2000"], ["1", "2000"]]
-    for line in lines:  # 23 batches: rank 1 repeats one of the first, so that both have 12
-        assert int(line[3]) == 2000 + 90
 
 
 def test_pieces_resume_too(tmp_path: Path) -> None:

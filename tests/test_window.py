@@ -349,7 +349,7 @@ def test_views_of_more_than_two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> No
     column = hold(lists, form)
     assert to_arrow(column).equals(lists)
     order = np.random.default_rng(0).permutation(43)
-    assert to_arrow(compact(take(column, order), Pool())).equals(lists.take(pa.array(order)))
+    assert to_arrow(compact(take(column, order))).equals(lists.take(pa.array(order)))
 
 
 @settings(max_examples=50, deadline=None)
@@ -367,14 +367,14 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     rows = np.array(data.draw(st.lists(st.integers(0, max(0, len(array) - 1)), max_size=20 * bool(len(array)))), int)
     expected = array.take(pa.array(rows, pa.int64())).to_pylist()
     assert to_arrow(take(column, rows)).to_pylist() == expected
-    assert to_arrow(compact(take(column, rows), Pool())).to_pylist() == expected
+    assert to_arrow(compact(take(column, rows))).to_pylist() == expected
     half = len(rows) // 2
     assert to_arrow(cut(take(column, rows), half, len(rows))).to_pylist() == expected[half:]
     joined = join([take(column, rows), column, cut(column, 0, 0)], form)
     assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
 
 
-def test_long_rows_are_copied_one_by_one() -> None:
+def test_long_rows_are_packed() -> None:
     rng = np.random.default_rng(0)
     values = [rng.bytes(int(n)) for n in rng.choice([0, 3, 12, 13, 5000, 20_000], 200)]
     array = pa.array(values).slice(5)
@@ -382,12 +382,11 @@ def test_long_rows_are_copied_one_by_one() -> None:
     order = rng.permutation(195)
     expected = array.take(pa.array(order))
     assert to_arrow(take(column, order)).equals(expected)
-    pool = Pool()
-    again = compact(take(column, order), pool)
+    again = compact(take(column, order))
     assert to_arrow(again).equals(expected)
     assert to_arrow(cut(again, 50, 195)).equals(expected.slice(50))
     assert columns_module.bytes_of_views(again) == sum(map(len, values[5:]))
-    whole = Column(column.form, columns_module.packed(again, pool))
+    whole = Column(column.form, columns_module.packed(again))
     assert to_arrow(cut(whole, 20, 60)).equals(expected.slice(20, 40))
 
 

@@ -19,14 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.dense import Dense, restored
-from pqcache.reader.memory import Pool
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
 _MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
-_LONG = 1024  # bytes of a row from which it is copied by itself
-_LARGE = 1 << 18  # bytes of a column from which fresh memory shows
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -199,15 +196,11 @@ def cut(column: Column, start: int, stop: int) -> Column:
     return Column(column.form, values, None if column.valid is None else column.valid[start:stop])
 
 
-def compact(column: Column, pool: Pool) -> Column:
+def compact(column: Column) -> Column:
     """Return the same rows with the bytes they point to copied, so that those they came from can go."""
     if not is_views(column):
         return column
-    rows = packed(column, pool)
-    array = pa.Array.from_buffers(
-        pa.large_binary(), len(rows), [None, pa.py_buffer(rows.ends), pa.py_buffer(rows.data)]
-    )
-    return Column(column.form, array.cast(pa.binary_view()), column.valid)
+    return Column(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
 
 
 def join(columns: Sequence[Column], form: Form) -> Column:
@@ -241,36 +234,15 @@ def bytes_of_views(column: Column) -> int:
     return int(lengths.sum(dtype=np.int64))
 
 
-def packed(column: Column, pool: Pool | None = None) -> Packed:
+def packed(column: Column) -> Packed:
     """Return a ``bytes`` column's rows end to end, their bytes freshly copied."""
     if isinstance(column.values, Packed):
         return column.values
-    array = column.values
+    array = column.values.cast(pa.large_binary())
+    _, ends, data = array.buffers()
     rows = len(array)
-    _, buffer, *sources = array.buffers()
-    views = np.frombuffer(buffer, np.int32, rows * 4, array.offset * 16).reshape(rows, 4)
-    lengths = views[:, 0]
-    ends = np.zeros(rows + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    size = int(ends[-1])
-    if size < rows * _LONG or size < _LARGE:
-        array = array.cast(pa.large_binary())
-        found = array.buffers()[2]
-        return Packed(ends, np.zeros(0, np.uint8) if found is None else np.frombuffer(found, np.uint8, size))
-    # Arrow would take fresh memory for this; and rows this long are copied as fast one by one
-    data = (pool or Pool()).lend(size)
-    memories = [memoryview(source).cast("B") for source in [*sources, buffer]]
-    inside = lengths <= 12  # so short that the view itself holds the bytes
-    where = np.where(inside, len(sources), views[:, 2]).tolist()
-    begins = np.where(inside, (array.offset + np.arange(rows)) * 16 + 4, views[:, 3]).astype(np.int64)
-    target = memoryview(data)  # type: ignore[arg-type]
-    at = 0
-    for end, memory, first, past in zip(
-        ends[1:].tolist(), where, begins.tolist(), (begins + lengths).tolist(), strict=True
-    ):
-        target[at:end] = memories[memory][first:past]
-        at = end
-    return Packed(ends, data)
+    found = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64, rows + 1)
+    return Packed(found, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, int(found[-1])))
 
 
 def to_arrow(column: Column) -> pa.Array:

@@ -102,7 +102,7 @@ def kept_groups(index: Index, filters: Any) -> npt.NDArray[np.int64]:
         if isinstance(filters, str):
             from pqcache.store.predicate import parse_where
 
-            expression = parse_where(filters, index.schema)
+            expression = parse_where(filters, index.schema, "filters")
         elif isinstance(filters, pc.Expression):
             expression = filters
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -10,12 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from pqcache.errors import UsageError
 from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.memory import Pool
-from pqcache.reader.order import Order, Part, batches_of_lanes
+from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank
 from pqcache.reader.sequence import in_sequence
-from pqcache.reader.view import View, fit, view_of
+from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.reader.window import LaneReader, Source
 from pqcache.units import parse_size
 
@@ -101,7 +103,10 @@ def _first_of_lanes(indices: range, lanes: int, total: int) -> dict[int, int]:
 
 
 class _Pool:
-    """A thread pool that is not waited for when its user stops half way."""
+    """A thread pool that is not waited for when its user stops half way.
+
+    What its threads leave behind in Arrow's allocator goes back to the system, or it would grow from epoch to epoch.
+    """
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pqcache")
@@ -111,6 +116,7 @@ class _Pool:
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        pa.default_memory_pool().release_unused()
 
 
 def record_batches(
@@ -134,24 +140,42 @@ def read_batches(
     drop_last: bool = False,
     memory: str | int = "2GB",
     window: int | None = None,
-    lanes: int = 1,
+    lanes: int | None = None,
     num_replicas: int = 1,
     rank: int = 0,
     start: int = 0,
+    snapshot: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield an epoch as Arrow record batches in the order in which ParquetDataset yields its batches.
-
-    ``start`` is the global index of the first batch wanted. The other arguments are ParquetDataset's.
-    """
-    data, lease = open_data(path)
-    with lease or nullcontext():
+    """Yield an epoch as Arrow record batches; see ``Cache.batches``, which says what the arguments are."""
+    check_numbers(batch_size=batch_size, window=window, lanes=lanes)
+    check_rank(num_replicas, rank, lanes)
+    if isinstance(epoch, bool) or epoch < 0 or start < 0:
+        raise UsageError(f"epoch={epoch}, start={start}: both count from 0")
+    budget = parse_size(memory)
+    lanes = lanes or num_replicas
+    data, lease = open_data(path, snapshot)
+    try:
         view = view_of(data, columns, filters)
         if window is None:
-            window, piece = fit(view, parse_size(memory), -(-lanes // num_replicas), path) if shuffle else (1, 0)
+            window, piece = fit(view, budget, lanes // num_replicas, path) if shuffle else (1, 0)
             view = view.in_pieces(piece)
         order = Order(view.counts, batch_size, lanes, window, seed, epoch, shuffle)
         total = order.batches(drop_last)
         part = Part(total, lanes, num_replicas, rank, start=start, drop_last=drop_last)
-        with closing(record_batches(view, order, part.indices(), total)) as found:
+        threads = cpu_count()
+        if shuffle:
+            threads = decoders_for(view.sizes, budget, lanes // num_replicas, window, threads)
+    except BaseException:
+        if lease is not None:
+            lease.close()
+        raise
+
+    def epoch_of() -> Iterator[pa.RecordBatch]:
+        with lease or nullcontext(), closing(record_batches(view, order, part.indices(), total, threads)) as found:
             for _, batch in found:
                 yield batch
+
+    found = epoch_of()
+    if lease is not None:
+        weakref.finalize(found, lease.close)  # where nobody begins to iterate
+    return found

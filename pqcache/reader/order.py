@@ -37,6 +37,21 @@ _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
 _BATCHES = 8  # of a block, at least
 
 
+def check_numbers(**numbers: int | None) -> None:
+    """Raise UsageError, by name, for a number that is neither None nor a whole one of at least 1."""
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UsageError(f"{name}={value!r}: give a whole number of at least 1")
+
+
+def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
+    """Raise UsageError where a rank is not one of ``num_replicas``, or these cannot share the lanes."""
+    if not 0 <= rank < num_replicas:
+        raise UsageError(f"rank={rank}: with {num_replicas=} it must be from 0 to {num_replicas - 1}")
+    if lanes is not None and lanes % num_replicas:
+        raise UsageError(f"lanes={lanes} cannot be shared by {num_replicas=}; choose a multiple")
+
+
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
     """Return a random permutation of ``range(n)``, the same for the same arguments on every machine.
 

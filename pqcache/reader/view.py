@@ -179,12 +179,16 @@ class View:
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each row group when decoded: exact for numbers, estimated from a few rows for the rest."""
+        """Bytes of each row group when decoded: exact for numbers, estimated from a few rows for the rest.
+
+        Lists count alike whether they are held dense or not, so that the window is the same either way.
+        """
         index = self.data.index
         total = np.zeros(len(self.groups), np.int64)
-        varied = [form for form in self.read_forms if form.form != "fixed"]
+        forms = [form_of(self.schema.field(form.name)) for form in self.read_forms]
+        varied = [form for form in forms if form.form != "fixed"]
         sample = self._sample([form.name for form in varied]) if varied and len(self.groups) else None
-        for form in self.read_forms:
+        for form in forms:
             if form.form == "fixed":
                 total += self.counts * form.width
                 continue

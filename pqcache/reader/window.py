@@ -36,7 +36,8 @@ from pqcache.reader.order import Ints, Lane
 Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
 
-_GROUP = 32  # bytes per row of a group: 32,000 rows of it are a megabyte
+_GROUP = 16  # bytes per row of a group: 32,000 rows of it are half a megabyte
+_NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 
 
@@ -152,16 +153,22 @@ def dealt_cards(source: Source, columns: Rows, orders: Sequence[Ints], hands: Se
         block = memory.take(layout.bytes(len(order)))
         dealt.append(Cards(block, layout.arrays(block, len(order)), {}, count))
     places = {p: (g, i) for g, (_, positions) in enumerate(layout.groups) for i, p in enumerate(positions)}
+    near = memory.take(_NEAR)
     for position, form in enumerate(source.forms):
         column = columns[position]
         columns[position] = Column(form, None)  # decoded memory goes as soon as it is dealt
         if position in places and column.valid is None and isinstance(column.values, np.ndarray):
             group, row = places[position]
+            values = column.values
+            if values.nbytes <= _NEAR:  # read once in sequence, so that what jumps about finds it in the cache
+                values = near[: values.nbytes].view(values.dtype).reshape(values.shape)
+                np.copyto(values, column.values)
             for order, cards in zip(orders, dealt, strict=True):
-                column.values.take(order, axis=0, out=cards.arrays[group][row], mode="clip")
+                values.take(order, axis=0, out=cards.arrays[group][row], mode="clip")
         else:
             for order, cards in zip(orders, dealt, strict=True):
-                cards.columns[position] = compact(take(column, order), memory)
+                cards.columns[position] = compact(take(column, order))
+    memory.give(near)
     return dealt
 
 
@@ -195,7 +202,7 @@ class Frame:
         for position, parts in self._parts.items():
             form = source.forms[position]
             column = self._joined(parts, found.get(position), form)
-            found[position] = Column(form, packed(column, source.batches), column.valid) if is_views(column) else column
+            found[position] = Column(form, packed(column), column.valid) if is_views(column) else column
         return [found[position] for position in range(len(source.forms))]
 
     def _joined(self, parts: dict[int, Column], placed: Column | None, form: Form) -> Column:

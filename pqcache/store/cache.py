@@ -17,16 +17,20 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import CacheError, CacheLocked, UsageError
 from pqcache.store.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 from pqcache.store.index import Index, read_index
 from pqcache.store.manifest import Manifest, read_manifest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FILES = "_pqcache/files.arrow"
 ROW_GROUPS = "_pqcache/row_groups.arrow"
@@ -171,6 +175,68 @@ class Cache:
             except CacheError:
                 if snapshot == self.current():
                     raise
+
+    def batches(
+        self,
+        columns: Sequence[str] | None = None,
+        filters: Any = None,
+        batch_size: int = 4096,
+        shuffle: bool = True,
+        seed: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        memory: str | int = "2GB",
+        window: int | None = None,
+        lanes: int | None = None,
+        num_replicas: int = 1,
+        rank: int = 0,
+        start: int = 0,
+        snapshot: str | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield an epoch as Arrow record batches, in the order in which ParquetDataset yields its batches.
+
+        For numpy, JAX, TensorFlow or plain Arrow: torch is not imported. Every row comes exactly once per epoch;
+        nulls stay nulls, dictionaries are decoded. Batches are made ahead on threads of this process.
+
+        ``columns``       names; None for all. Partition columns are columns.
+        ``filters``       a condition on partition columns: SQL text, ``[("dt", ">=", "2026-11-01")]``, or a
+                          pyarrow expression
+        ``batch_size``    rows of a batch; the epoch's last one may be shorter
+        ``shuffle``       False gives the rows in the order of the files
+        ``seed``, ``epoch``   choose the order; the same two give the same order again
+        ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: what is left
+                          over is dropped.
+        ``memory``        bytes that decoded row groups of this rank may take
+        ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
+        ``lanes``         independent streams of batches; None: one for each rank
+        ``num_replicas``, ``rank``   into how many equal parts the epoch is shared, and which one this is: batches
+                          number ``rank``, ``rank + num_replicas`` and so on of the whole epoch
+        ``start``         the number of the epoch's first batch that is wanted, counted over all ranks: to go on
+                          where a run stopped, also with another ``num_replicas`` that divides ``lanes``
+        ``snapshot``      the snapshot to read, which stays leased until the epoch ends; None: the current one
+
+        Options that make no sense raise UsageError at once, a cache without that snapshot raises CacheError;
+        files that are gone or damaged raise ParquetError by name while iterating.
+        """
+        from pqcache.reader.epoch import read_batches  # reads caches, so it cannot be imported from here at first
+
+        return read_batches(
+            self.path,
+            columns=columns,
+            filters=filters,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            drop_last=drop_last,
+            memory=memory,
+            window=window,
+            lanes=lanes,
+            num_replicas=num_replicas,
+            rank=rank,
+            start=start,
+            snapshot=snapshot,
+        )
 
     def create(self) -> None:
         """Make the directory a cache; a directory with other things in it raises UsageError."""

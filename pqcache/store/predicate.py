@@ -96,24 +96,25 @@ class Not:
 Condition = Compare | In | Like | IsNull | Always | And | Or | Not
 
 
-def parse_where(where: str, schema: pa.Schema) -> pc.Expression:
+def parse_where(where: str, schema: pa.Schema, option: str = "--where") -> pc.Expression:
     """Return ``where`` as an expression over the columns of ``schema``, constants cast to their types.
 
     Nulls behave as in SQL: a comparison with one is neither true nor false, and only rows for which the
     whole condition is true are taken. NaN behaves as in IEEE 754: it equals nothing and is in no range. A syntax
-    error, an unknown column or a constant that does not fit its column's type raises UsageError.
+    error, an unknown column or a constant that does not fit its column's type raises UsageError, which calls the
+    condition ``option``.
     """
-    return expression_of(parse_condition(where, schema))
+    return expression_of(parse_condition(where, schema, option))
 
 
-def parse_condition(where: str, schema: pa.Schema) -> Condition:
+def parse_condition(where: str, schema: pa.Schema, option: str = "--where") -> Condition:
     """Return ``where`` as a condition on the columns of ``schema``; see `parse_where`."""
     try:
         return _condition(_parse(where), schema)
     except UsageError as error:
-        raise UsageError(f"--where {where!r}: {error}") from error
+        raise UsageError(f"{option} {where!r}: {error}") from error
     except RecursionError as error:
-        raise UsageError(f"--where: too deeply nested; {_HELP}") from error
+        raise UsageError(f"{option}: too deeply nested; {_HELP}") from error
 
 
 def where_columns(where: str) -> list[str]:

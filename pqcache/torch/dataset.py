@@ -20,7 +20,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
 from pqcache.reader.epoch import batches, cpu_count, samples
-from pqcache.reader.order import Order, Part
+from pqcache.reader.order import Order, Part, check_numbers, check_rank
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
@@ -80,15 +80,9 @@ class ParquetDataset(IterableDataset[Batch]):
         ragged: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("window", window), ("lanes", lanes)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name}={value!r}: give a whole number of at least 1")
+        check_numbers(batch_size=batch_size, window=window, lanes=lanes, num_replicas=num_replicas)
         if (num_replicas is None) != (rank is None):
             raise UsageError("give both num_replicas and rank, or neither")
-        if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
-            raise UsageError(f"rank={rank}: with {num_replicas=} it must be from 0 to {num_replicas - 1}")
-        if lanes is not None and num_replicas is not None and lanes % num_replicas:
-            raise UsageError(f"lanes={lanes} cannot be shared by {num_replicas=}; choose a multiple")
         self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
         self.memory = parse_size(memory)
         self.transform = transform
@@ -96,6 +90,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self._filters, self._nulls, self._ragged = filters, Nulls.of(nulls), tuple(ragged)
         self._window, self._lanes, self._piece = window, lanes, 0
         self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
+        check_rank(*self._rank(), lanes)
         self._masked: frozenset[str] = frozenset()
         self._open(columns, None)
         self._progress = Progress()
@@ -177,7 +172,8 @@ class ParquetDataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, also with other numbers of ranks and workers that divide its lanes.
 
-        The state's lanes and window are taken over where they were left open here. A snapshot that is no
+        A state from the end of an epoch goes on with the next one. The state's lanes and window are taken over
+        where they were left open here. A snapshot that is no
         longer the current one is opened if it is still kept. What does not fit raises UsageError, or
         CacheError for a snapshot that is gone, and says why.
         """
@@ -207,7 +203,9 @@ class ParquetDataset(IterableDataset[Batch]):
                 "resume on a number of ranks that divides it"
             )
         self._lanes, self._window, self._piece = loaded.lanes, loaded.window, loaded.piece
-        self._progress.resume(loaded, in_worker=worker is not None)
+        total = self._order(self._view, loaded.epoch, 1, 1).batches(self.drop_last)
+        left = Part(total, loaded.lanes, replicas, 0, start=loaded.batch, drop_last=self.drop_last).rounds()
+        self._progress.resume(loaded, worker is not None, ended=loaded.batch > 0 and not left)
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -285,7 +283,7 @@ class ParquetDataset(IterableDataset[Batch]):
         filled = {name for name, _ in self._nulls.fill}
         for name in self._view.columns:
             if name not in filled and (count := self._view.nulls(name)):
-                raise null_error(name, count)
+                raise null_error(name, count, "the dataset")
 
     def _transformed(self, batch: Any, place: Place, in_worker: bool) -> Any:
         """Apply the transform with generators seeded for this batch, the same in any run."""

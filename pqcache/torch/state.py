@@ -12,7 +12,7 @@ from pqcache.errors import UsageError
 
 FORMAT = 1
 _WORKERS_AT_MOST = 4096
-_VERSION, _EPOCH, _START, _WORKERS, _FINISHED = range(5)
+_VERSION, _EPOCH, _START, _WORKERS, _DONE, _DONE_AT, _FINISHED = range(7)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ class Progress:
 
     Shared: which epoch is on (with a number that changes each time it is set), the batch at which it is to
     begin, the number of workers seen, and which of them came to the epoch's end; when all have, the next
-    iteration is a whole epoch again. Not shared: the next batch of this process.
+    iteration is a whole epoch again. Also, after a state from the very end of an epoch, which one that was (plus
+    1, 0 for none) and its end. Not shared: the next batch of this process.
     """
 
     def __init__(self) -> None:
@@ -128,22 +129,28 @@ class Progress:
             raise UsageError(f"set_epoch({epoch}): epochs count from 0")
         self._shared[_VERSION] += 1
         if epoch != int(self._shared[_EPOCH]):
+            start = int(self._shared[_DONE_AT]) if epoch + 1 == int(self._shared[_DONE]) else 0
             self._shared[_EPOCH] = epoch
-            self._shared[_START] = 0
+            self._shared[_START] = start
             self._shared[_FINISHED:] = 0
-            self.next = 0
+            self.next = start
+        self._shared[_DONE] = 0
 
-    def resume(self, state: State, in_worker: bool) -> None:
-        """Go to a state's place."""
+    def resume(self, state: State, in_worker: bool, ended: bool) -> None:
+        """Go to a state's place; from the end of an epoch that is the start of the next one.
+
+        Where that epoch is set all the same, by a training that counts epochs itself, nothing is left of it.
+        """
         if in_worker and state.worker is not None:
             place = Begin(state.epoch, state.worker[2], state.batch)
             self._own = int(self._shared[_VERSION]), place
             return
         self._shared[_VERSION] += 1
-        self._shared[_EPOCH] = state.epoch
-        self._shared[_START] = state.batch
+        self._shared[_EPOCH] = state.epoch + ended
+        self._shared[_START] = self.next = 0 if ended else state.batch
+        self._shared[_DONE] = state.epoch + 1 if ended else 0
+        self._shared[_DONE_AT] = state.batch
         self._shared[_FINISHED:] = 0
-        self.next = state.batch
 
     def begin(self, worker: int, workers: int) -> Begin:
         """Return where an iteration begins, and note who iterates."""

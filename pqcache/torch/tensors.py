@@ -72,10 +72,10 @@ def mask_name(column: str) -> str:
     return f"{column}_mask"
 
 
-def null_error(name: str, count: int) -> ParquetError:
-    """Return the error for nulls that nobody said what to do with."""
+def null_error(name: str, count: int, where: str) -> ParquetError:
+    """Return the error for nulls that nobody said what to do with: so many ``where``."""
     return ParquetError(
-        f"column {name!r} holds nulls ({count}), which no tensor can; pass nulls='mask', or "
+        f"column {name!r} holds nulls ({count} in {where}), which no tensor can; pass nulls='mask', or "
         f"nulls={{{name!r}: VALUE}} to fill them, or leave the column out with columns="
     )
 
@@ -118,7 +118,7 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
     if valid is not None and valid.all():
         valid = None
     if valid is not None and fill is None and not nulls.mask:
-        raise null_error(name, int((~valid).sum()))
+        raise null_error(name, int((~valid).sum()), "one batch")
     mask = None if valid is None else torch.from_numpy(valid)
     if pa.types.is_decimal(bare) and bare.precision > _INT64_DIGITS:
         text = hold(to_arrow(column).cast(pa.string()), form_of(pa.field(name, pa.string())))

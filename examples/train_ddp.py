@@ -1,0 +1,43 @@
+# torchrun --nproc-per-node=2 train_ddp.py
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from pqcache.torch import ParquetDataset
+
+
+def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs: int = 2) -> None:
+    dist.init_process_group("gloo")  # "nccl" with GPUs
+    # 12 lanes are shared by 1, 2, 3, 4, 6 or 12 ranks x workers, so a run may go on with another number of them
+    dataset = ParquetDataset(cache, columns=["id", "price"], batch_size=64, lanes=12)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    if checkpoint.exists():
+        dataset.load_state_dict(json.loads(checkpoint.read_text()))
+    for epoch in range(dataset.epoch, epochs):
+        dataset.set_epoch(epoch)
+        rows = torch.zeros(1)
+        for batch in loader:  # as many batches on every rank
+            loss = (model(batch["price"].float()[:, None]) - 1).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            rows += len(batch["id"])
+            if batch.index % 100 == 0:  # on rank 0 alone, with the model's and the optimizer's states
+                checkpoint.write_text(json.dumps(dataset.state_dict(after=batch)))
+        dist.all_reduce(rows)
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch}: {int(rows)} rows")
+    if dist.get_rank() == 0:
+        checkpoint.unlink()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2])

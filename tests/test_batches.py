@@ -1,0 +1,135 @@
+"""Cache.batches: Arrow record batches in the loader's order, without torch."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.errors import CacheError, UsageError
+from tests.datasets import write_day, write_shop
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> pqcache.Cache:
+    """A cache of 1,600 rows in 16 row groups, some of whose lists are all of one length."""
+    root = tmp_path_factory.mktemp("batches")
+    source = write_shop(root / "source", days=2, files=4, rows=200)
+    for path in source.glob("dt=*/*.parquet"):
+        table = pq.read_table(path, partitioning=None)
+        pair = pa.array([[i, i + 1] for i in table["id"].to_pylist()], pa.list_(pa.int64()))
+        pq.write_table(table.append_column("pair", pair), path, row_group_size=100)
+    pqcache.sync(root / "cache", str(source))
+    return pqcache.Cache.open(root / "cache")
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch["id"].to_pylist() if isinstance(batch, pa.RecordBatch) else batch["id"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"memory": "1MB"},
+        {"shuffle": False},
+        {"lanes": 6, "window": 3, "seed": 4},
+        {"lanes": 6, "num_replicas": 3, "rank": 2},
+        {"num_replicas": 3, "rank": 1, "drop_last": True},
+        {"filters": "dt > '2026-11-01'", "columns": ["id", "dt", "pair"]},
+    ],
+)
+def test_the_order_is_the_datasets(cache: pqcache.Cache, how: dict[str, Any]) -> None:
+    from pqcache.torch import ParquetDataset
+
+    if "columns" not in how:
+        how = {**how, "columns": ["id", "pair", "title"]}
+    dataset = ParquetDataset(cache.path, batch_size=90, **how)
+    for epoch in (0, 3):
+        dataset.set_epoch(epoch)
+        found = list(cache.batches(batch_size=90, epoch=epoch, **how))
+        assert ids(found) == ids(dataset)
+        for batch in found:
+            batch.validate(full=True)
+            assert batch.schema.names == how["columns"]
+            assert batch["pair"].to_pylist() == [[i, i + 1] for i in batch["id"].to_pylist()]
+
+
+def test_all_columns_and_rows_once(cache: pqcache.Cache) -> None:
+    table = pa.Table.from_batches(cache.batches(batch_size=64))
+    files = sorted((cache.path / "current").glob("dt=*/*.parquet"))
+    expected = pa.concat_tables([pq.read_table(path, partitioning=None) for path in files])
+    assert table.schema.names == [*expected.schema.names, "dt"]
+    assert table.drop_columns("dt").sort_by("id").equals(expected.sort_by("id"))
+    assert [len(batch) for batch in cache.batches(["id"], batch_size=1000)] == [1000, 600]
+
+
+def test_it_goes_on_from_any_batch(cache: pqcache.Cache) -> None:
+    whole = ids(cache.batches(["id"], batch_size=100, lanes=6))
+    for start in (0, 1, 7, 16, 20):
+        assert ids(cache.batches(["id"], batch_size=100, lanes=6, start=start)) == whole[start:]
+    rest = {
+        rank: ids(cache.batches(["id"], batch_size=100, lanes=6, start=5, num_replicas=3, rank=rank))
+        for rank in range(3)
+    }
+    assert [len(part) for part in rest.values()] == [4, 4, 4]  # 11 batches, and one that repeats the first
+    assert sorted(i for part in rest.values() for batch in part for i in batch) == sorted(
+        [i for batch in whole[5:] for i in batch] + whole[0]
+    )
+
+
+def test_it_keeps_its_snapshot(tmp_path: Path) -> None:
+    source = write_shop(tmp_path / "source", days=1, files=2, rows=200)
+    pqcache.sync(tmp_path / "cache", str(source), keep=1)
+    cache = pqcache.Cache.open(tmp_path / "cache")
+    first = cache.snapshot().id
+    expected = ids(cache.batches(["id"], batch_size=30))
+    batches, unused = cache.batches(["id"], batch_size=30), cache.batches()
+    write_day(tmp_path / "source", "2026-11-02", first=100_000)
+    pqcache.sync(cache.path, keep=1)
+    assert cache.snapshot().id != first
+    assert ids(batches) == expected
+    assert ids(cache.batches(["id"], batch_size=30, snapshot=first, start=3)) == expected[3:]
+    assert len(ids(cache.batches(["id"], batch_size=30))) > len(expected)
+    del unused
+    gc.collect()
+    assert [snapshot.id for snapshot in cache.collect(keep=1)] == [first], "nobody holds it any more"
+    with pytest.raises(CacheError, match="not kept any more"):
+        cache.batches(snapshot=first)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"window": 1.5}, "window=1.5"),
+        ({"lanes": 3, "num_replicas": 2}, "lanes=3"),
+        ({"rank": 2, "num_replicas": 2}, "rank=2"),
+        ({"epoch": -1}, "epoch=-1"),
+        ({"start": -1}, "start=-1"),
+        ({"columns": ["nope"]}, "no column 'nope'"),
+        ({"filters": "nope = 3"}, "filters 'nope = 3'"),
+        ({"memory": "much"}, "not a size"),
+    ],
+)
+def test_wrong_options_are_named_at_once(cache: pqcache.Cache, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        cache.batches(**how)
+
+
+def test_torch_is_not_imported(cache: pqcache.Cache) -> None:
+    code = (
+        "import sys, json, pqcache;"
+        f"batch = next(pqcache.Cache.open({str(cache.path)!r}).batches(batch_size=10));"
+        "print(json.dumps([len(batch), [m for m in sys.modules if m.split('.')[0] == 'torch']]))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == [10, []]

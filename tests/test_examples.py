@@ -1,0 +1,60 @@
+"""The examples run, and the README shows the one it explains as it is."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.datasets import write_shop
+from tests.test_docs import ROOT, blocks_of, environment
+
+EXAMPLES = ROOT / "examples"
+
+
+def test_the_readme_shows_the_example() -> None:
+    texts = [block.text for block in blocks_of(ROOT / "README.md") if block.kind == "python"]
+    assert (EXAMPLES / "train_ddp.py").read_text().rstrip() in texts
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_training_under_torchrun(tmp_path: Path, ranks: int) -> None:
+    shop = write_shop(tmp_path / "shop", days=2, files=2, rows=250)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [*command, str(EXAMPLES / "train_ddp.py"), str(shop)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = 1000 + (-16 % ranks) * 64  # 16 batches; the last round is filled up with the epoch's first ones
+    assert done.stdout.splitlines() == [f"epoch {epoch}: {rows} rows" for epoch in range(2)]
+    assert not (tmp_path / "ddp.json").exists()
+
+
+def test_pictures_are_decoded_and_augmented_in_workers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = []
+    for _ in range(150):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(file, "JPEG")
+        pictures.append(file.getvalue())
+    table = pa.table({"label": rng.integers(0, 10, 150), "image": pictures})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
+    for words in (["--workers", "0"], ["--workers", "2", "--epochs", "2", "--read-only"]):
+        command = [sys.executable, str(EXAMPLES / "train_images.py"), str(tmp_path), *words]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert [line.split(",")[0] for line in done.stdout.splitlines()] == [
+            f"epoch {epoch}: 150 pictures" for epoch in range(2 if "--epochs" in words else 1)
+        ]
