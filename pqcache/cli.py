@@ -347,10 +347,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _unexpected(error: Exception, arguments: list[str]) -> int:
-    show = getattr(error, "show", None)  # the parser's own errors know how to show themselves
-    if show is not None:
-        show()
-        return 2
+    if hasattr(error, "format_message"):  # what the parser refuses
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "pqcache"
+        return _fail(UsageError(f"{error.format_message().rstrip('.')} ('{command} -h' shows the usage)"), arguments)
     text = str(error).splitlines()[0] if str(error) else ""
     name = type(error).__name__
     return _fail(

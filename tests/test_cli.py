@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -268,6 +269,19 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
         assert run("sync", cache).returncode == 0
         assert rows_of(cache / "current") == rows_of(shop)
         assert not any((cache / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sync"], r"Missing argument 'source' \('pqcache sync -h' shows the usage\)"),
+        (["syn"], r"No such command 'syn'.*'sync'"),
+        (["sync", "--frob"], r"No such option: --frob"),
+        (["sync", "a", "b", "--jobs", "x"], r"'--jobs'"),
+    ],
+)
+def test_what_the_parser_refuses_is_one_line(arguments: list[str], message: str) -> None:
+    assert re.search(message, error_of(run(*arguments), 2))
 
 
 def test_version_and_help() -> None:

@@ -218,12 +218,10 @@ def list_source(
     files = [file for file in found if is_data(file.path)]
     if not files:
         others = f" among its {len(found):,} files" if found else ""
-        raise SourceIncomplete(
-            f"{source.url}: no Parquet file{others}; nothing was published, check the URL and what wrote it"
-        )
+        raise SourceIncomplete(f"{source.url}: no Parquet file{others}; check the URL and what wrote it")
     files, subset = select(source, files, where, columns)
     if not files:
-        raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}; nothing was published")
+        raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}")
     on_event(Listed(len(files), sum(file.identity.size for file in files)))
     return Listing(files, [file.path for file in found], subset)
 
