@@ -313,6 +313,8 @@ def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     sys.meta_path.insert(0, _WithoutPandas)
+    if sys.stdout is None:  # closed by whoever started this
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     code = run(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -79,16 +79,19 @@ def print_sync(report: SyncReport) -> None:
         text = f"would sync: {moved}, {format_size(report.fetched_bytes)} to fetch"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} to rewrite"
-        out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)
+        out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved, soft_wrap=True)
         return
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.published:
         text = f"synced {moved}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} rewritten"
-        out().print(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
+        out().print(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}", soft_wrap=True)
     else:
-        out().print(f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}")
+        out().print(
+            f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}",
+            soft_wrap=True,
+        )
 
 
 def print_repartition(report: RepartitionReport) -> None:
@@ -108,7 +111,9 @@ def print_repartition(report: RepartitionReport) -> None:
         f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
         f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}{_kept(report)}"
     )
-    out().print(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
+    out().print(
+        f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}", soft_wrap=True
+    )
 
 
 def _kept(report: RepartitionReport) -> str:
@@ -119,7 +124,9 @@ def print_gc(report: GcReport) -> None:
     """Print the one line of a gc."""
     what = "would remove" if report.dry_run else "removed"
     removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
-    out().print(f"{what} {removed}, kept {format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}")
+    out().print(
+        f"{what} {removed}, kept {format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}", soft_wrap=True
+    )
 
 
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:

@@ -135,7 +135,7 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
     ):
         result = run(*arguments)
         assert result.returncode == 2
-        assert "Error" in result.stderr
+        assert result.stderr.startswith("pqcache: error: ")
     assert not cache.exists()
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.events import Event, Fetched
+from pqcache.config import read_config
+from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.history import read_history
 from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
 from tests.remote import Remote, make_remote
@@ -308,3 +313,83 @@ def test_cache_and_source_must_lie_apart(shop: Path) -> None:
     for inside in (shop / "cache", shop, shop.parent):
         with pytest.raises(pqcache.UsageError, match=r"apart|not empty"):
             sync(inside, str(shop))
+
+
+def test_a_run_that_waited_works_from_what_the_other_has_left(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(cache, str(shop))
+    held, go = threading.Event(), threading.Event()
+
+    def slow(event: Event) -> None:
+        if isinstance(event, Published):  # still under the lock, its options not yet written
+            held.set()
+            assert go.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(
+            pqcache.repartition, cache, row_group_size=8 << 10, compression="zstd", wait=0, on_event=slow
+        )
+        assert held.wait(30)
+        second = pool.submit(pqcache.sync, cache, wait=30)
+        time.sleep(0.5)
+        assert not second.done()
+        go.set()
+        published = first.result().snapshot
+        report = second.result()
+    assert not report.published
+    assert report.snapshot == published
+    assert (read_config(cache).row_group_size, read_config(cache).compression) == (8 << 10, "zstd")
+
+
+def test_two_first_runs_at_once_make_one_cache(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    listed, go = threading.Event(), threading.Event()
+
+    def slow(event: Event) -> None:
+        if isinstance(event, Listed):
+            listed.set()
+            assert go.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(pqcache.sync, cache, str(shop), wait=30, on_event=slow)
+        assert listed.wait(30)
+        pqcache.sync(cache, str(shop), keep=5)
+        go.set()
+        report = late.result()
+    assert not report.published
+    assert report.fetched_bytes == 0
+    assert read_config(cache).keep == 5
+
+
+def test_what_a_dead_run_left_unpublished_does_not_pass_for_an_old_snapshot(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = pqcache.sync(cache, str(shop)).snapshot
+    orphan = cache / "snapshots" / "20260101T000000Z-0002"
+    shutil.copytree(cache / "snapshots" / str(first), orphan)
+    os.utime(orphan, (time.time() - 3600,) * 2)
+    write_day(shop, "2026-11-09")
+    second = pqcache.sync(cache, keep=2).snapshot
+    assert {path.name for path in (cache / "snapshots").iterdir()} == {first, second}
+
+
+@pytest.mark.parametrize(
+    ("cache", "source", "options"),
+    [
+        ("{}", "s3://AKIA:ab/cdHUSH@bucket/shop", {"endpoint": "http://127.0.0.1:1"}),
+        ("{}", "s3://AKIA:12/HUSH@bucket/shop", {"endpoint": "http://127.0.0.1:1"}),
+        ("{}", "s3://bucket/shop", {"endpoint": "http://bob:HUSH@127.0.0.1:1"}),
+        ("s3://AKIA:HUSH@bucket/shop", None, {}),
+        ("{}", "file://u:HUSH@h/x", {}),
+    ],
+)
+def test_misplaced_secrets_are_refused_unshown(
+    cache: str, source: str | None, options: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(pqcache.UsageError) as error:
+        pqcache.sync(cache.format(tmp_path / "c"), source, options=options)
+    assert "HUSH" not in str(error.value)
+    assert not (tmp_path / "c").exists()
+    for command in (pqcache.gc, pqcache.history):
+        with pytest.raises(pqcache.PqcacheError) as error:
+            command("hdfs://u:HUSH@127.0.0.1:1/x")
+        assert "HUSH" not in str(error.value)

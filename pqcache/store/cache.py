@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from pqcache.store.manifest import Manifest, read_manifest
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_PUBLISHING = 60.0  # seconds that a run may take between a snapshot's rename and the swap of current, generously
 FILES = "_pqcache/files.arrow"
 ROW_GROUPS = "_pqcache/row_groups.arrow"
 LEASE = "_pqcache/lease"
@@ -106,9 +108,9 @@ class Cache:
     path: Path
 
     @staticmethod
-    def open(path: str | Path) -> Cache:
+    def open(path: str | os.PathLike[str]) -> Cache:
         """Open an existing cache; a directory that is none raises CacheError."""
-        cache = Cache(Path(path).absolute())
+        cache = Cache(cache_path(path))
         if not cache.exists():
             raise CacheError(f"{path}: not a pqcache; make one with 'pqcache sync SOURCE {path}'")
         return cache
@@ -245,6 +247,7 @@ class Cache:
             return
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path}: exists and is not a directory")
+        self._check_links()
         ours = {"CACHEDIR.TAG", "lock", "tmp", "snapshots"}
         if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise UsageError(f"{self.path}: not empty and not a pqcache; name a new directory")
@@ -254,11 +257,14 @@ class Cache:
 
     def check_layout(self) -> None:
         """Raise CacheError when a part of the cache is a link: nothing is ever written outside of it."""
+        self._check_links()
+        self.snapshots_dir.mkdir(exist_ok=True)
+        self.tmp_dir.mkdir(exist_ok=True)
+
+    def _check_links(self) -> None:
         for name in ("snapshots", "tmp", "lock", CONFIG, "history.jsonl.zst"):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}: is a symbolic link; a cache lives in one directory")
-        self.snapshots_dir.mkdir(exist_ok=True)
-        self.tmp_dir.mkdir(exist_ok=True)
 
     @contextmanager
     def lock(self, wait: float = 0.0) -> Iterator[None]:
@@ -293,11 +299,19 @@ class Cache:
         fsync_tree(built)
         if self.current() != previous:
             raise CacheLocked(f"{self.path}: another run has published meanwhile; sync again")
+        if previous is not None:
+            self._remove_orphans(previous)
         final = self.snapshots_dir / self.new_snapshot_id()
         built.rename(final)
         fsync_path(self.snapshots_dir)
         replace_symlink(self.path / "current", f"snapshots/{final.name}", self.tmp_dir)
         return Snapshot(final)
+
+    def _remove_orphans(self, previous: Snapshot) -> None:
+        """Remove what a run left that died before its snapshot became current: it would pass for an old one."""
+        for snapshot in self.snapshots():
+            if snapshot.number > previous.number and time.time() - snapshot.path.stat().st_mtime > _PUBLISHING:
+                self._remove(snapshot)
 
     def collect(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
         """Remove all but the newest ``keep`` snapshots, the current one among them; return those removed.
@@ -335,3 +349,13 @@ class Cache:
                 file.close()
         remove_tree(grave)
         return True
+
+
+def cache_path(path: str | os.PathLike[str]) -> Path:
+    """Return the absolute path of a cache; a URL, which may hold a password, raises UsageError without showing it."""
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.]+):/", os.fspath(path))  # Path makes one slash of two
+    if scheme:
+        raise UsageError(
+            f"{scheme[1]}://...: a cache is a local directory; for a first sync name both, URL and directory"
+        )
+    return Path(path).absolute()

@@ -42,8 +42,8 @@ def gc(
     CacheError, or CacheLocked when another run is at work.
     """
     target = Cache.open(os.fspath(cache))
-    count = read_config(target.path).keep if keep is None else keep
     with disk_errors(target.path), target.lock(wait):
+        count = read_config(target.path).keep if keep is None else keep
         if dry_run:
             removed = target.collectable(count, older_than)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pqcache.store.source import check_path, printable
 from pqcache.units import format_count, format_size
 
 MAX_DELETE = "50%"
-_SPARE = 64 << 20  # bytes left for indexes and metadata
+_LEAST_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
 
 
 @dataclass(frozen=True)
@@ -158,13 +159,16 @@ def parse_max_delete(text: str) -> tuple[float, bool]:
 def check_deletions(plan: Plan, held: Sequence[FileEntry], max_delete: str) -> None:
     """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
 
-    Files that go from a partition in which others arrive are replaced, not dropped: jobs that overwrite or
-    compact a partition write new names.
+    Files are replaced, not dropped, where all that a partition held goes and others arrive: jobs that overwrite
+    or compact a partition write new names. In a table without partitions only as many as arrive are replaced.
     """
     limit, percent = parse_max_delete(max_delete)
     total = len({file.path for entry in held for file in entry.sources})
-    replaced = {parent(path) for path in (*plan.added, *plan.changed)}
-    dropped = sum(1 for path in plan.removed if parent(path) not in replaced)
+    removed, added = set(plan.removed), Counter(map(parent, plan.added))
+    staying = {parent(file.path) for entry in held for file in entry.sources if file.path not in removed}
+    replaced = {directory for directory in added if directory and directory not in staying}
+    dropped = sum(1 for path in removed if parent(path) not in replaced)
+    dropped -= min(added[""], sum(1 for path in removed if not parent(path)))
     if dropped > (total * limit / 100 if percent else limit):
         raise SourceIncomplete(
             f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more than "
@@ -180,7 +184,8 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
     an earlier run brought. How much some columns and rows of a file take is not known beforehand.
     """
     known = max(0, plan.fetch_bytes - already) + plan.rewrite_bytes
-    needed = _SPARE if plan.recipe.fetch else known + _SPARE
+    spare = min(_SPARE, _LEAST_SPARE + known // 20)
+    needed = spare if plan.recipe.fetch else known + spare
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise PqcacheError(

@@ -137,10 +137,10 @@ def _repartition_cache(
     on_event: OnEvent,
 ) -> RepartitionReport:
     watch = Stopwatch()
-    config = updated(read_config(cache.path), given)
-    if config.row_group_size is None:
-        config = replace(config, row_group_size=ROW_GROUP_SIZE)
     with disk_errors(cache.path), cache.lock(wait):
+        config = updated(read_config(cache.path), given)
+        if config.row_group_size is None:
+            config = replace(config, row_group_size=ROW_GROUP_SIZE)
         current = cache.snapshot()
         before = current.manifest()
         if not wanted.nothing:

@@ -15,7 +15,8 @@ from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access_?key|(^|_)key$", re.IGNORECASE)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 TIMEOUT = 30.0  # seconds without a byte
 FIRST = 10.0  # seconds until the first answer: a server that is down should not take three tries of TIMEOUT
@@ -99,7 +100,7 @@ def local_path(url: str) -> str:
         return url
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise UsageError(f"{url}: a file URL has three slashes: file:///{parts.netloc}{parts.path}")
+        raise UsageError(f"{redact(url)}: a file URL has three slashes: file:///PATH")
     return unquote(parts.path)
 
 
@@ -115,7 +116,7 @@ def redact(url: str) -> str:
     if not scheme or "@" not in rest:
         return url
     host = urlsplit(url).netloc
-    if "@" not in host and ":" in host and not host.rpartition(":")[2].isdigit():
+    if "@" not in host and ":" in host and (scheme == "s3" or not host.rpartition(":")[2].isdigit()):
         return f"{scheme}://***@{rest.rpartition('@')[2]}"  # an unescaped '/' in the password
     user, at, place = host.rpartition("@")
     user = "" if scheme == "s3" else user.partition(":")[0]
@@ -158,6 +159,6 @@ def check_path(path: str) -> str | None:
 
 
 def printable(path: str) -> str:
-    """Return ``path`` with control characters percent-encoded, fit for one line of output."""
+    """Return ``path`` with what steers a terminal percent-encoded, fit for one line of output."""
     shown = path.encode("utf-8", "backslashreplace").decode()
-    return _CONTROL.sub(lambda match: quote(match[0], safe=""), shown)
+    return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)

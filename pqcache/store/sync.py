@@ -17,7 +17,7 @@ from pqcache.config import Config, read_config, updated, write_config
 from pqcache.errors import DamagedError, SourceIncomplete, UsageError
 from pqcache.events import Advanced, Collected, Event, Listed, OnEvent, Warned, ignore
 from pqcache.store.build import Job, build_snapshot
-from pqcache.store.cache import Cache, Snapshot
+from pqcache.store.cache import Cache, Snapshot, cache_path
 from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
 from pqcache.store.history import append_history
 from pqcache.store.hive import is_data, parent
@@ -113,35 +113,41 @@ def sync(
     CacheLocked; the current snapshot stays as it was.
     """
     watch = Stopwatch()
-    target = Cache(Path(cache).absolute())
+    target = Cache(cache_path(cache))
     if source is None and not target.exists():
         raise UsageError(f"{cache}: not a pqcache yet; name the source too: pqcache sync SOURCE {cache}")
-    remembered = read_config(target.path) if target.exists() else None
-    config = updated(
-        _merge(remembered, source, options),
-        {
-            "where": where,
-            "columns": None if columns is None else tuple(columns) or "",
-            "row_group_size": row_group_size,
-            "keep": keep,
-            "marker": marker,
-            "settle": settle,
-            "max_delete": max_delete,
-            "hdfs_driver": hdfs_driver,
-            "checksum": checksum,
-        },
-    )
-    _check_apart(config.source, target.path)
-    opened = open_source(source or config.source, {**config.options, **(options or {})}, timeout, config.hdfs_driver)
+    given = {
+        "where": where,
+        "columns": None if columns is None else tuple(columns) or "",
+        "row_group_size": row_group_size,
+        "keep": keep,
+        "marker": marker,
+        "settle": settle,
+        "max_delete": max_delete,
+        "hdfs_driver": hdfs_driver,
+        "checksum": checksum,
+    }
+    if not target.exists():
+        updated(_merge(None, source, options), given)  # refused before anything is made
     with ExitStack() as stack, disk_errors(target.path):
-        stack.callback(opened.close)
         locked = target.exists() and not dry_run
         stack.enter_context(target.lock(wait) if locked else nullcontext())
+        # read under the lock: a run that was waited for may have changed both
         current = target.current() if target.exists() else None
+        remembered = read_config(target.path) if target.exists() else None
+        config = updated(_merge(remembered, source, options), given)
+        _check_apart(config.source, target.path)
+        known = {**config.options, **(options or {})}
+        opened = open_source(source or config.source, known, timeout, config.hdfs_driver)
+        stack.callback(opened.close)
         listing = list_source(opened, on_event, retries, config.where, config.columns)
         if not dry_run and not locked:
             target.create()
             stack.enter_context(target.lock(wait))
+            current = target.current()
+            if current is not None:  # another first run was faster
+                remembered = read_config(target.path)
+                config = updated(_merge(remembered, source, options), given)
         manifest, whole = read_current(current, on_event)
         if not dry_run:
             check_case(listing.files, config.source, target.tmp_dir)
@@ -157,7 +163,7 @@ def sync(
             write_config(target.path, config)
         published, counted = None, Counted(on_event)
         if not dry_run and not (plan.nothing_to_do and current is not None and whole):
-            url, where, checksum = config.source, config.where, config.checksum
+            url, where, checksum = redact(config.source), config.where, config.checksum
             job = Job(
                 target, current, plan, opened, url, where, listing.subset, rewrite, jobs, retries, checksum, counted
             )
@@ -165,7 +171,8 @@ def sync(
         if not dry_run:
             write_config(target.path, config)
             if remembered is not None and remembered.source != config.source:
-                on_event(Warned(f"the source was {remembered.source} and is {config.source} from now on"))
+                was, now = redact(remembered.source), redact(config.source)
+                on_event(Warned(f"the source was {was} and is {now} from now on"))
         fetched = plan.fetch_bytes if dry_run else counted.bytes
         report = make_report(target, config, plan, published or current, manifest, published, fetched, dry_run, watch)
         if not dry_run:
@@ -294,7 +301,7 @@ def make_report(
     """Return what the run did, in numbers."""
     return SyncReport(
         cache=str(cache.path),
-        source=config.source,
+        source=redact(config.source),
         snapshot=current.id if current is not None else None,
         published=published is not None,
         dry_run=dry_run,

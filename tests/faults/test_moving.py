@@ -443,6 +443,24 @@ def test_max_delete(tmp_path: Path) -> None:
     assert check_whole(cache, [rows_at(lake)]) == 0
 
 
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_a_touched_file_does_not_switch_the_guard_off(tmp_path: Path, partitioned: bool) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    directory = lake / "dt=2026-11-01" if partitioned else lake
+    directory.mkdir(parents=True)
+    for number in range(10):
+        pq.write_table(pa.table({"n": [number]}), directory / f"{number}.parquet")
+    pqcache.sync(cache, str(lake))
+    for number in range(1, 10):
+        (directory / f"{number}.parquet").unlink()
+    pq.write_table(pa.table({"n": [100, 101]}), directory / "0.parquet")
+    with pytest.raises(pqcache.SourceIncomplete, match="9 files of the 10"):
+        pqcache.sync(cache, max_delete="10%")
+    pq.write_table(pa.table({"n": [102]}), directory / "new.parquet")
+    with pytest.raises(pqcache.SourceIncomplete, match=f"{9 if partitioned else 8} files of the 10"):
+        pqcache.sync(cache, max_delete="10%")
+
+
 def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
     pqcache.sync(cache, str(lake), max_delete="0")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -71,6 +72,10 @@ class S3Source:
         self._only = ""
         if not self._bucket:
             raise UsageError("s3://: no bucket; write s3://BUCKET/PATH")
+        if ":" in self._bucket:
+            raise UsageError(f"{self.url}: write a '/' in the secret as %2F, or give -o key=KEY -o secret=SECRET")
+        if "@" in options.get("endpoint", ""):
+            raise UsageError("-o endpoint: holds a user or a password; give -o key=KEY -o secret=SECRET instead")
         self._extra = {"RequestPayer": "requester"} if _is_true(options, "requester_pays") else {}
         session = _session(url, options)
         self._client = _client(session, url, options, timeout)
@@ -170,6 +175,7 @@ class S3Source:
                 "AWS_PROFILE, or -o anon=true for public data"
             )
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = re.sub(r"://[^/@\s\"]*@", "://***@", reason)  # AWS_ENDPOINT_URL may hold a password
         return SourceUnavailable(f"{name}: {reason}; check the endpoint and the network")
 
 
