@@ -11,7 +11,7 @@ import pytest
 
 import pqcache
 from pqcache.config import read_config
-from tests.datasets import files_of, rows_of, shop_table, write_shop
+from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
 from tests.remote import make_remote
 
 LIMIT = 32 << 10
@@ -158,3 +158,15 @@ def test_errors_name_the_thing_and_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
         pqcache.repartition(shop, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_cache_is_read_once_whatever_its_url(scheme: str, tmp_path: Path) -> None:
+    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    pqcache.sync(cache, str(shop))
+    write_day(shop, "2026-11-20")
+    pqcache.sync(cache)  # two snapshots
+    report = pqcache.repartition(f"{scheme}{cache}", tmp_path / "out")
+    assert report.rows == pqcache.inspect(f"{scheme}{cache}").rows == pqcache.inspect(tmp_path / "out").rows
+    with pytest.raises(pqcache.UsageError, match=r"is a pqcache; for what it holds now name .*/current"):
+        pqcache.sync(tmp_path / "copy", f"{scheme}{cache}")

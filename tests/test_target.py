@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from pqcache.events import Event, Rewrote, Warned
 from pqcache.parquet.options import RewriteOptions
 from pqcache.store.partition import PartitionJob, run_job
 from pqcache.store.source import open_source
-from pqcache.store.target import HIDDEN, Record, open_target, take_over
+from pqcache.store.target import HIDDEN, RUN, Record, open_target, own, take_over
 from tests.conftest import Bucket
 from tests.datasets import files_of, shop_table, write_shop
 from tests.remote import Remote, make_remote
@@ -315,3 +316,22 @@ def test_ctrl_c_in_the_middle_and_again(remote: Remote, tmp_path: Path) -> None:
     assert 1 <= report.kept < 8
     assert sum(isinstance(event, Rewrote) for event in events) == report.rewritten == 8 - report.kept
     assert contents(remote.url) == expected(shop, tmp_path)
+
+
+def test_a_job_that_outlived_its_run_publishes_nothing(remote: Remote, shop: Path) -> None:
+    """A worker of a run that failed may still be at it when the next run has begun, or has finished."""
+    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT))
+    old = replace(job, run="0123456789abcdef")
+    target = open_target(remote.url)
+    target.begin()
+    own(target, "fedcba9876543210")
+    with pytest.raises(pqcache.CacheLocked, match="another run writes there now"):
+        run_job(old)
+    assert not [file for file in target.list() if file.path.endswith(".parquet")]
+    forgotten = {file.path for file in target.list()}
+    assert forgotten == {RUN}, forgotten
+    if "://" in remote.url:
+        target.finish()
+        with pytest.raises(pqcache.CacheLocked):
+            run_job(old)
+    target.close()

@@ -29,6 +29,7 @@ from pqcache.errors import CacheError, CacheLocked, UsageError
 from pqcache.store.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 from pqcache.store.index import Index, read_index
 from pqcache.store.manifest import Manifest, read_manifest
+from pqcache.store.source import local_path, url_scheme
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -359,3 +360,11 @@ def cache_path(path: str | os.PathLike[str]) -> Path:
             f"{scheme[1]}://...: a cache is a local directory; for a first sync name both, URL and directory"
         )
     return Path(path).absolute()
+
+
+def cache_at(text: str) -> Cache | None:
+    """Return the cache at a path or ``file://`` URL, or None where there is none."""
+    if url_scheme(text) not in ("", "file"):
+        return None
+    cache = Cache(Path(local_path(text)).expanduser().absolute())
+    return cache if cache.exists() else None

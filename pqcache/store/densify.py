@@ -19,7 +19,7 @@ from pqcache.parquet.decode import open_source
 from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, dense_of, item_dtype, restored, smallest
 from pqcache.parquet.schema import unified
 from pqcache.parquet.statistics import read_footer, top_level_names
-from pqcache.store.cache import Cache
+from pqcache.store.cache import cache_at
 from pqcache.store.source import local_path, redact, url_scheme
 from pqcache.store.source import open_source as open_dataset
 from pqcache.store.sync import list_source
@@ -202,8 +202,8 @@ def dense_proposals(
     Raises UsageError (not local), SourceError or ParquetError.
     """
     text = os.fspath(source)
-    cache = Cache(Path(text).absolute())
-    if url_scheme(text) == "" and cache.exists():
+    cache = cache_at(text)
+    if cache is not None:
         snapshot, lease = cache.lease()
         with lease:
             return propose_dense([snapshot.path / entry.path for entry in snapshot.manifest().files])
@@ -227,6 +227,11 @@ class Wanted:
     def nothing(self) -> bool:
         """Whether everything stays as it is."""
         return self.columns is None and not self.narrow
+
+    @property
+    def looks(self) -> bool:
+        """Whether the files have to be looked at, as all but ``--dense none`` does."""
+        return bool(self.columns) or self.narrow
 
     def resolved(self, paths: Sequence[Path]) -> dict[str, str]:
         """Return as what each column is to be stored."""

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense import as_list, dense_of
-from pqcache.store.cache import Cache
+from pqcache.store.cache import cache_at
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder
 from pqcache.store.manifest import SourceFile
@@ -107,8 +106,8 @@ def inspect(
     Raises UsageError, SourceError, SourceIncomplete (no Parquet there) or ParquetError.
     """
     text = os.fspath(target)
-    cache = Cache(Path(text).absolute())
-    if url_scheme(text) == "" and cache.exists():
+    cache = cache_at(text)
+    if cache is not None:
         snapshot, lease = cache.lease()
         with lease:
             manifest, index = snapshot.manifest(), snapshot.index()

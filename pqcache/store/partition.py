@@ -27,7 +27,7 @@ from pqcache.parquet.statistics import read_footer
 from pqcache.store.disk import remove_tree
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import Source, local_path, open_source, url_scheme
-from pqcache.store.target import Done, Record, Staged, Target, open_target
+from pqcache.store.target import Done, Record, Staged, Target, check_own, open_target
 from pqcache.store.transfer import RETRIES, disk_errors, fetch, with_retries
 from pqcache.units import format_size
 
@@ -50,6 +50,7 @@ class PartitionJob:
         key: names the files' identities and everything that decides what is written.
         whole: no other partition lies below this one, so it can be published by one rename.
         version: of the pqcache that made the job.
+        run: the run that the target has to be of.
     """
 
     source: str = field(repr=False)  # Dask logs the arguments of what fails
@@ -63,6 +64,7 @@ class PartitionJob:
     key: str
     whole: bool
     version: str
+    run: str = ""
 
     @property
     def size(self) -> int:
@@ -177,9 +179,11 @@ def _publish(
         path = f"{job.directory}/{file.name}" if job.directory else file.name
         retried(lambda: staged.append(target.put(file, token, path)))
 
+    retried(lambda: check_own(target, job.run))
     note = partial(retried, lambda: target.write(record.path, record.encoded()))
     _in_parallel([note, *(partial(send, file) for file in new)])
     staged.sort(key=lambda item: item.path)
+    retried(lambda: check_own(target, job.run))
     retried(lambda: target.commit(token, job.directory, staged, job.whole))
 
 

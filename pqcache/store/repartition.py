@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pqcache.config import read_config, updated, write_config
@@ -14,11 +13,11 @@ from pqcache.errors import UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.options import RewriteOptions, parse_compression, shuffle_of
 from pqcache.store.build import Job, build_snapshot
-from pqcache.store.cache import Cache
+from pqcache.store.cache import Cache, cache_at
 from pqcache.store.densify import Wanted, local_root
 from pqcache.store.plan import Recipe, fetch_of, plan_repartition
 from pqcache.store.repartition_to import Places, RepartitionReport, repartition_to
-from pqcache.store.source import redact, url_scheme
+from pqcache.store.source import redact
 from pqcache.store.subset import Subset
 from pqcache.store.sync import JOBS, finish, make_report
 from pqcache.store.transfer import Stopwatch, disk_errors
@@ -86,8 +85,7 @@ def repartition(
         raise UsageError("--align, --block-size and --scheduler are for writing to DEST; a cache lies on a local disk")
     blocks = block_size or (BLOCK_SIZE if align else None)
     text = os.fspath(source)
-    cache = Cache(Path(text).absolute())
-    is_cache = url_scheme(text) == "" and cache.exists()
+    cache = cache_at(text)
     codec, level = (None, None) if compression is None else parse_compression(compression)
     how = RewriteOptions(
         row_group_size or ROW_GROUP_SIZE,
@@ -103,7 +101,7 @@ def repartition(
         raise UsageError(f"dense={dense!r}: give a list of names, like [{dense!r}]")
     wanted = Wanted(dense, narrow)
     if dest is None:
-        if not is_cache:
+        if cache is None:
             raise UsageError(
                 f"{redact(text)}: not a pqcache, so it needs a directory to write to: "
                 f"pqcache repartition {redact(text)} DEST"
@@ -117,11 +115,11 @@ def repartition(
         }
         return _repartition_cache(cache, given, wanted, jobs, wait, dry_run, on_event)
     with ExitStack() as stack:
-        if is_cache:
+        if cache is not None:
             snapshot, lease = cache.lease()
             stack.enter_context(lease)
             text = str(snapshot.path)
-        if not wanted.nothing:
+        if wanted.looks:
             local_root(text)  # refused before anything is contacted
         where = Places(text, os.fspath(dest), options or {}, blocks)
         return repartition_to(where, how, wanted, jobs, scheduler, dry_run, on_event)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pqcache
@@ -22,7 +23,7 @@ from pqcache.store.manifest import SourceFile
 from pqcache.store.partition import PartitionJob, do_job, spooled
 from pqcache.store.source import Source, local_path, open_source, redact, url_scheme
 from pqcache.store.sync import list_source
-from pqcache.store.target import Done, Target, check_apart, forget, open_target, take_over
+from pqcache.store.target import Done, Target, check_apart, forget, open_target, own, take_over
 from pqcache.store.transfer import Stopwatch, with_retries
 from pqcache.store.workdir import rewrite_key
 from pqcache.units import format_count
@@ -105,7 +106,8 @@ def repartition_to(
         stack.callback(source.close)
         files = sorted(list_source(source, on_event).files, key=lambda file: (parent(file.path), file.path))
         if not wanted.nothing:
-            dense = wanted.resolved([local_root(where.source) / file.path for file in files])
+            root = local_root(where.source) if wanted.looks else Path()
+            dense = wanted.resolved([root / file.path for file in files])
             how = replace(how, dense=tuple((name, parse_dense(kind)) for name, kind in sorted(dense.items())))
         plan = _jobs(source, where, how, files)
         held, broken = with_retries(lambda: take_over(target), target.url, 2, on_event)
@@ -120,6 +122,8 @@ def repartition_to(
 
                 client = stack.enter_context(connected(scheduler, todo, on_event))
             target.begin()
+            if plan:
+                own(target, plan[0].run)
             with _left_in_order(target, plan, done, True, on_event):
                 for record in (*held, *broken):
                     if record.directory not in kept:
@@ -163,6 +167,7 @@ def _jobs(source: Source, where: Places, how: RewriteOptions, files: Sequence[So
     for directory in groups:
         while directory := parent(directory):
             above.add(directory)
+    run = os.urandom(8).hex()
     recipe = f"{how!r} blocks of {where.block_size} by {pqcache.__version__}"
     return [
         PartitionJob(
@@ -177,6 +182,7 @@ def _jobs(source: Source, where: Places, how: RewriteOptions, files: Sequence[So
             key=rewrite_key(source.url, directory, group, recipe),
             whole=directory not in above,
             version=pqcache.__version__,
+            run=run,
         )
         for directory, group in groups.items()
     ]

@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pqcache.errors import UsageError
+from pqcache.errors import CacheLocked, SourceNotFound, UsageError
 from pqcache.store.manifest import SourceFile
 from pqcache.store.source import TIMEOUT, local_path, printable, redact, url_scheme
 
 HIDDEN = "_pqcache"
 RECORDS = f"{HIDDEN}/records"
+RUN = f"{HIDDEN}/run"
 STAGING = f"{HIDDEN}/tmp"
 
 
@@ -172,6 +173,21 @@ def take_over(target: Target) -> tuple[list[Record], list[Record]]:
         there = all(_below(record.directory, name) in found for name in record.files)
         (whole if there else broken).append(record)
     return whole, broken
+
+
+def own(target: Target, run: str) -> None:
+    """Note that the target is this run's from now on."""
+    target.write(RUN, run.encode())
+
+
+def check_own(target: Target, run: str) -> None:
+    """Raise CacheLocked when another run has begun since, or has finished: a job on a cluster may outlive its run."""
+    try:
+        found = target.read(RUN, len(run)).decode("ascii", "replace")
+    except SourceNotFound:
+        found = ""
+    if found != run:
+        raise CacheLocked(f"{target.url}: another run writes there now, or has finished it; this one is given up")
 
 
 def forget(target: Target, record: Record) -> None:

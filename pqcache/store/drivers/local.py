@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pqcache.errors import CacheLocked, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.cache import CONFIG
 from pqcache.store.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
 from pqcache.store.hive import is_hidden
 from pqcache.store.manifest import Identity, SourceFile
@@ -30,6 +31,8 @@ class LocalSource:
         if os.path.isfile(self._root):
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
+        if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # each snapshot would count
+            raise UsageError(f"{self.url}: is a pqcache; for what it holds now name {self.url}/current")
 
     def list(self) -> Iterator[SourceFile]:
         if self._only:
@@ -134,7 +137,10 @@ class LocalTarget:
 
     def read(self, path: str, size: int) -> bytes:
         with disk_errors(self._root):
-            return (self._root / path).read_bytes()
+            try:
+                return (self._root / path).read_bytes()
+            except FileNotFoundError:
+                raise SourceNotFound(f"{self._root / path}: no such file") from None
 
     def write(self, path: str, data: bytes) -> None:
         with disk_errors(self._root):
