@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pqcache.errors import Interrupted, PqcacheError, UsageError
+from pqcache.lean import without_pandas
 from pqcache.units import parse_duration, parse_size
 
 app = typer.Typer(
@@ -221,6 +222,46 @@ def inspect(
 
 
 @app.command()
+def verify(
+    cache: Annotated[Path, typer.Argument(help="The cache directory.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Compare checksums, decode every page, check statistics.")
+    ] = False,
+    source: Annotated[bool, typer.Option("--source", help="Ask the source whether it has changed.")] = False,
+    engine: Annotated[
+        str | None, typer.Option(metavar="fastparquet", help="Compare with what this reads; implies --deep.")
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Fetch what is damaged again.")] = False,
+    option: Options = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; one per processor.")] = None,
+    wait: Wait = 0.0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check that a cache is as it was published, and mend it.
+
+    Without options: every file is there, of its size, and footers agree with manifest and index.
+    """
+    import pqcache
+    from pqcache import console
+
+    with console.reporter(json, quiet) as on_event:
+        report = pqcache.verify(
+            cache,
+            deep=deep,
+            source=source,
+            engine=engine,
+            repair=repair,
+            options=_options(option),
+            jobs=jobs,
+            wait=wait,
+            on_event=on_event,
+        )
+    _show(report.to_dict(), json, quiet, lambda: console.print_verify(report))
+    report.raise_if_not_ok()
+
+
+@app.command()
 def log(
     cache: Annotated[Path, typer.Argument(help="The cache directory.")],
     last: Annotated[int, typer.Option("-n", "--last", min=1, help="How many runs to show.")] = 20,
@@ -312,7 +353,7 @@ def _interrupt(*_: object) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.meta_path.insert(0, _WithoutPandas)
+    without_pandas()
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     code = run(sys.argv[1:])
@@ -321,15 +362,6 @@ def main() -> NoReturn:
     if code:
         os._exit(code)  # a thread may hang in a read, which sys.exit() would wait for
     sys.exit(0)
-
-
-class _WithoutPandas:
-    """pyarrow loads pandas with the first array it makes: a third of a second and 45 MB that no command needs."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError(name)
 
 
 def run(arguments: list[str]) -> int:

@@ -19,16 +19,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from pqcache.errors import PqcacheError
-from pqcache.events import Advanced, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
 from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect import Inspection
 from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.sync import SyncReport
+from pqcache.store.verify import VerifyReport
 from pqcache.units import format_count, format_seconds, format_size
 
 _LINE_SECONDS = 60.0  # how often a run without a terminal says where it is
-_VERB = {"fetch": "fetching", "rewrite": "rewriting", "read": "reading footers"}
+_VERB = {"fetch": "fetching", "rewrite": "rewriting", "read": "reading footers", "verify": "verifying"}
 
 
 def out() -> Console:
@@ -127,6 +128,32 @@ def print_gc(report: GcReport) -> None:
     out().print(
         f"{what} {removed}, kept {format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}", soft_wrap=True
     )
+
+
+def place_of(path: str, row_group: int | None, column: str | None) -> str:
+    """Return where something is, for a person."""
+    parts = [path, *([] if row_group is None else [f"row group {row_group}"])]
+    return ", ".join([*parts, *([] if column is None else [f"column {column}"])])
+
+
+def print_verify(report: VerifyReport) -> None:
+    """Print what was checked and found well; damage has been told as it was found."""
+    console = out()
+    for name, why in report.unread.items():
+        console.print(escape(f"not compared: column {name}: {why}"))
+    for path in (report.changed or ())[:20]:
+        console.print(escape(f"changed at the source: {path}"))
+    if len(report.changed or ()) > 20:
+        console.print(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
+    how = "every page" if report.deep else "sizes, footers and index"
+    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
+    text = f"{report.snapshot}: {how} of {held} checked in {format_seconds(report.seconds)}"
+    if report.deep and report.unrecorded:
+        text += f"; {format_count(report.unrecorded, 'file')} without a recorded checksum"
+    damaged = format_count(len({item.path for item in report.damage}), "damaged file")
+    if report.repaired is not None:
+        text += f"; {damaged} fetched again, {report.repaired} is current"
+    console.print(f"{text}; {'all is well' if not report.damage else damaged}" if report.repaired is None else text)
 
 
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:
@@ -301,6 +328,8 @@ def _note(event: Event) -> str | None:
     """Return the line that a person should see about an event, whatever else is shown."""
     if isinstance(event, Warned):
         return f"warning: {event.message}"
+    if isinstance(event, Damaged):
+        return f"damaged: {place_of(event.path, event.row_group, event.column)}: {event.message}"
     if isinstance(event, Retried):
         return f"trying again in {event.wait:.1f} s: {event.error}"
     return None

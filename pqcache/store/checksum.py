@@ -44,5 +44,5 @@ def checksum_of(path: Path | str) -> str:
 
 
 def is_true(recorded: str, path: Path | str) -> bool:
-    """Return whether a file has the checksum that was ``recorded``; of a kind that is not known, that is assumed."""
-    return not recorded.startswith(_KIND) or checksum_of(path) == recorded
+    """Return whether a file has the checksum that was ``recorded``; raises OSError."""
+    return checksum_of(path) == recorded
