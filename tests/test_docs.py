@@ -25,6 +25,7 @@ from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.source import is_secret
 from pqcache.store.sync import SyncReport
 from pqcache.store.sync import sync as sync_cache
+from pqcache.store.verify import VerifyReport
 from tests.datasets import write_shop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,11 +163,12 @@ def test_event_fields_are_documented(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "report"), [("sync", SyncReport), ("repartition", RepartitionReport), ("gc", GcReport)]
+    ("command", "report"),
+    [("sync", SyncReport), ("repartition", RepartitionReport), ("verify", VerifyReport), ("gc", GcReport)],
 )
 def test_summary_fields_are_documented(command: str, report: type) -> None:
-    names = {field.name for field in fields(report)}
-    assert quoted(table_row(README, f"`{command}`")) == names
+    names = {field.name for field in fields(report)} | ({"ok"} if report is VerifyReport else set())
+    assert quoted(table_row(README, f"`{command}`")) - {"damaged", "error"} == names
     page = (MAN / f"pqcache-{command}.1").read_text()
     assert names <= set(re.findall(r"^\.(?:It )?Cm (\w+)", page, re.MULTILINE)) | set(re.findall(r" Cm (\w+)", page))
 
