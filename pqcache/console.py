@@ -22,7 +22,6 @@ from pqcache.errors import PqcacheError
 from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
 from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport
-from pqcache.store.inspect import Inspection
 from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.sync import SyncReport
 from pqcache.store.verify import VerifyReport
@@ -178,24 +177,6 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
     out().print(table if records else "no run yet")
 
 
-def print_inspection(found: Inspection) -> None:
-    """Print what is in a dataset: a header, the row-group sizes, partitions and columns."""
-    console = out()
-    console.print(f"[bold]{escape(found.target)}[/]")
-    if found.source:
-        console.print(f"  source       {escape(found.source)}")
-        console.print(f"  snapshot     {found.snapshot}, made {found.created}")
-    partitions = format_count(len(found.partitions), "partition")
-    files = format_count(found.files, "file")
-    console.print(f"  holds        {partitions}, {files}, {format_count(found.rows, 'row')}")
-    codecs = ", ".join(f"{name} {_share(size, found)}" for name, size in found.compression.items())
-    ratio = found.uncompressed / max(1, sum(found.compression.values()))
-    console.print(f"  size         {format_size(found.bytes)}; {codecs or 'no row groups'}; ratio {ratio:.1f}")
-    _print_histogram(console, found)
-    _print_partitions(console, found)
-    _print_columns(console, found)
-
-
 def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
     """Print which columns would gain from being dense, and the command that makes them so."""
     console = out()
@@ -209,95 +190,6 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
     words += [word for item in proposals for word in ("--dense", item.column)]
     words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
     console.print("to do that:", escape(shlex.join(words)), soft_wrap=True)
-
-
-def _print_histogram(console: Console, found: Inspection) -> None:
-    sizes = found.row_group_bytes
-    console.print(
-        f"\n[bold]{format_count(found.row_groups, 'row group')}[/] against a block of "
-        f"{format_size(found.block_size)}: smallest {format_size(sizes['min'])}, "
-        f"median {format_size(sizes['median'])}, largest {format_size(sizes['max'])}"
-    )
-    most = max((item.count for item in found.histogram), default=0)
-    for item in found.histogram:
-        if not item.count and item.low > sizes["max"]:
-            continue
-        over = item.low > found.block_size
-        bar = "█" * round(32 * item.count / most) if most else ""
-        if item.count and not bar:
-            bar = "▏"
-        if console.encoding not in ("utf-8", "utf8"):
-            bar = bar.replace("█", "#").replace("▏", "|")
-        style = "red" if over else "green"
-        low, high = format_size(item.low - (item.low % 2)), format_size(item.high - 1)
-        label = f"over {low}" if over and item.high - 1 > 2 * found.block_size else f"{low} to {high}"
-        console.print(f"  {label:>20}  [{style}]{bar:<32}[/] {item.count:>8,}")
-    over_text = f"{found.over_block:,} of {found.row_groups:,} over the block size"
-    console.print(f"  {'[red]' if found.over_block else '[green]'}{over_text}[/]")
-    if found.straddling is not None and found.blocks_touched is not None:
-        each = found.blocks_touched / max(1, found.row_groups)
-        console.print(
-            f"  {found.straddling:,} lie across a block boundary; a row group is in {each:.2f} blocks on average"
-        )
-    if found.over_block:
-        command = f"pqcache repartition {found.target}"
-        if found.kind != "cache":
-            command += " DEST" if found.kind == "directory" else ""
-        if found.kind == "remote":
-            command = f"pqcache sync {found.target} CACHE"
-        console.print(
-            f"  to mend that: {escape(command)} --row-group-size {format_size(found.block_size).replace(' ', '')}"
-        )
-
-
-def _print_partitions(console: Console, found: Inspection, most: int = 20) -> None:
-    if len(found.partitions) == 1 and not found.partitions[0].path:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("  partition", overflow="fold")
-    for name in ("files", "row groups", "rows", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    shown = found.partitions
-    if len(shown) > most:
-        shown = (*shown[: most // 2], *shown[-most // 2 :])
-    for position, item in enumerate(shown):
-        if len(found.partitions) > most and position == most // 2:
-            table.add_row(f"  … {len(found.partitions) - most:,} more", "", "", "", "")
-        table.add_row(
-            f"  {escape(item.path or '(no partition)')}",
-            f"{item.files:,}",
-            f"{item.row_groups:,}",
-            f"{item.rows:,}",
-            format_size(item.bytes),
-        )
-    console.print()
-    console.print(table)
-
-
-def _print_columns(console: Console, found: Inspection) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("  column", overflow="fold")
-    table.add_column("type", overflow="fold")
-    for name in ("on disk", "share", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for item in found.columns:
-        if item.partition:
-            table.add_row(f"  {escape(item.name)}", f"{item.type} (partition)", "", "", "")
-        else:
-            table.add_row(
-                f"  {escape(item.name)}",
-                escape(item.type),
-                format_size(item.bytes),
-                _share(item.bytes, found),
-                f"{item.uncompressed / max(1, item.bytes):.1f}",
-            )
-    console.print()
-    console.print(table)
-
-
-def _share(size: int, found: Inspection) -> str:
-    share = size / max(1, sum(found.compression.values()))
-    return "100 %" if share == 1 else f"{100 * share:.1f} %"
 
 
 def _changes(report: SyncReport) -> str:
