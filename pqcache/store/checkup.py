@@ -149,9 +149,12 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
         column_name, colon, what = name.rpartition(":")
         column, there = column_name if colon else None, indexed[name]
         try:
-            here = footer[name].cast(there.type) if name in footer.column_names else pa.nulls(len(there), there.type)
+            here = footer[name] if name in footer.column_names else pa.chunked_array([pa.nulls(len(there), there.type)])
+            here = here if here.type == there.type else here.cast(there.type)
         except pa.ArrowException:
             yield f"the index has a {there.type} as {what}, the footer a {footer[name].type}", None, column
+            continue
+        if here.equals(there):
             continue
         for group, (one, other) in enumerate(zip(here, there, strict=True)):
             if one.equals(other) or (what in ("min", "max") and not (one.is_valid and other.is_valid)):
