@@ -463,6 +463,7 @@ def test_the_command(cache: Path, shop: Path, snapshot: Snapshot, capfd: pytest.
     shown = capfd.readouterr()
     assert f"damaged: {flipped}: its checksum is not the one that was recorded" in shown.err
     assert "1 damaged file" in shown.out
+    assert f"'pqcache verify {cache} --deep --repair'" in shown.err
     assert cli.run(["verify", str(cache), "--deep", "-q"]) == 4
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)

@@ -75,9 +75,10 @@ class VerifyReport:
             wrong = self.damage if self.repaired is None else self.left
             paths = sorted({item.path for item in wrong})
             more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
-            advice = f"'pqcache verify {self.cache} --repair' fetches it again"
+            how = "--deep --repair" if self.deep else "--repair"  # what only --deep finds, only --deep mends
+            advice = f"'pqcache verify {self.cache} {how}' fetches that again"
             if self.repaired is not None:
-                advice = "it came like this from the source: have it written again there"
+                advice = "it comes like this from the source: have it written again there"
             raise DamagedError(f"{self.cache}: damaged: {', '.join(paths[:3])}{more}; {advice}")
         if self.changed:
             raise PqcacheError(
