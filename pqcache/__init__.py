@@ -9,6 +9,7 @@
 from pqcache.errors import (
     CacheError,
     CacheLocked,
+    DamagedError,
     Interrupted,
     ParquetError,
     PqcacheError,
@@ -28,6 +29,7 @@ from pqcache.store.inspect import Inspection, inspect
 from pqcache.store.repartition import repartition
 from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.sync import SyncReport, sync
+from pqcache.store.verify import VerifyReport, verify
 from pqcache.units import parse_size
 
 __version__ = "0.1.0"
@@ -36,6 +38,7 @@ __all__ = [
     "Cache",
     "CacheError",
     "CacheLocked",
+    "DamagedError",
     "GcReport",
     "Inspection",
     "Interrupted",
@@ -52,6 +55,7 @@ __all__ = [
     "SourceUnavailable",
     "SyncReport",
     "UsageError",
+    "VerifyReport",
     "__version__",
     "dense_proposals",
     "gc",
@@ -60,4 +64,5 @@ __all__ = [
     "parse_size",
     "repartition",
     "sync",
+    "verify",
 ]

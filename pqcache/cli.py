@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pqcache.errors import Interrupted, PqcacheError, UsageError
+from pqcache.lean import without_pandas
 from pqcache.units import parse_duration, parse_size
 
 app = typer.Typer(
@@ -201,23 +202,86 @@ def inspect(
     block_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Block size to measure against; HDFS's own, or 128MB.")
     ] = None,
+    partitions: Annotated[bool, typer.Option("--partitions", help="All partitions, however many.")] = False,
+    columns: Annotated[bool, typer.Option("--columns", help="Only the columns, all of them.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Only names and types.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Only the files, one a line.")] = False,
+    row_groups: Annotated[bool, typer.Option("--row-groups", help="Only the row groups, one a line.")] = False,
+    sample: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N rows.")] = None,
+    diff: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="OLD NEW", help="Only what differs between two snapshots.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page with charts.")] = None,
     option: Options = None,
     jobs: Jobs = 16,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object; see pqcache-inspect(1).")] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON; see pqcache-inspect(1).")] = False,
 ) -> None:
     """Show what is in a dataset: partitions, row-group sizes, columns, compression."""
     import pqcache
     from pqcache import console
+    from pqcache import console_inspect as show
+    from pqcache.forecast import forecast
+    from pqcache.store import views
 
+    limit = None if block_size is None else _size(block_size)
+    view = _only_one({"schema": schema, "files": files, "row-groups": row_groups, "sample": sample, "diff": diff})
+    if diff is not None:
+        difference = views.difference(target, *diff)
+        return _show(difference.to_dict(), json, False, lambda: show.print_difference(difference))
     with console.reporter(json_lines=False, quiet=json) as on_event:
-        found = pqcache.inspect(
-            target,
+        if view is not None:
+            looked = views.look(target, _options(option), jobs, on_event)
+        else:
+            found = pqcache.inspect(target, options=_options(option), block_size=limit, jobs=jobs, on_event=on_event)
+            training = forecast(target)
+    if view is not None:
+        return show.print_items(view, views.items_of(view, looked, sample or 0, target), limit, json)
+    if html is not None:
+        return show.write_page(found, training, html)
+    if columns and not json:
+        return show.print_columns(found, None)
+    summary = {**found.to_dict(), "training": None if training is None else training.to_dict()}
+    return _show(summary, json, False, lambda: show.print_inspection(found, training, partitions))
+
+
+@app.command()
+def verify(
+    cache: Annotated[Path, typer.Argument(help="The cache directory.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Compare checksums, decode every page, check statistics.")
+    ] = False,
+    source: Annotated[bool, typer.Option("--source", help="Ask the source whether it has changed.")] = False,
+    engine: Annotated[
+        str | None, typer.Option(metavar="fastparquet", help="Compare with what this reads; implies --deep.")
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Fetch what is damaged again.")] = False,
+    option: Options = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; one per processor.")] = None,
+    wait: Wait = 0.0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check that a cache is as it was published, and mend it.
+
+    Without options: every file is there, of its size, and footers agree with manifest and index.
+    """
+    import pqcache
+    from pqcache import console
+
+    with console.reporter(json, quiet) as on_event:
+        report = pqcache.verify(
+            cache,
+            deep=deep,
+            source=source,
+            engine=engine,
+            repair=repair,
             options=_options(option),
-            block_size=None if block_size is None else _size(block_size),
             jobs=jobs,
+            wait=wait,
             on_event=on_event,
         )
-    _show(found.to_dict(), json, False, lambda: console.print_inspection(found))
+    _show(report.to_dict(), json, quiet, lambda: console.print_verify(report))
+    report.raise_if_not_ok()
 
 
 @app.command()
@@ -259,6 +323,14 @@ def gc(
             cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
         )
     _show(report.to_dict(), json, quiet, lambda: console.print_gc(report))
+
+
+def _only_one(views: dict[str, Any]) -> str | None:
+    """Return the option that is given, if any; two of them exclude each other."""
+    given = [name for name, value in views.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]}: choose one of them")
+    return given[0] if given else None
 
 
 def _version(wanted: bool) -> None:
@@ -312,7 +384,7 @@ def _interrupt(*_: object) -> NoReturn:
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.meta_path.insert(0, _WithoutPandas)
+    without_pandas()
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     code = run(sys.argv[1:])
@@ -321,15 +393,6 @@ def main() -> NoReturn:
     if code:
         os._exit(code)  # a thread may hang in a read, which sys.exit() would wait for
     sys.exit(0)
-
-
-class _WithoutPandas:
-    """pyarrow loads pandas with the first array it makes: a third of a second and 45 MB that no command needs."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError(name)
 
 
 def run(arguments: list[str]) -> int:

@@ -19,16 +19,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 from pqcache.errors import PqcacheError
-from pqcache.events import Advanced, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
 from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport
-from pqcache.store.inspect import Inspection
 from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.sync import SyncReport
+from pqcache.store.verify import VerifyReport
 from pqcache.units import format_count, format_seconds, format_size
 
 _LINE_SECONDS = 60.0  # how often a run without a terminal says where it is
-_VERB = {"fetch": "fetching", "rewrite": "rewriting", "read": "reading footers"}
+_VERB = {"fetch": "fetching", "rewrite": "rewriting", "read": "reading footers", "verify": "verifying"}
 
 
 def out() -> Console:
@@ -129,6 +129,32 @@ def print_gc(report: GcReport) -> None:
     )
 
 
+def place_of(path: str, row_group: int | None, column: str | None) -> str:
+    """Return where something is, for a person."""
+    parts = [path, *([] if row_group is None else [f"row group {row_group}"])]
+    return ", ".join([*parts, *([] if column is None else [f"column {column}"])])
+
+
+def print_verify(report: VerifyReport) -> None:
+    """Print what was checked and found well; damage has been told as it was found."""
+    console = out()
+    for name, why in report.unread.items():
+        console.print(escape(f"not compared: column {name}: {why}"))
+    for path in (report.changed or ())[:20]:
+        console.print(escape(f"changed at the source: {path}"))
+    if len(report.changed or ()) > 20:
+        console.print(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
+    how = "every page" if report.deep else "sizes, footers and index"
+    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
+    text = f"{report.snapshot}: {how} of {held} checked in {format_seconds(report.seconds)}"
+    if report.deep and report.unrecorded:
+        text += f"; {format_count(report.unrecorded, 'file')} without a recorded checksum"
+    damaged = format_count(len({item.path for item in report.damage}), "damaged file")
+    if report.repaired is not None:
+        text += f"; {damaged} fetched again, {report.repaired} is current"
+    console.print(f"{text}; {'all is well' if not report.damage else damaged}" if report.repaired is None else text)
+
+
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of runs, the newest last."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -151,24 +177,6 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
     out().print(table if records else "no run yet")
 
 
-def print_inspection(found: Inspection) -> None:
-    """Print what is in a dataset: a header, the row-group sizes, partitions and columns."""
-    console = out()
-    console.print(f"[bold]{escape(found.target)}[/]")
-    if found.source:
-        console.print(f"  source       {escape(found.source)}")
-        console.print(f"  snapshot     {found.snapshot}, made {found.created}")
-    partitions = format_count(len(found.partitions), "partition")
-    files = format_count(found.files, "file")
-    console.print(f"  holds        {partitions}, {files}, {format_count(found.rows, 'row')}")
-    codecs = ", ".join(f"{name} {_share(size, found)}" for name, size in found.compression.items())
-    ratio = found.uncompressed / max(1, sum(found.compression.values()))
-    console.print(f"  size         {format_size(found.bytes)}; {codecs or 'no row groups'}; ratio {ratio:.1f}")
-    _print_histogram(console, found)
-    _print_partitions(console, found)
-    _print_columns(console, found)
-
-
 def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
     """Print which columns would gain from being dense, and the command that makes them so."""
     console = out()
@@ -182,95 +190,6 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
     words += [word for item in proposals for word in ("--dense", item.column)]
     words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
     console.print("to do that:", escape(shlex.join(words)), soft_wrap=True)
-
-
-def _print_histogram(console: Console, found: Inspection) -> None:
-    sizes = found.row_group_bytes
-    console.print(
-        f"\n[bold]{format_count(found.row_groups, 'row group')}[/] against a block of "
-        f"{format_size(found.block_size)}: smallest {format_size(sizes['min'])}, "
-        f"median {format_size(sizes['median'])}, largest {format_size(sizes['max'])}"
-    )
-    most = max((item.count for item in found.histogram), default=0)
-    for item in found.histogram:
-        if not item.count and item.low > sizes["max"]:
-            continue
-        over = item.low > found.block_size
-        bar = "█" * round(32 * item.count / most) if most else ""
-        if item.count and not bar:
-            bar = "▏"
-        if console.encoding not in ("utf-8", "utf8"):
-            bar = bar.replace("█", "#").replace("▏", "|")
-        style = "red" if over else "green"
-        low, high = format_size(item.low - (item.low % 2)), format_size(item.high - 1)
-        label = f"over {low}" if over and item.high - 1 > 2 * found.block_size else f"{low} to {high}"
-        console.print(f"  {label:>20}  [{style}]{bar:<32}[/] {item.count:>8,}")
-    over_text = f"{found.over_block:,} of {found.row_groups:,} over the block size"
-    console.print(f"  {'[red]' if found.over_block else '[green]'}{over_text}[/]")
-    if found.straddling is not None and found.blocks_touched is not None:
-        each = found.blocks_touched / max(1, found.row_groups)
-        console.print(
-            f"  {found.straddling:,} lie across a block boundary; a row group is in {each:.2f} blocks on average"
-        )
-    if found.over_block:
-        command = f"pqcache repartition {found.target}"
-        if found.kind != "cache":
-            command += " DEST" if found.kind == "directory" else ""
-        if found.kind == "remote":
-            command = f"pqcache sync {found.target} CACHE"
-        console.print(
-            f"  to mend that: {escape(command)} --row-group-size {format_size(found.block_size).replace(' ', '')}"
-        )
-
-
-def _print_partitions(console: Console, found: Inspection, most: int = 20) -> None:
-    if len(found.partitions) == 1 and not found.partitions[0].path:
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("  partition", overflow="fold")
-    for name in ("files", "row groups", "rows", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    shown = found.partitions
-    if len(shown) > most:
-        shown = (*shown[: most // 2], *shown[-most // 2 :])
-    for position, item in enumerate(shown):
-        if len(found.partitions) > most and position == most // 2:
-            table.add_row(f"  … {len(found.partitions) - most:,} more", "", "", "", "")
-        table.add_row(
-            f"  {escape(item.path or '(no partition)')}",
-            f"{item.files:,}",
-            f"{item.row_groups:,}",
-            f"{item.rows:,}",
-            format_size(item.bytes),
-        )
-    console.print()
-    console.print(table)
-
-
-def _print_columns(console: Console, found: Inspection) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("  column", overflow="fold")
-    table.add_column("type", overflow="fold")
-    for name in ("on disk", "share", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for item in found.columns:
-        if item.partition:
-            table.add_row(f"  {escape(item.name)}", f"{item.type} (partition)", "", "", "")
-        else:
-            table.add_row(
-                f"  {escape(item.name)}",
-                escape(item.type),
-                format_size(item.bytes),
-                _share(item.bytes, found),
-                f"{item.uncompressed / max(1, item.bytes):.1f}",
-            )
-    console.print()
-    console.print(table)
-
-
-def _share(size: int, found: Inspection) -> str:
-    share = size / max(1, sum(found.compression.values()))
-    return "100 %" if share == 1 else f"{100 * share:.1f} %"
 
 
 def _changes(report: SyncReport) -> str:
@@ -301,6 +220,8 @@ def _note(event: Event) -> str | None:
     """Return the line that a person should see about an event, whatever else is shown."""
     if isinstance(event, Warned):
         return f"warning: {event.message}"
+    if isinstance(event, Damaged):
+        return f"damaged: {place_of(event.path, event.row_group, event.column)}: {event.message}"
     if isinstance(event, Retried):
         return f"trying again in {event.wait:.1f} s: {event.error}"
     return None

@@ -9,6 +9,7 @@ PqcacheError                1   something failed; the message says which file an
 ├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
 ├── ParquetError            1   not Parquet, truncated, or something we cannot represent
 ├── CacheError              1   no cache here, another version of one, or a damaged one
+│   ├── DamagedError        4   a part of the cache is not as it was written
 │   └── CacheLocked        75   another run holds the lock (EX_TEMPFAIL)
 └── Interrupted           130   Ctrl-C or SIGTERM
 """
@@ -66,7 +67,9 @@ class CacheError(PqcacheError):
 
 
 class DamagedError(CacheError):
-    """A manifest or an index cannot be read; the next sync makes it anew."""
+    """A manifest, an index or a data file of a cache is missing, or not as it was written."""
+
+    exit_code = 4
 
 
 class CacheLocked(CacheError):

@@ -19,7 +19,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Started:
-    """A phase (``fetch``, ``rewrite``, ``index``, ``read``) begins and will advance by ``total`` in all.
+    """A phase (``fetch``, ``rewrite``, ``read``, ``verify``) begins and will advance by ``total`` in all.
 
     ``total`` counts bytes, or files where ``unit`` says so.
     """
@@ -74,6 +74,16 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class Damaged:
+    """A part of a snapshot is not as it was published; row group and column are None where they are not known."""
+
+    path: str
+    row_group: int | None
+    column: str | None
+    message: str
+
+
+@dataclass(frozen=True)
 class Published:
     """A new snapshot is current."""
 
@@ -87,7 +97,7 @@ class Collected:
     snapshot: str
 
 
-Event = Listed | Started | Advanced | Fetched | Rewrote | Retried | Warned | Published | Collected
+Event = Listed | Started | Advanced | Fetched | Rewrote | Retried | Warned | Damaged | Published | Collected
 OnEvent = Callable[[Event], None]
 
 

@@ -101,7 +101,7 @@ def test_inspect_shows_and_tells(shop: Path, tmp_path: Path) -> None:
     result = run("inspect", shop, "--block-size", "10k", env={"COLUMNS": "80"})
     assert result.returncode == 0
     assert "3 partitions, 9 files, 3,600 rows" in result.stdout
-    assert "18 of 18 over the block size" in result.stdout
+    assert "18 of 18 row groups exceed 10 KB" in result.stdout
     assert f"pqcache repartition {shop} DEST --row-group-size 10KB" in result.stdout
     assert json.loads(run("inspect", shop, "--json").stdout)["rows"] == 3600
 

@@ -17,6 +17,7 @@ import pytest
 
 from pqcache import errors, events
 from pqcache.config import Config
+from pqcache.forecast import Forecast
 from pqcache.store.cache import FILES, ROW_GROUPS
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect import Bin, Column, Inspection, Partition
@@ -25,6 +26,8 @@ from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.source import is_secret
 from pqcache.store.sync import SyncReport
 from pqcache.store.sync import sync as sync_cache
+from pqcache.store.verify import VerifyReport
+from pqcache.store.views import Difference, FileView, RowGroupView
 from tests.datasets import write_shop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,21 +165,27 @@ def test_event_fields_are_documented(kind: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "report"), [("sync", SyncReport), ("repartition", RepartitionReport), ("gc", GcReport)]
+    ("command", "report"),
+    [("sync", SyncReport), ("repartition", RepartitionReport), ("verify", VerifyReport), ("gc", GcReport)],
 )
 def test_summary_fields_are_documented(command: str, report: type) -> None:
-    names = {field.name for field in fields(report)}
-    assert quoted(table_row(README, f"`{command}`")) == names
+    names = {field.name for field in fields(report)} | ({"ok"} if report is VerifyReport else set())
+    assert quoted(table_row(README, f"`{command}`")) - {"damaged", "error"} == names
     page = (MAN / f"pqcache-{command}.1").read_text()
     assert names <= set(re.findall(r"^\.(?:It )?Cm (\w+)", page, re.MULTILINE)) | set(re.findall(r" Cm (\w+)", page))
 
 
 def test_inspect_json_is_documented() -> None:
     text = README.read_text().partition("`pqcache inspect --json` writes")[2].partition("\n`pqcache log")[0]
-    rows = [line.split(" | ", 1) for line in text.splitlines() if line.startswith("| `")]
-    assert set().union(*(quoted(first) for first, _ in rows)) == {field.name for field in fields(Inspection)}
-    for name, kind in (("histogram", Bin), ("partitions", Partition), ("columns", Column)):
+    rows = [line.split(" | ", 1) for line in text.splitlines() if line.startswith("| `") and "| `--" not in line]
+    assert set().union(*(quoted(first) for first, _ in rows)) == {field.name for field in fields(Inspection)} | {
+        "training"
+    }
+    for name, kind in (("histogram", Bin), ("partitions", Partition), ("columns", Column), ("training", Forecast)):
         assert {field.name for field in fields(kind)} <= quoted(table_row(README, f"`{name}`"))
+    for name, kind in (("--files", FileView), ("--row-groups", RowGroupView), ("--diff", Difference)):
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        assert {field.name for field in fields(kind)} <= quoted(row)
     assert {"min", "median", "mean", "max"} <= quoted(table_row(README, "`row_group_bytes`"))
     page = (MAN / "pqcache-inspect.1").read_text()
     for field in fields(Inspection):

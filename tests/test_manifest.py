@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pqcache
 from pqcache.errors import CacheError
+from pqcache.store.cache import FILES, ROW_GROUPS
 from pqcache.store.manifest import (
     FileEntry,
     Identity,
@@ -18,6 +21,8 @@ from pqcache.store.manifest import (
     read_manifest,
     write_manifest,
 )
+from tests.damage import flip
+from tests.datasets import write_day, write_shop
 
 _SOURCE = st.builds(
     SourceFile,
@@ -72,3 +77,46 @@ def test_damage_and_other_formats_are_named(tmp_path: Path) -> None:
         pa.ipc.new_file(sink, schema).close()
     with pytest.raises(CacheError, match="format 99"):
         read_manifest(path)
+
+
+def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
+    """Copied, subset and rewritten files have theirs; a file that stays, or is linked, keeps what was recorded."""
+    shop, cache = write_shop(tmp_path / "shop", days=2), tmp_path / "cache"
+
+    def checksums() -> dict[str, str]:
+        snapshot = pqcache.Cache(cache).snapshot()
+        assert snapshot.check(FILES)
+        assert snapshot.check(ROW_GROUPS)
+        return {entry.path: entry.checksum for entry in snapshot.manifest().files}
+
+    pqcache.sync(cache, str(shop))
+    first = checksums()
+    assert len(first) == 6
+    for path, checksum in first.items():
+        assert checksum == "xxh3:" + xxhash.xxh3_64_hexdigest((shop / path).read_bytes())
+    rotten = next(iter(first))
+    flip(cache / "current" / rotten, 100)  # what was recorded of the good bytes must not be recorded anew
+    write_day(shop, "2026-11-09")
+    pqcache.sync(cache)
+    assert {**checksums(), **first} == checksums()
+    flip(cache / "current" / rotten, 100)
+    pqcache.repartition(cache, row_group_size=64 << 20)
+    current = cache / "current"
+    rewritten = checksums()
+    for path, checksum in rewritten.items():
+        assert checksum == "xxh3:" + xxhash.xxh3_64_hexdigest((current / path).read_bytes())
+    pqcache.repartition(cache, row_group_size=65 << 20)  # fits: linked
+    assert checksums() == rewritten
+    pqcache.sync(cache, columns=["id"])
+    for path, checksum in checksums().items():
+        assert checksum == "xxh3:" + xxhash.xxh3_64_hexdigest((current / path).read_bytes())
+
+
+def test_a_manifest_without_checksums_reads(tmp_path: Path) -> None:
+    entry = FileEntry("a.parquet", 1, 2, 3, (SourceFile("a.parquet", Identity(1, 2)),))
+    write_manifest(Manifest((entry,), "s", "now"), tmp_path / "new")
+    with pa.ipc.open_file(tmp_path / "new") as reader:
+        table = reader.read_all().drop_columns("checksum")
+    with pa.ipc.new_file(tmp_path / "old", table.schema) as writer:
+        writer.write_table(table)
+    assert read_manifest(tmp_path / "old").files == (entry,)

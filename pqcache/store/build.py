@@ -7,22 +7,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from pqcache.errors import CacheError, DamagedError, ParquetError
 from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
 from pqcache.parquet.rewrite import rewrite_directory
 from pqcache.parquet.statistics import read_footer
-from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
+from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Cache, Snapshot, write_checksums
+from pqcache.store.checksum import checksum_of
 from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.store.guards import check_space
 from pqcache.store.hive import parent
@@ -31,7 +29,7 @@ from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sourc
 from pqcache.store.plan import DirectoryPlan, Plan
 from pqcache.store.source import Source
 from pqcache.store.subset import Subset
-from pqcache.store.transfer import Stopwatch, disk_errors, fetch
+from pqcache.store.transfer import Copied, Stopwatch, disk_errors, fetch
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
 
 _ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
@@ -44,7 +42,7 @@ R = TypeVar("R")
 class Job:
     """What a build works on: ``previous`` is the snapshot that ``plan`` was made against.
 
-    ``source`` is None when nothing has to be fetched.
+    ``source`` is None when nothing has to be fetched. With ``reindex`` nothing is taken from the index there is.
     """
 
     cache: Cache
@@ -59,6 +57,7 @@ class Job:
     retries: int
     checksum: bool
     on_event: OnEvent
+    reindex: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,28 +96,28 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
         job.on_event(Started("rewrite", plan.rewrite_bytes))
     finished = {d.directory for d in plan.directories if d.rewrite and _is_finished(job, run, d)}
     waiting = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
-    arrived: dict[SourceFile, tuple[SourceFile, int]] = {}
+    arrived: dict[SourceFile, Copied] = {}
 
-    def bring(task: tuple[DirectoryPlan, SourceFile]) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
+    def bring(task: tuple[DirectoryPlan, SourceFile]) -> Copied:
         return _bring(job, run, task[1], stop.is_set)
 
     with _pool(job.jobs, stop) as fetchers, _pool(1, stop) as rewriter:
         rewriting: list[Future[list[Built]]] = []
 
         def rewrite(directory: DirectoryPlan) -> None:
-            here = {file: arrived.pop(file, (file, 0)) for file in directory.downloads}
+            here = {file: arrived.pop(file) for file in directory.downloads if file in arrived}
             rewriting.append(rewriter.submit(_rewrite, job, run, directory, here, stop.is_set))
 
         for directory in plan.directories:
             if directory.rewrite and not waiting[directory.directory]:
                 rewrite(directory)
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
-        for (directory, file), (copied, metadata, schema) in _pooled(fetchers, bring, tasks, job.jobs):
+        for (directory, file), copied in _pooled(fetchers, bring, tasks, job.jobs):
             if not directory.rewrite:
-                index.add(copied.path, metadata, schema)
-                yield Built(f"{run}/fetch/{_file_key(job, copied)}", _entry(job, run, copied, metadata))
+                index.add(copied.file.path, copied.metadata, copied.schema)
+                yield Built(f"{run}/fetch/{_file_key(job, copied.file)}", _entry(job, run, copied))
                 continue
-            arrived[file] = (copied, metadata.num_rows)
+            arrived[file] = copied
             waiting[directory.directory] -= 1
             if not waiting[directory.directory]:
                 rewrite(directory)
@@ -161,9 +160,7 @@ def _pooled(pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T]
         yield task, future.result()
 
 
-def _bring(
-    job: Job, run: Path, file: SourceFile, stopped: Callable[[], bool]
-) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
+def _bring(job: Job, run: Path, file: SourceFile, stopped: Callable[[], bool]) -> Copied:
     if job.source is None:
         raise CacheError(f"{file.path}: is not in the cache any more; run 'pqcache sync {job.cache.path}'")
     watch = Stopwatch()
@@ -171,18 +168,16 @@ def _bring(
     def target(version: SourceFile) -> Path:
         return run / "fetch" / _file_key(job, version)
 
-    copied, metadata, schema = fetch(
-        job.source, file, target, job.on_event, stopped, job.retries, job.checksum, job.subset
-    )
-    job.on_event(Fetched(copied.path, copied.identity.size, watch.seconds))
-    return copied, metadata, schema
+    copied = fetch(job.source, file, target, job.on_event, stopped, job.retries, job.checksum, job.subset)
+    job.on_event(Fetched(copied.file.path, copied.file.identity.size, watch.seconds))
+    return copied
 
 
 def _rewrite(
     job: Job,
     run: Path,
     plan: DirectoryPlan,
-    arrived: dict[SourceFile, tuple[SourceFile, int]],
+    arrived: dict[SourceFile, Copied],
     stopped: Callable[[], bool],
 ) -> list[Built]:
     """Rewrite one directory, unless a run that died had done so already."""
@@ -190,6 +185,7 @@ def _rewrite(
     sources: list[tuple[SourceFile, ...]] = []
     files: list[tuple[str, Path]] = []
     rows: list[int] = []
+    recorded: list[str] = []
     recipes = ["" if item.entry is None else item.entry.recipe for item in plan.rewrite]
     for item in plan.rewrite:
         if item.entry is not None:
@@ -198,11 +194,14 @@ def _rewrite(
             name = item.file.path if item.file is not None else item.entry.path
             files.append((Path(name).name, job.previous.path / item.entry.path))
             rows.append(item.entry.rows)
+            recorded.append(item.entry.checksum)
         elif item.file is not None:
-            copied, count = arrived[item.file]
-            sources.append((copied,))
-            files.append((Path(copied.path).name, run / "fetch" / _file_key(job, copied)))
-            rows.append(count)
+            copied = arrived.get(item.file)  # None: a run that died had rewritten the directory
+            file = item.file if copied is None else copied.file
+            sources.append((file,))
+            files.append((Path(file.path).name, run / "fetch" / _file_key(job, file)))
+            rows.append(0 if copied is None else copied.metadata.num_rows)
+            recorded.append("" if copied is None else copied.checksum)
     target = run / "rewrite" / _rewrite_key(job, plan, [file for part in sources for file in part])
     if target.is_dir():
         rows = json.loads((target / _ROWS).read_text())
@@ -214,24 +213,33 @@ def _rewrite(
         except ParquetError:
             _forget(run, files)  # a copy that was damaged on its way must not be taken over by the next run
             raise
-    _forget(run, files)  # their rows are in the rewritten files, or they are linked there
     made_files = sorted(path for path in target.iterdir() if path.name != _ROWS)
+    checksums = _checksums(made_files, [path for _, path in files], recorded)
+    _forget(run, files)  # their rows are in the rewritten files, or they are linked there
     footers = [read_footer(path)[0] for path in made_files]
     assigned = assign_sources(rows, [footer.num_rows for footer in footers])
     if job.rewrite.shuffle is not None:
         assigned = [list(range(len(sources)))] * len(made_files)
     built = []
-    for path, footer, positions in zip(made_files, footers, assigned, strict=True):
+    for path, footer, positions, checksum in zip(made_files, footers, assigned, checksums, strict=True):
         came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
         name = f"{plan.directory}/{path.name}" if plan.directory else path.name
-        entry = FileEntry(
-            name, path.stat().st_size, footer.num_rows, footer.num_row_groups, came_from, job.plan.recipe.text
-        )
+        size, recipe = path.stat().st_size, job.plan.recipe.text
+        entry = FileEntry(name, size, footer.num_rows, footer.num_row_groups, came_from, recipe, checksum)
         built.append(Built(str(path), entry))
     total = sum(item.entry.size for item in built)
     groups = sum(item.entry.row_groups for item in built)
     job.on_event(Rewrote(plan.directory, len(files), len(built), groups, total))
     return built
+
+
+def _checksums(made: Sequence[Path], inputs: Sequence[Path], recorded: Sequence[str]) -> list[str]:
+    """Return the checksum of each file that was made; one that is an input, linked, keeps what was recorded of it."""
+    known = {}
+    for path, checksum in zip(inputs, recorded, strict=True):
+        if checksum and path.exists():
+            known[path.stat().st_ino] = checksum
+    return [known.get(path.stat().st_ino) or checksum_of(path) for path in made]
 
 
 def _forget(run: Path, files: Sequence[tuple[str, Path]]) -> None:
@@ -301,22 +309,23 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
         place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
         link_or_copy(place, f"{target}/{entry.path}")
     kept = len(entries) > len(built)
-    known = _previous_index(previous, job.plan) if previous is not None and kept else None
+    known = _previous_index(previous, job) if previous is not None and kept else None
     index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     manifest = Manifest(tuple(entries), job.source_url, created, job.where)
     write_manifest(manifest, target / FILES)
-    fsync_path(target / ROW_GROUPS)
-    fsync_path(target / FILES)
+    write_checksums(target)
+    for name in (ROW_GROUPS, FILES, CHECKSUMS):
+        fsync_path(target / name)
     return target, manifest
 
 
-def _previous_index(previous: Snapshot, plan: Plan) -> Index:
+def _previous_index(previous: Snapshot, job: Job) -> Index:
     """Return the current snapshot's index; a damaged one is built anew from the files that are kept."""
-    try:
-        return previous.index()
-    except DamagedError:
-        return build_index(previous.path, [entry.path for d in plan.directories for entry in d.keep])
+    if not job.reindex:
+        with suppress(DamagedError):
+            return previous.whole_index()
+    return build_index(previous.path, [entry.path for d in job.plan.directories for entry in d.keep])
 
 
 def _inputs(plan: DirectoryPlan) -> list[SourceFile]:
@@ -343,7 +352,7 @@ def _is_finished(job: Job, run: Path, plan: DirectoryPlan) -> bool:
     return (run / "rewrite" / _rewrite_key(job, plan, _inputs(plan)) / _ROWS).is_file()
 
 
-def _entry(job: Job, run: Path, file: SourceFile, metadata: pq.FileMetaData) -> FileEntry:
-    recipe = job.plan.recipe.text
+def _entry(job: Job, run: Path, copied: Copied) -> FileEntry:
+    recipe, file, metadata = job.plan.recipe.text, copied.file, copied.metadata
     size = (run / "fetch" / _file_key(job, file)).stat().st_size if recipe else file.identity.size
-    return FileEntry(file.path, size, metadata.num_rows, metadata.num_row_groups, (file,), recipe)
+    return FileEntry(file.path, size, metadata.num_rows, metadata.num_row_groups, (file,), recipe, copied.checksum)

@@ -5,7 +5,7 @@
       current -> snapshots/20261120T040003Z-0007
       snapshots/20261120T040003Z-0007/
         dt=2026-11-19/part-00000.parquet
-        _pqcache/files.arrow  row_groups.arrow  lease
+        _pqcache/files.arrow  row_groups.arrow  checksums.json  lease
       tmp/
 
 A snapshot is built in ``tmp/``, renamed into ``snapshots/`` and then ``current`` is swapped, so that every
@@ -15,6 +15,7 @@ instant shows one whole snapshot or another. Nothing in a published snapshot is 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import time
@@ -25,7 +26,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pqcache.errors import CacheError, CacheLocked, UsageError
+from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
+from pqcache.store.checksum import checksum_of, is_true
 from pqcache.store.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 from pqcache.store.index import Index, read_index
 from pqcache.store.manifest import Manifest, read_manifest
@@ -38,6 +40,7 @@ _PUBLISHING = 60.0  # seconds that a run may take between a snapshot's rename an
 FILES = "_pqcache/files.arrow"
 ROW_GROUPS = "_pqcache/row_groups.arrow"
 LEASE = "_pqcache/lease"
+CHECKSUMS = "_pqcache/checksums.json"
 CONFIG = "pqcache.toml"
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 
@@ -66,6 +69,34 @@ class Snapshot:
     def index(self) -> Index:
         """Return the row-group index, memory-mapped."""
         return read_index(self.path / ROW_GROUPS)
+
+    def whole_manifest(self) -> Manifest:
+        """Return the manifest after comparing it with its checksum; damage raises DamagedError."""
+        self.check(FILES)
+        return self.manifest()
+
+    def whole_index(self) -> Index:
+        """Return the index after comparing it with its checksum; damage raises DamagedError."""
+        self.check(ROW_GROUPS)
+        return self.index()
+
+    def check(self, name: str) -> bool:
+        """Compare the manifest or the index with its checksum; damage raises DamagedError.
+
+        Return whether a checksum is recorded: snapshots from before there were any have none.
+        """
+        checksums, path = self.path / CHECKSUMS, self.path / name
+        try:
+            recorded = json.loads(checksums.read_bytes())[name]
+            if is_true(recorded, path):
+                return True
+        except FileNotFoundError as error:
+            if error.filename == str(checksums):
+                return False
+            raise DamagedError(f"{path}: is missing; the next sync makes it anew") from error
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DamagedError(f"{checksums}: cannot be read ({error}); the next sync makes it anew") from error
+        raise DamagedError(f"{path}: is not as it was written; the next sync makes it anew")
 
     def lease(self) -> Lease:
         """Keep this snapshot from being cleaned away until the lease is closed or the process ends."""
@@ -100,6 +131,12 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def write_checksums(snapshot: Path) -> None:
+    """Record the checksums of a new snapshot's manifest and index; the caller makes them durable."""
+    found = {name: checksum_of(snapshot / name) for name in (FILES, ROW_GROUPS)}
+    (snapshot / CHECKSUMS).write_text(json.dumps(found) + "\n")
 
 
 @dataclass(frozen=True)
@@ -143,7 +180,7 @@ class Cache:
         if snapshot.path.is_symlink():
             raise CacheError(f"{snapshot.path}: is a symbolic link; a cache lives in one directory")
         if not (snapshot.path / FILES).is_file():
-            raise CacheError(
+            raise DamagedError(
                 f"{self.path}/current points at {target}, which is not a snapshot; remove the link and sync again"
             )
         return snapshot

@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense import as_list, dense_of
+from pqcache.parquet.statistics import read_footer, top_level_names
 from pqcache.store.cache import cache_at
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder
@@ -37,13 +41,18 @@ class Partition:
 
 @dataclass(frozen=True)
 class Column:
-    """One column; ``bytes`` on disk and ``uncompressed`` are 0 for partition columns."""
+    """One column; ``bytes`` on disk and ``uncompressed`` are 0 for partition columns.
+
+    ``codec`` names all codecs, joined by ``+``; ``encodings`` are those in the first file that has the column.
+    """
 
     name: str
     type: str
     partition: bool
     bytes: int
     uncompressed: int
+    codec: str = ""
+    encodings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,8 @@ class Inspection:
     ``kind`` is cache, directory or remote. ``over_block`` counts row groups of more compressed bytes than
     ``block_size``, ``straddling`` those that lie across a block boundary where the files are stored on HDFS, or
     would be, were they stored in blocks of the size that was asked for, with ``blocks_touched`` in all; both are
-    None where there are no blocks. ``compression`` maps codecs to bytes.
+    None where there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
+    than a quarter of ``block_size``.
     """
 
     target: str
@@ -84,6 +94,7 @@ class Inspection:
     compression: Mapping[str, int]
     partitions: tuple[Partition, ...]
     columns: tuple[Column, ...]
+    under_quarter: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values."""
@@ -111,22 +122,24 @@ def inspect(
         snapshot, lease = cache.lease()
         with lease:
             manifest, index = snapshot.manifest(), snapshot.index()
+            encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
         sizes = np.array([entry.size for entry in manifest.files], np.int64)
         about = {"kind": "cache", "source": manifest.source, "snapshot": snapshot.id}
         about["created"] = manifest.created
         blocks = np.full(len(sizes), block_size or 0, np.int64)
-        return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, blocks)
+        return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, blocks, encodings)
     source = open_source(text, options)
     try:
         files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
         index = read_remote_index(source, files, jobs, on_event)
+        encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
     finally:
         source.close()
     kind = "directory" if url_scheme(text) in ("", "file") else "remote"
     blocks = np.array([block_size or file.block_size for file in files], np.int64)
     sizes = np.array([file.identity.size for file in files], np.int64)
     default = int(blocks.max()) if blocks.all() else BLOCK_SIZE
-    return _describe(source.url, {"kind": kind}, index, sizes, block_size or default, blocks)
+    return _describe(source.url, {"kind": kind}, index, sizes, block_size or default, blocks, encodings)
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
@@ -148,6 +161,7 @@ def _describe(
     sizes: npt.NDArray[np.int64],
     block_size: int,
     blocks: npt.NDArray[np.int64],
+    encodings: Mapping[str, tuple[str, ...]],
 ) -> Inspection:
     """Return the description; ``blocks`` has the block size of each file, 0 where it has none."""
     groups = index.numbers("bytes")
@@ -176,7 +190,8 @@ def _describe(
         histogram=_histogram(groups, block_size),
         compression=_compression(index),
         partitions=_partitions(index, sizes, groups),
-        columns=_columns(index),
+        columns=_columns(index, encodings),
+        under_quarter=int((groups < block_size // 4).sum()),
     )
 
 
@@ -226,7 +241,23 @@ def _partitions(index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[
     return tuple(Partition(path, *numbers) for path, numbers in sorted(totals.items()))
 
 
-def _columns(index: Index) -> tuple[Column, ...]:
+def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[str, tuple[str, ...]]:
+    """Return the encodings of each top-level column's values; those of levels and of dictionaries' own are left out."""
+    found: dict[str, dict[str, None]] = {}
+    for metadata, schema in footers:
+        names = top_level_names(metadata, schema)
+        for group in range(metadata.num_row_groups):
+            for position, name in enumerate(names):
+                chunk = metadata.row_group(group).column(position)
+                used = found.setdefault(name, {})
+                values = [e for e in chunk.encodings if e not in ("RLE", "BIT_PACKED")] or list(chunk.encodings)
+                if any("DICTIONARY" in e for e in values):
+                    values = ["DICTIONARY"]
+                used.update(dict.fromkeys(values))
+    return {name: tuple(used) for name, used in found.items()}
+
+
+def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[Column, ...]:
     columns = []
     for field in index.schema:
         partition = field.name in index.partitions.column_names
@@ -234,8 +265,17 @@ def _columns(index: Index) -> tuple[Column, ...]:
         uncompressed = 0 if partition else _sum(index, f"{field.name}:uncompressed")
         stored = dense_of(field)
         kind = str(field.type) if stored is None else f"{as_list(field).type}, dense as {stored.text}"
-        columns.append(Column(field.name, kind, partition, size, uncompressed))
+        codec = "" if partition else _codecs(index, f"{field.name}:codec")
+        used = () if partition else encodings.get(field.name, ())
+        columns.append(Column(field.name, kind, partition, size, uncompressed, codec, used))
     return tuple(columns)
+
+
+def _codecs(index: Index, column: str) -> str:
+    if column not in index.table.column_names:
+        return ""
+    found = {codec for text in pc.unique(index.table[column]).to_pylist() if text for codec in text.split("+")}
+    return "+".join(sorted(found))
 
 
 def _sum(index: Index, column: str) -> int:

@@ -25,6 +25,7 @@ _SCHEMA = pa.schema(
         ("row_groups", pa.int64()),
         ("recipe", pa.string()),
         ("sources", pa.list_(_SOURCE)),
+        ("checksum", pa.string()),
     ]
 )
 
@@ -55,7 +56,10 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a snapshot; ``recipe`` says how it was rewritten and is empty for a plain copy."""
+    """A file of a snapshot; ``recipe`` says how it was rewritten and is empty for a plain copy.
+
+    ``checksum`` is that of its bytes as they were when they arrived or were written, empty if not recorded.
+    """
 
     path: str
     size: int
@@ -63,6 +67,7 @@ class FileEntry:
     row_groups: int
     sources: tuple[SourceFile, ...] = ()
     recipe: str = ""
+    checksum: str = ""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,7 @@ def _batch(entries: Sequence[FileEntry], schema: pa.Schema) -> pa.RecordBatch:
             pa.array([entry.row_groups for entry in entries], pa.int64()),
             pa.array([entry.recipe for entry in entries], pa.string()),
             pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), sources),
+            pa.array([entry.checksum for entry in entries], pa.string()),
         ],
         schema=schema,
     )
@@ -179,7 +185,9 @@ def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
     columns: list[list[Any]] = [column.values.field(name).to_pylist() for name in names]
     flat = [SourceFile(p, Identity(s, m, t)) for p, s, m, t in zip(*columns, strict=True)]
     plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "recipe")]
-    for i, (path, size, rows, row_groups, recipe) in enumerate(zip(*plain, strict=True)):
+    recorded = "checksum" in batch.schema.names  # not in a snapshot from before there were checksums
+    plain.append(batch["checksum"].to_pylist() if recorded else [""] * batch.num_rows)
+    for i, (path, size, rows, row_groups, recipe, checksum) in enumerate(zip(*plain, strict=True)):
         sources = tuple(flat[offsets[i] : offsets[i + 1]])
         name = sources[0].path if len(sources) == 1 and sources[0].path == path else path  # one string, not two
-        yield FileEntry(name, size, rows, row_groups, sources, recipe)
+        yield FileEntry(name, size, rows, row_groups, sources, recipe, checksum)

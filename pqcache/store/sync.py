@@ -255,12 +255,12 @@ def read_current(current: Snapshot | None, on_event: OnEvent) -> tuple[Manifest 
     if current is None:
         return None, True
     try:
-        manifest = current.manifest()
+        manifest = current.whole_manifest()
     except DamagedError as error:
         on_event(Warned(f"{error}; everything is fetched again"))
         return None, False
     try:
-        current.index()
+        current.whole_index()
     except DamagedError as error:
         on_event(Warned(f"{error}; it is built anew"))
         return manifest, False

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,12 +33,25 @@ from pqcache.errors import (
 )
 from pqcache.events import Advanced, OnEvent, Retried
 from pqcache.parquet.statistics import not_parquet
+from pqcache.store.checksum import checksum_of, feed, new_checksum, text_of
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import Source, file_url
 from pqcache.store.subset import Subset
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A source file as it was copied, with the copy's footer, Arrow schema and checksum."""
+
+    file: SourceFile
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    checksum: str
+
+
 ALL = Subset()
 RETRIES = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -62,8 +76,8 @@ def fetch(
     retries: int = RETRIES,
     checksum: bool = False,
     subset: Subset = ALL,
-) -> tuple[SourceFile, pq.FileMetaData, pa.Schema]:
-    """Copy ``file`` to ``target(file)``; return it as it was copied, with its footer and Arrow schema.
+) -> Copied:
+    """Copy ``file`` to ``target(file)``; return what was copied.
 
     With ``checksum``, what arrived is compared with the store's own checksum where it has one (the ETag of
     an S3 object that was uploaded in one part). A file that changes meanwhile is fetched again, and the
@@ -76,7 +90,7 @@ def fetch(
             final.rename(part)
             part.chmod(0o644)
         try:
-            metadata, schema = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset)
+            copied = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset)
         except SourceNotFound as error:
             raise SourceIncomplete(
                 f"{file.path}: vanished from {source.url} while it was copied; nothing was published, "
@@ -92,7 +106,7 @@ def fetch(
             continue
         part.chmod(0o444)
         part.replace(final)
-        return file, metadata, schema
+        return copied
     raise SourceIncomplete(
         f"{file.path}: keeps changing at {source.url} while it is copied; nothing was published, "
         "sync again when its writer has finished"
@@ -143,16 +157,17 @@ def _fetch_version(
     retries: int,
     checksum: bool,
     subset: Subset,
-) -> tuple[pq.FileMetaData, pa.Schema]:
+) -> Copied:
     """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
 
-    def bring() -> None:
+    def bring() -> str:
         if not subset.is_all:
             _project(source, file, part, on_event, stopped, subset)
-            return
-        _fill(source, file, part, on_event, stopped)
+            return checksum_of(part)
+        arrived = _fill(source, file, part, on_event, stopped)
         if checksum:
             _check_md5(source, file, part, on_event)
+        return arrived
 
     def size() -> int:
         return part.stat().st_size if part.exists() else 0
@@ -160,7 +175,7 @@ def _fetch_version(
     for last in (False, True):
         error: PqcacheError | None = None
         try:
-            with_retries(bring, file.path, retries, on_event, size)
+            arrived = with_retries(bring, file.path, retries, on_event, size)
             metadata, schema = _footer(source, file, part)
         except (SourceChanged, SourceUnavailable) as failure:
             error = failure  # it may have failed because the file changed under the copy: ask before telling
@@ -172,7 +187,7 @@ def _fetch_version(
         if now != file.identity:
             raise _Moved(now)
         if error is None:
-            return metadata, schema
+            return Copied(file, metadata, schema, arrived)
         if last or not isinstance(error, ParquetError):
             raise error
     raise AssertionError("unreachable")
@@ -199,8 +214,8 @@ def _project(
     fetch_projected(source, file, part, subset.columns, subset.where, partitions, on_bytes, stopped)
 
 
-def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> None:
-    """Fetch what ``part`` lacks and make it durable.
+def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> str:
+    """Fetch what ``part`` lacks and make it durable; return the checksum of the whole.
 
     Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
     only write the same bytes to the same places.
@@ -210,10 +225,13 @@ def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopp
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
             written = min(os.fstat(descriptor).st_size, size)
+            seen = new_checksum()
+            feed(seen, descriptor, written)
             for chunk in source.read(file.path, written, size - written, file.identity.tag) if written < size else ():
                 if stopped():
                     raise KeyboardInterrupt
                 chunk = chunk[: size - written]
+                seen.update(chunk)  # while it is in the processor's cache
                 _write_all(descriptor, chunk, written)
                 written += len(chunk)
                 on_event(Advanced("fetch", len(chunk)))
@@ -229,6 +247,7 @@ def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopp
         if error.errno not in _FULL:  # what fsync could not write is not reported twice: do not build on it
             part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
+    return text_of(seen)
 
 
 def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) -> None:

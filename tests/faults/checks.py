@@ -60,7 +60,9 @@ def check_whole(cache: Path, versions: Sequence[Rows | None]) -> int:
         assert status.st_size == entry.size, f"{entry.path}: {status.st_size} bytes, {entry.size} in the manifest"
     there = {p.relative_to(snapshot.path).as_posix() for p in snapshot.path.rglob("*") if not p.is_dir()}
     extra = there - {entry.path for entry in manifest.files}
-    assert extra <= {"_pqcache/files.arrow", "_pqcache/row_groups.arrow", "_pqcache/lease"}, extra
+    assert extra <= {f"_pqcache/{name}" for name in ("files.arrow", "row_groups.arrow", "checksums.json", "lease")}, (
+        extra
+    )
     index, built = snapshot.index(), build_index(snapshot.path, [entry.path for entry in manifest.files], 1)
     assert index.paths == built.paths
     assert index.table.num_rows == built.table.num_rows == manifest.row_groups

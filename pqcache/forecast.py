@@ -1,0 +1,64 @@
+"""What a training run will get from a dataset: how many row groups are mixed in the memory it has."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pqcache.errors import PqcacheError
+from pqcache.reader.data import open_data
+from pqcache.reader.view import WINDOW, held, view_of, window_for
+from pqcache.store.source import local_path, url_scheme
+
+MEMORY = 2 << 30
+LANES = 2
+_LARGEST = 128 << 20
+_SMALLEST = 1 << 20
+_BEYOND = 4  # as reader/view.py counts what is held besides the window
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What ``ParquetDataset(memory=memory)`` with ``lanes`` lanes does with all columns of a dataset.
+
+    ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed (0: row groups
+    are read in pieces), which are ``mixed`` of all rows, from 0 to 1. ``row_group_size`` in bytes on disk is what
+    would fill the window, or None if that is filled already.
+    """
+
+    memory: int
+    lanes: int
+    decoded: int
+    window: int
+    mixed: float
+    row_group_size: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the forecast as plain values."""
+        return asdict(self)
+
+
+def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = LANES) -> Forecast | None:
+    """Return what a training run will get, or None of a remote or empty dataset, or one that it could not read."""
+    text = os.fspath(target)
+    if url_scheme(text) not in ("", "file"):
+        return None
+    try:
+        data, lease = open_data(local_path(text))
+        with lease or nullcontext():
+            view = view_of(data, None, None)
+            sizes = view.sizes
+    except PqcacheError:
+        return None
+    if not len(sizes) or not sizes.max():
+        return None
+    window, rows = window_for(sizes, memory, lanes), int(view.counts.sum())
+    mixed = min(1.0, lanes * min(window, len(sizes)) * float(view.counts.mean()) / rows) if rows else 0.0
+    suggested = None
+    if window < WINDOW and len(sizes) >= 1:
+        scale = memory / lanes / (held(sizes, WINDOW) + _BEYOND * float(sizes.max()))
+        largest = int(data.index.numbers("bytes").max())
+        suggested = max(_SMALLEST, min(_LARGEST, 1 << (int(scale * largest).bit_length() - 1)))
+    return Forecast(memory, lanes, int(sizes.max()), window, mixed, suggested)
