@@ -71,6 +71,23 @@ def test_codecs(tmp_path: Path, options: dict[str, Any], codecs: set[str]) -> No
     assert bool(modern) != options.get("compat", False)
 
 
+def test_keep_goes_by_column_where_files_differ(tmp_path: Path) -> None:
+    source, names = tmp_path / "in", [f"name {n % 7}" for n in range(3000)]
+    source.mkdir()
+    first = pa.table({"a": names, "s": [{"x": name, "y": name} for name in names], "c": names})
+    codecs = {"a": "snappy", "s.x": "zstd", "s.y": "zstd", "c": "gzip"}
+    pq.write_table(first, source / "a.parquet", compression=codecs, use_dictionary=False)
+    pq.write_table(first.drop(["s"]), source / "b.parquet", compression={"a": "snappy", "c": "gzip"}, row_group_size=10)
+    for rows in (LIMIT, 1 << 20):  # the first file is rewritten too, and linked
+        out = tmp_path / f"out{rows}"
+        rewrite_directory(sorted(source.iterdir()), out, RewriteOptions(rows, "keep"))
+        for path in files_of(out):
+            group = pq.read_metadata(out / path).row_group(0)
+            found = {group.column(n).path_in_schema: group.column(n).compression for n in range(group.num_columns)}
+            assert {found[name] for name in ("a", "c")} <= {"SNAPPY", "GZIP"}
+            assert (found["a"], found["c"]) == ("SNAPPY", "GZIP")
+
+
 def test_higher_levels_are_smaller(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     words = [f"word{i}" for i in range(500)]

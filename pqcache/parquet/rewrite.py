@@ -24,10 +24,11 @@ from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, pre
 from pqcache.parquet.dense import Dense, applied, as_lists, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.keyvalues import conflicts, range_index, with_spark
-from pqcache.parquet.options import COMPAT_CODEC, RewriteOptions
+from pqcache.parquet.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of
 from pqcache.parquet.schema import unified, working
 from pqcache.parquet.shuffle import shuffled
+from pqcache.parquet.statistics import leaves_in
 from pqcache.parquet.writer import MIN_FILL, Settings, straddles, write_row_groups
 
 _MIN_FILE = 1 << 30
@@ -193,7 +194,7 @@ def _rewritten(
     settings = Settings(
         size,
         max(_MIN_FILE, _FILE_ROW_GROUPS * size),
-        _codec_of(rest, options),
+        _codec_of(rest, layout.working, options),
         _names_of(rest),
         options.compression_level,
         options.compat,
@@ -292,18 +293,24 @@ def _names_of(sources: list[Source]) -> Callable[[int], str]:
     return name_of
 
 
-def _codec_of(sources: list[Source], options: RewriteOptions) -> Callable[[int], str]:
-    """Return the codec to try for a leaf column, by position."""
+def _codec_of(sources: list[Source], schema: pa.Schema, options: RewriteOptions) -> Callable[[int], str]:
+    """Return the codec to try for a leaf column of ``schema``, by position."""
     codec = options.codec
     if codec != "keep":
         return lambda leaf: codec
+    known: dict[tuple[str, int], str] = {}  # by column and leaf in it: a file may lack columns
     for source in sources:
         if source.metadata.num_row_groups:
             group = source.metadata.row_group(0)
-            names = [group.column(number).compression for number in range(group.num_columns)]
-            names = [_CODEC_NAMES.get(name, name.lower()) for name in names]
-            return lambda leaf: names[leaf] if leaf < len(names) else "lz4"
-    return lambda leaf: "lz4"
+            for number, place in enumerate(_leaf_places(source.schema)):
+                name = group.column(number).compression
+                known.setdefault(place, _CODEC_NAMES.get(name, name.lower()))
+    codecs = [known.get(place, DEFAULT_CODEC) for place in _leaf_places(schema)]
+    return lambda leaf: codecs[leaf]
+
+
+def _leaf_places(schema: pa.Schema) -> list[tuple[str, int]]:
+    return [(field.name, number) for field in schema for number, _ in enumerate(leaves_in(field.type))]
 
 
 def _decimals_as_integers(sources: list[Source]) -> bool:

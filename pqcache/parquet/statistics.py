@@ -113,22 +113,23 @@ def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
     """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
     names: list[str] = []
     for field in schema:
-        leaves = sum(1 for _ in _leaves(field.type))
+        leaves = sum(1 for _ in leaves_in(field.type))
         names.extend([field.name] * leaves)
     if len(names) != metadata.num_columns:
         return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
     return names
 
 
-def _leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
+def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the leaf types of a column of type ``kind``, in Parquet's order."""
     if pa.types.is_struct(kind):
         for i in range(kind.num_fields):
-            yield from _leaves(kind.field(i).type)
+            yield from leaves_in(kind.field(i).type)
     elif pa.types.is_map(kind):
-        yield from _leaves(kind.key_type)
-        yield from _leaves(kind.item_type)
+        yield from leaves_in(kind.key_type)
+        yield from leaves_in(kind.item_type)
     elif pa.types.is_nested(kind):
-        yield from _leaves(kind.value_type)
+        yield from leaves_in(kind.value_type)
     else:
         yield kind
 
