@@ -14,7 +14,7 @@ from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.guards import Waiting
 from pqcache.store.manifest import Manifest
 from pqcache.store.plan import Recipe, plan_sync
-from pqcache.store.source import open_source
+from pqcache.store.source import open_source, redact
 from pqcache.store.subset import select
 from pqcache.store.sync import JOBS, Counted, find_damaged, finish, list_source, make_plan, make_report, sync
 from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors
@@ -41,11 +41,12 @@ def fetch_again(
                 f"{cache.path}: its manifest is damaged and sync did not notice; sync into a new directory"
             )
         return cache.snapshot(report.snapshot)
-    watch, config = Stopwatch(), read_config(cache.path)
-    opened = open_source(config.source, {**config.options, **(options or {})}, hdfs_driver=config.hdfs_driver)
+    watch = Stopwatch()
     with ExitStack() as stack, disk_errors(cache.path):
-        stack.callback(opened.close)
         stack.enter_context(cache.lock(wait))
+        config = read_config(cache.path)
+        opened = open_source(config.source, {**config.options, **(options or {})}, hdfs_driver=config.hdfs_driver)
+        stack.callback(opened.close)
         if cache.current() != snapshot:
             raise CacheLocked(f"{cache.path}: another run has published meanwhile; verify again")
         held = sorted({file.path: file for entry in manifest.files for file in entry.sources}.items())
@@ -59,7 +60,7 @@ def fetch_again(
             snapshot,
             plan,
             opened,
-            config.source,
+            redact(config.source),
             config.where,
             subset,
             rewrite,
