@@ -20,6 +20,7 @@ from rich.table import Table
 
 from pqcache.errors import PqcacheError
 from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.store.cache import cache_at
 from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport
 from pqcache.store.repartition_to import RepartitionReport
@@ -186,7 +187,8 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
     for item in proposals:
         smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
         console.print(escape(f"{item.column}: {item.type}, can be stored as {item.dense}{smaller}"))
-    words = ["pqcache", "repartition", source, *([] if dest is None else [str(dest)])]
+    where = [str(dest)] if dest is not None else [] if cache_at(source) is not None else ["DEST"]
+    words = ["pqcache", "repartition", source, *where]
     words += [word for item in proposals for word in ("--dense", item.column)]
     words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
     console.print("to do that:", escape(shlex.join(words)), soft_wrap=True)

@@ -176,7 +176,7 @@ def test_the_guard_says_both_numbers(small_disk: Path, tmp_path: Path) -> None:
     free = shutil.disk_usage(small_disk).free
     (small_disk / "filler").write_bytes(bytes(free - (1 << 20)))
     events: list[Event] = []
-    with pytest.raises(pqcache.PqcacheError, match=r"needs \d.* MB of free space, has \d.* MB"):
+    with pytest.raises(pqcache.PqcacheError, match=r"needs \d.* MB of free space, has \d.* [KM]B"):
         pqcache.sync(cache, str(lake), on_event=events.append)
     assert not [event for event in events if isinstance(event, Fetched)]
     assert not (cache / "current").exists()
