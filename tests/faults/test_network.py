@@ -506,9 +506,10 @@ def test_the_checks_see_a_wrong_row(store: Store, monkeypatch: pytest.MonkeyPatc
 
     other = store.another_version()
 
-    def blind(source: object, file: object, part: Path, *_: object) -> object:
+    def blind(source: object, file: object, part: Path, *_: object) -> transfer.Copied:
         part.write_bytes(other)
-        return transfer._footer(source, file, part)  # type: ignore[arg-type]
+        metadata, schema = transfer._footer(source, file, part)  # type: ignore[arg-type]
+        return transfer.Copied(file, metadata, schema, transfer.checksum_of(part))  # type: ignore[arg-type]
 
     monkeypatch.setattr(transfer, "_fetch_version", blind)
     store.sync()
