@@ -393,3 +393,23 @@ def test_misplaced_secrets_are_refused_unshown(
         with pytest.raises(pqcache.PqcacheError) as error:
             command("hdfs://u:HUSH@127.0.0.1:1/x")
         assert "HUSH" not in str(error.value)
+
+
+def test_damage_in_the_history_costs_only_the_records_it_hits(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for day in (10, 11, 12):
+        write_day(shop, f"2026-11-{day}")
+        pqcache.sync(cache, str(shop))
+    path = cache / "history.jsonl.zst"
+    whole = path.read_bytes()
+    assert len(pqcache.history(cache)) == 3
+    path.write_bytes(b"garbage" + whole)
+    assert len(pqcache.history(cache)) == 3
+    path.write_bytes(whole[:4] + b"\xff\xff" + whole[6:])
+    assert len(pqcache.history(cache)) == 2
+    pqcache.sync(cache)
+    assert len(pqcache.history(cache)) == 3
+    path.write_bytes(path.read_bytes()[:-3])  # torn: cut off by the next run
+    assert len(pqcache.history(cache)) == 2
+    pqcache.sync(cache)
+    assert len(pqcache.history(cache)) == 3

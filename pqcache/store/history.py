@@ -46,17 +46,18 @@ def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _whole_frames(data: bytes) -> tuple[bytes, int]:
-    """Return what the whole frames hold, and where the last of them ends."""
+    """Return what the whole frames hold, and where the last of them ends; what is damaged before it is passed over."""
     parts: list[bytes] = []
-    position = 0
-    while position < len(data):
+    position = end = 0
+    while 0 <= position < len(data):
         frame = zstandard.ZstdDecompressor().decompressobj()
         try:
             text = frame.decompress(data[position:])
         except zstandard.ZstdError:
-            break
-        if not frame.eof:
-            break
-        parts.append(text)
-        position = len(data) - len(frame.unused_data)
-    return b"".join(parts), position
+            text = b""
+        if frame.eof:
+            parts.append(text)
+            position = end = len(data) - len(frame.unused_data)
+        else:
+            position = data.find(zstandard.FRAME_HEADER, position + 1)
+    return b"".join(parts), end
