@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -341,7 +342,8 @@ def test_a_run_that_waited_works_from_what_the_other_has_left(shop: Path, tmp_pa
     assert (read_config(cache).row_group_size, read_config(cache).compression) == (8 << 10, "zstd")
 
 
-def test_two_first_runs_at_once_make_one_cache(shop: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{}, {"columns": ["id"]}, {"where": "dt >= '2026-11-02'"}])
+def test_two_first_runs_at_once_make_one_cache(how: dict[str, Any], shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     listed, go = threading.Event(), threading.Event()
 
@@ -353,7 +355,7 @@ def test_two_first_runs_at_once_make_one_cache(shop: Path, tmp_path: Path) -> No
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(pqcache.sync, cache, str(shop), wait=30, on_event=slow)
         assert listed.wait(30)
-        pqcache.sync(cache, str(shop), keep=5)
+        pqcache.sync(cache, str(shop), keep=5, **how)
         go.set()
         report = late.result()
     assert not report.published

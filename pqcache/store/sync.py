@@ -127,8 +127,6 @@ def sync(
         "hdfs_driver": hdfs_driver,
         "checksum": checksum,
     }
-    if not target.exists():
-        updated(_merge(None, source, options), given)  # refused before anything is made
     with ExitStack() as stack, disk_errors(target.path):
         locked = target.exists() and not dry_run
         stack.enter_context(target.lock(wait) if locked else nullcontext())
@@ -145,9 +143,10 @@ def sync(
             target.create()
             stack.enter_context(target.lock(wait))
             current = target.current()
-            if current is not None:  # another first run was faster
+            if current is not None:  # another first run was faster: what is taken is what it has left
                 remembered = read_config(target.path)
                 config = updated(_merge(remembered, source, options), given)
+                listing = list_source(opened, on_event, retries, config.where, config.columns)
         manifest, whole = read_current(current, on_event)
         if not dry_run:
             check_case(listing.files, config.source, target.tmp_dir)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
-from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot, cache_path
+from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.repair import changes_at_source, fetch_again
 from pqcache.store.sync import find_damaged
@@ -125,7 +125,7 @@ def verify(
     if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:
         raise UsageError(f"--engine {FASTPARQUET}: it is not installed; pip install 'pqcache[{FASTPARQUET}]'")
     check = _Check(deep or engine is not None, engine, jobs or os.cpu_count() or 1, on_event)
-    target = Cache.open(cache_path(cache))
+    target = Cache.open(cache)
     snapshot, lease = target.lease()
     with lease:
         manifest, damage = check.snapshot(snapshot)

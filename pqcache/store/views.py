@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import as_list
-from pqcache.store.cache import Cache, cache_path
+from pqcache.store.cache import Cache
 from pqcache.store.hive import parent
 from pqcache.store.index import Index
 from pqcache.store.inspect import read_remote_index
@@ -218,7 +218,7 @@ def readable(value: Any, items: int = 8, characters: int = 200) -> Any:
 
 def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference:
     """Return what differs between two snapshots of a cache that are kept; others raise CacheError."""
-    cache = Cache.open(cache_path(target))
+    cache = Cache.open(target)
     before, after = ({e.path: e for e in cache.snapshot(name).manifest().files} for name in (old, new))
     changed = [path for path in before.keys() & after.keys() if _made_from(before[path]) != _made_from(after[path])]
     rows: dict[str, int] = {}
