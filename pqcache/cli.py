@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pqcache.errors import Interrupted, PqcacheError, UsageError
+from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line
 from pqcache.lean import without_pandas
 from pqcache.units import parse_duration, parse_size
 
@@ -416,10 +416,9 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "pqcache"
         return _fail(UsageError(f"{error.format_message().rstrip('.')} ('{command} -h' shows the usage)"), arguments)
-    text = str(error).splitlines()[0] if str(error) else ""
     name = type(error).__name__
     return _fail(
-        PqcacheError(f"{name}: {text} (a bug? PQCACHE_DEBUG=1 shows the traceback; please report it)"),
+        PqcacheError(f"{name}: {first_line(error)} (a bug? PQCACHE_DEBUG=1 shows the traceback; please report it)"),
         arguments,
     )
 

@@ -11,11 +11,11 @@ from typing import Any
 import tomlkit
 import tomlkit.exceptions
 
+from pqcache.disk import write_durably
 from pqcache.errors import CacheError, UsageError
 from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.options import RewriteOptions, parse_compression
 from pqcache.store.cache import CONFIG
-from pqcache.store.disk import write_durably
 from pqcache.store.guards import MAX_DELETE, parse_max_delete
 from pqcache.store.source import HDFS3, HDFS_NATIVE
 from pqcache.units import parse_duration, parse_size

@@ -17,6 +17,12 @@ PqcacheError                1   something failed; the message says which file an
 from __future__ import annotations
 
 
+def first_line(error: BaseException | str) -> str:
+    """Return the first line of what another library's error says, or its type where it says nothing."""
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(". ") if text else type(error).__name__
+
+
 class PqcacheError(Exception):
     """Base of all errors that pqcache raises on purpose.
 

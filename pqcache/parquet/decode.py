@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, first_line
 from pqcache.parquet import footer
 from pqcache.parquet.dense import changed, changes
 from pqcache.parquet.schema import conformed
@@ -107,11 +107,7 @@ def open_source(path: Path, int96_unit: str = "ns") -> pq.ParquetFile:
             page_checksum_verification=True,
         )
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise ParquetError(f"{path}: cannot be read as Parquet ({_line(error)}); fetch it again") from error
-
-
-def _line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0].rstrip(". ")
+        raise ParquetError(f"{path}: cannot be read as Parquet ({first_line(error)}); fetch it again") from error
 
 
 def sources_of(paths: Sequence[Path]) -> list[Source]:
@@ -131,7 +127,7 @@ def _source(path: Path, unit: str) -> Source:
         try:
             schema = file.schema_arrow
         except pa.ArrowException as error:
-            raise ParquetError(f"{path}: has a schema that Arrow cannot hold ({_line(error)})") from error
+            raise ParquetError(f"{path}: has a schema that Arrow cannot hold ({first_line(error)})") from error
         return Source(path, path.stat().st_size, file.metadata, schema, elements, unit)
 
 
@@ -171,7 +167,7 @@ def int96_unit(sources: Sequence[Source]) -> str:
                         if farther is None and len(us) and max(us.max(), -us.min()) > _NS_RANGE_US:
                             farther = source.path
             except (pa.ArrowException, OSError) as error:
-                raise ParquetError(f"{source.path}: cannot be decoded ({_line(error)}); fetch it again") from error
+                raise ParquetError(f"{source.path}: cannot be decoded ({first_line(error)}); fetch it again") from error
     if finer and farther:
         raise ParquetError(
             f"{finer} has INT96 times finer than a microsecond and {farther} has some outside the years 1677 to 2262: "
@@ -269,7 +265,7 @@ def _tables(file: pq.ParquetFile, groups: list[int], rows: int, name: str) -> It
         for batch in file.iter_batches(batch_size=rows, row_groups=groups, use_threads=False):
             yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{name}: cannot be decoded ({_line(error)}); fetch the file again") from error
+        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); fetch the file again") from error
 
 
 def _fixed_width(kind: pa.DataType) -> float:

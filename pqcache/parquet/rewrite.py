@@ -6,9 +6,7 @@ value, the order of the rows, the schema and the key-value metadata as they were
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.disk import fsync_path, link_or_copy
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet import footer
 from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
@@ -161,7 +160,7 @@ def rewrite_directory(
     outputs = []
     for number, source in enumerate(opened[:keep]):
         name = source.path.name if all_fit else f"part-{number:05d}.parquet"
-        link(source.path, target / name)
+        _link(source.path, target / name)
         metadata = source.metadata
         outputs.append(Output(target / name, metadata.num_rows, metadata.num_row_groups, linked=True))
         report(source.size)
@@ -169,7 +168,7 @@ def rewrite_directory(
     result = RewriteResult(tuple(outputs), 0, 0, ())
     if rest and (not keep or any(source.metadata.num_rows for source in rest)):
         result = _rewritten(opened, rest, declared, target, options, report, outputs)
-    sync_directory(target)
+    fsync_path(target)
     return result
 
 
@@ -331,28 +330,12 @@ def _make_empty(target: Path) -> None:
         raise PqcacheError(f"{target}: cannot be made: {error.strerror or error}; choose another directory") from error
 
 
-def link(source: Path, target: Path) -> None:
-    """Hard-link ``source`` as ``target``, or copy it where that is impossible, and bring it to disk."""
+def _link(source: Path, target: Path) -> None:
     try:
-        try:
-            os.link(os.path.realpath(source), target)
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP):
-                raise
-            shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
+        link_or_copy(os.path.realpath(source), target)
+        fsync_path(target)
     except OSError as error:
         raise PqcacheError(
             f"{target}: cannot be linked or copied from {source}: {error.strerror or error}; free space or fix the "
             "permissions, then run again"
         ) from error
-
-
-def sync_directory(path: Path) -> None:
-    """Bring the names in directory ``path`` to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

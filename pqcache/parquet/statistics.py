@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, first_line
 
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
 BASE = pa.schema(
@@ -103,9 +103,8 @@ def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
 
 def not_parquet(name: str, error: BaseException) -> ParquetError:
     """Return the error for a file whose footer cannot be read."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return ParquetError(
-        f"{name}: not a Parquet file, or truncated ({reason}); write it again at the source, or move it away"
+        f"{name}: not a Parquet file, or truncated ({first_line(error)}); write it again at the source, or move it away"
     )
 
 

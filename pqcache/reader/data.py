@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import UsageError
+from pqcache.errors import UsageError, first_line
 from pqcache.store.cache import LEASE, ROW_GROUPS, Cache, Lease, Snapshot
 from pqcache.store.hive import is_data, is_hidden
 from pqcache.store.index import Index, build_index
@@ -112,8 +112,7 @@ def kept_groups(index: Index, filters: Any) -> npt.NDArray[np.int64]:
     except (pa.ArrowException, ValueError, TypeError) as error:
         if isinstance(error, UsageError):
             raise
-        reason = str(error).splitlines()[0]
         raise UsageError(
-            f"filters {filters!s}: only partition columns can be filtered on (here: {names}): {reason}"
+            f"filters {filters!s}: only partition columns can be filtered on (here: {names}): {first_line(error)}"
         ) from error
     return np.flatnonzero(np.isin(files, kept) & (rows > 0))

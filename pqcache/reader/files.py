@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, first_line
 from pqcache.reader.columns import Column, Form, NotConstant, cut, hold
 from pqcache.reader.order import Ints
 
@@ -135,9 +135,8 @@ class RowGroups:
             os.close(file)
 
     def _damaged(self, path: Path, group: int, error: BaseException) -> ParquetError:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return ParquetError(
-            f"{path}: row group {self.row_group[group]} cannot be read ({reason}); "
+            f"{path}: row group {self.row_group[group]} cannot be read ({first_line(error)}); "
             "the file is damaged or was replaced: sync again, or write it again"
         )
 

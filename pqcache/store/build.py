@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from pqcache.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.errors import CacheError, DamagedError, ParquetError
 from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
@@ -21,7 +22,6 @@ from pqcache.parquet.rewrite import rewrite_directory
 from pqcache.parquet.statistics import read_footer
 from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Cache, Snapshot, write_checksums
 from pqcache.store.checksum import checksum_of
-from pqcache.store.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.store.guards import check_space
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder, build_index

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import PqcacheError
+from pqcache.errors import PqcacheError, first_line
 from pqcache.lean import without_pandas
 from pqcache.parquet.statistics import columns_table, row_group_columns
 from pqcache.store.cache import Snapshot
@@ -72,7 +72,7 @@ def main() -> None:
         except MemoryError:
             tell(damage=f"cannot be read in {MEMORY >> 30} GB of memory")
         except Exception as error:  # noqa: BLE001  what damage does to a file is not to be foreseen
-            tell(damage=f"cannot be checked ({type(error).__name__}: {_first_line(error)})")
+            tell(damage=f"cannot be checked ({type(error).__name__}: {first_line(error)[:200]})")
         answers.write('{"end": true}\n')
 
 
@@ -91,7 +91,7 @@ def check_arrow(path: Path, tell: Tell) -> None:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             reader.read_all().validate(full=True)
     except Exception as error:  # noqa: BLE001  whatever damage makes the reader raise is the finding
-        tell(damage=f"cannot be read ({_first_line(error)})")
+        tell(damage=f"cannot be read ({first_line(error)[:200]})")
 
 
 def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, tell: Tell) -> None:
@@ -106,7 +106,7 @@ def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, te
             columns["file"] = [0] * metadata.num_row_groups
             footer = columns_table(columns, schema)
     except Exception as error:  # noqa: BLE001  as above
-        tell(damage=f"its footer cannot be read ({_first_line(error)})")
+        tell(damage=f"its footer cannot be read ({first_line(error)[:200]})")
         footer = None
     if footer is not None:
         for what, count in (("rows", metadata.num_rows), ("row_groups", metadata.num_row_groups)):
@@ -178,7 +178,7 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
                 except MemoryError:
                     wrong = f"cannot be decoded in {MEMORY >> 30} GB of memory"
                 except Exception as error:  # noqa: BLE001  as above
-                    wrong = f"cannot be decoded ({_first_line(error)})"
+                    wrong = f"cannot be decoded ({first_line(error)[:200]})"
                 if wrong:
                     tell(damage=wrong, row_group=group, column=field.name)
 
@@ -220,11 +220,6 @@ def _text(value: pa.Scalar) -> str:
         return repr(value.as_py())
     except (ValueError, OverflowError):  # a time that Python's types cannot hold
         return str(value.value)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
 
 
 if __name__ == "__main__":

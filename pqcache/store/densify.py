@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, UsageError
+from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.decode import open_source
 from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, dense_of, item_dtype, restored, smallest
@@ -122,8 +122,7 @@ def _lists(file: File, name: str, rows: int | None = None, groups: Sequence[int]
                 if rows is not None:
                     return
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ParquetError(f"{path}: cannot be decoded ({reason}); fetch the file again") from error
+        raise ParquetError(f"{path}: cannot be decoded ({first_line(error)}); fetch the file again") from error
 
 
 def _first_length(files: Sequence[File], name: str) -> int | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import zstandard
 
+from pqcache.disk import fsync_path
 from pqcache.store.cache import Cache
-from pqcache.store.disk import fsync_path
 
 HISTORY = "history.jsonl.zst"
 

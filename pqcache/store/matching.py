@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, first_line
 from pqcache.parquet import footer
 from pqcache.parquet.decode import Source, open_source, sources_of
 from pqcache.parquet.encodings import Encodings
@@ -237,8 +237,7 @@ def _tables(source: Source, group: int, name: str) -> Iterator[pa.Table]:
                 found += batch.num_rows
                 yield conformed(pa.Table.from_batches([batch]), schema, name)
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise ParquetError(f"{name}: cannot be decoded ({reason}); fetch the file again") from error
+        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); fetch the file again") from error
     if found != metadata.num_rows:
         raise ParquetError(
             f"{name}: row group {group} of those fetched holds {found:,} rows, and {metadata.num_rows:,} in the "

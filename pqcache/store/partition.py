@@ -19,12 +19,12 @@ from shutil import disk_usage
 from typing import TypeVar
 
 import pqcache
+from pqcache.disk import remove_tree
 from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.options import RewriteOptions
 from pqcache.parquet.rewrite import rewrite_directory
 from pqcache.parquet.statistics import read_footer
-from pqcache.store.disk import remove_tree
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import Source, local_path, open_source, url_scheme
 from pqcache.store.target import Done, Record, Staged, Target, check_own, open_target

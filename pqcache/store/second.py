@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.errors import first_line
+
 _NANOSECONDS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
@@ -112,5 +114,4 @@ def _is_plain_list(kind: pa.DataType) -> bool:
 
 
 def _why(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:120]}" if text else type(error).__name__
+    return f"{type(error).__name__}: {first_line(error)[:120]}"

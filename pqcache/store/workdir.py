@@ -16,8 +16,8 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from pqcache.disk import remove_tree
 from pqcache.store.cache import Cache
-from pqcache.store.disk import remove_tree
 from pqcache.store.manifest import SourceFile
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 import pqcache
+from pqcache import disk
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.parquet import rewrite
-from pqcache.store import disk, guards
+from pqcache.store import guards
 from pqcache.store.source import open_source
 from pqcache.store.workdir import file_key
 from tests.datasets import write_day

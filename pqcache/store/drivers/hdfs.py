@@ -13,7 +13,15 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pqcache.errors import PqcacheError, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import (
+    PqcacheError,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+    first_line,
+)
 from pqcache.store.drivers.stall import Stalled, watched
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import FIRST, TIMEOUT, redact, userinfo
@@ -52,7 +60,7 @@ class HdfsSource:
             self._client = hdfs_native.Client(f"hdfs://{self._host}" if self._host else None, config)
         except (RuntimeError, ValueError, OSError) as error:
             raise UsageError(
-                f"{self.url}: {_first_line(error)}; write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
+                f"{self.url}: {first_line(error)}; write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
             ) from error
 
     def list(self) -> Iterator[SourceFile]:
@@ -149,9 +157,9 @@ class HdfsSource:
         if isinstance(error, FileExistsError) or "ParentNotDirectory" in text or "not empty" in text:
             return SourceError(f"{show}: {_reason(text)}; check the path")
         if not isinstance(error, Exception):
-            return SourceError(f"{show}: the HDFS client failed ({_first_line(error)})")
+            return SourceError(f"{show}: the HDFS client failed ({first_line(error)})")
         return SourceUnavailable(
-            f"{show}: {_first_line(error)}; check that the NameNode runs and that the port is its RPC port"
+            f"{show}: {first_line(error)}; check that the NameNode runs and that the port is its RPC port"
         )
 
 
@@ -272,11 +280,6 @@ def _check_name(show: str, name: str) -> None:
         raise UsageError(
             f"{show}: hdfs-native cuts paths at '?' and '#'; read it through webhdfs://, write to another name"
         )
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _reason(text: str) -> str:

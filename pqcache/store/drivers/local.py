@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from pqcache.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
 from pqcache.errors import CacheLocked, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.cache import CONFIG
-from pqcache.store.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
 from pqcache.store.hive import is_hidden
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import option_names

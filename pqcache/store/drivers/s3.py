@@ -26,6 +26,7 @@ from pqcache.errors import (
     SourceNotFound,
     SourceUnavailable,
     UsageError,
+    first_line,
 )
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import FIRST, TIMEOUT, option_names, redact, userinfo
@@ -174,7 +175,7 @@ class S3Source:
                 f"{name}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
                 "AWS_PROFILE, or -o anon=true for public data"
             )
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         reason = re.sub(r"://[^/@\s\"]*@", "://***@", reason)  # AWS_ENDPOINT_URL may hold a password
         return SourceUnavailable(f"{name}: {reason}; check the endpoint and the network")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import FIRST, TIMEOUT, option_names, redact, userinfo
 
@@ -139,7 +139,7 @@ class WebHdfsSource:
 
     def _error(self, name: str, error: Exception) -> SourceError:
         show = f"webhdfs://{self._host}{unquote(name)}"
-        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        text = first_line(error)
         if isinstance(error, SourceError):
             return error
         if isinstance(error, requests.HTTPError) and error.response is not None:
