@@ -279,7 +279,7 @@ def test_another_error_of_link_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="Input/output"):
         disk.link_or_copy(source, tmp_path / "b")
     with pytest.raises(pqcache.PqcacheError, match="Input/output"):
-        rewrite.link(source, tmp_path / "c")
+        rewrite._link(source, tmp_path / "c")
 
 
 # Two runs at once where flock says yes to both, as on some network file systems: the lock saves work, and
