@@ -165,15 +165,14 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("snapshot", overflow="fold")
     for record in records:
+        known = "added" in record  # else the run was killed before it could say
         table.add_row(
             str(record["time"])[:19].replace("T", " "),
             str(record["command"]),
-            f"{record['added']:,}",
-            f"{record['changed']:,}",
-            f"{record['removed']:,}",
-            format_size(record["fetched_bytes"]),
-            format_seconds(record["seconds"]),
-            str(record["snapshot"]) + ("" if record["published"] else " (as before)"),
+            *(f"{record[name]:,}" if known else "-" for name in ("added", "changed", "removed")),
+            format_size(record["fetched_bytes"]) if known else "-",
+            format_seconds(record["seconds"]) if known else "-",
+            str(record["snapshot"]) + (" (killed)" if not known else "" if record["published"] else " (as before)"),
         )
     out().print(table if records else "no run yet")
 

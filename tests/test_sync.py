@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache import console
 from pqcache.config import read_config
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.history import read_history
@@ -404,14 +405,35 @@ def test_damage_in_the_history_costs_only_the_records_it_hits(shop: Path, tmp_pa
         pqcache.sync(cache, str(shop))
     path = cache / "history.jsonl.zst"
     whole = path.read_bytes()
-    assert len(pqcache.history(cache)) == 3
+    assert len(read_history(cache)) == 3
     path.write_bytes(b"garbage" + whole)
-    assert len(pqcache.history(cache)) == 3
+    assert len(read_history(cache)) == 3
     path.write_bytes(whole[:4] + b"\xff\xff" + whole[6:])
-    assert len(pqcache.history(cache)) == 2
-    pqcache.sync(cache)
-    assert len(pqcache.history(cache)) == 3
+    assert len(read_history(cache)) == 2
+    pqcache.sync(cache, keep=3)
+    assert len(read_history(cache)) == 3
     path.write_bytes(path.read_bytes()[:-3])  # torn: cut off by the next run
-    assert len(pqcache.history(cache)) == 2
+    assert len(read_history(cache)) == 2
     pqcache.sync(cache)
-    assert len(pqcache.history(cache)) == 3
+    assert len(read_history(cache)) == 3
+
+
+def test_a_run_that_was_killed_before_its_record_is_in_the_history(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    first = pqcache.sync(cache, str(shop))
+    recorded = (cache / "history.jsonl.zst").read_bytes()
+    write_day(shop, "2026-11-25")
+    second = pqcache.sync(cache)
+    (cache / "history.jsonl.zst").write_bytes(recorded)  # as if it had been killed just before
+    for _ in range(2):
+        shown = pqcache.history(cache)
+        assert [record["snapshot"] for record in shown[:2]] == [first.snapshot, second.snapshot]
+        assert shown[1]["interrupted"]
+        assert shown[1]["rows"] == second.rows
+        pqcache.sync(cache)  # finds nothing to do, and writes what was missing
+        assert read_history(cache)[1] == shown[1]
+    assert len(read_history(cache)) == 4
+    console.print_history(pqcache.history(cache))
+    assert capsys.readouterr().out.count("(killed)") == 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
 from pqcache.disk import fsync_path
+from pqcache.errors import DamagedError
 from pqcache.store.cache import Cache
 
 HISTORY = "history.jsonl.zst"
@@ -41,8 +43,32 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
 
 
 def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return what each run did to a cache, oldest first; raises CacheError where there is none."""
-    return read_history(Cache.open(os.fspath(cache)).path)
+    """Return what each run did to a cache, oldest first; raises CacheError where there is none.
+
+    A run that was killed after it published and before it wrote its record is there with what its snapshot tells.
+    """
+    opened = Cache.open(os.fspath(cache))
+    return sorted([*read_history(opened.path), *unrecorded(opened)], key=lambda record: str(record.get("time")))
+
+
+def unrecorded(cache: Cache) -> list[dict[str, Any]]:
+    """Return a record for each snapshot that the history does not know: ``interrupted``, with what can be told."""
+    known = {record.get("snapshot") for record in read_history(cache.path)}
+    found = []
+    for snapshot in cache.snapshots():
+        if snapshot.id in known:
+            continue
+        published = datetime.strptime(snapshot.id.partition("-")[0], "%Y%m%dT%H%M%SZ")
+        record = {"time": f"{published.isoformat()}+00:00", "command": "unknown", "interrupted": True}
+        record |= {"snapshot": snapshot.id, "published": True}
+        try:
+            manifest = snapshot.manifest()
+        except DamagedError:
+            found.append(record)  # sync says what is wrong with it
+            continue
+        record |= {"files": len(manifest.files), "rows": manifest.rows, "bytes": manifest.size}
+        found.append({**record, "row_groups": manifest.row_groups})
+    return found
 
 
 def _whole_frames(data: bytes) -> tuple[bytes, int]:

@@ -134,7 +134,10 @@ def finished(runner: Runner, night: Night) -> Ran:
     assert check_whole(night.cache, [night.new]) == 0
     check_clean(night.cache)
     assert not whole & set(again.read), "what had arrived whole was fetched again"
-    assert read_history(night.cache)[-1]["published"] in (True, False)
+    records = read_history(night.cache)
+    assert records[-1]["published"] in (True, False)
+    kept = {path.name for path in (night.cache / "snapshots").iterdir()}
+    assert kept <= {record["snapshot"] for record in records}, "a snapshot is missing from the history"
     return again
 
 
