@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -22,6 +23,7 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
+from pqcache.store.drivers.hadoop_site import site_configuration
 from pqcache.store.drivers.stall import Stalled, watched
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import FIRST, TIMEOUT, redact, userinfo
@@ -55,20 +57,17 @@ class HdfsSource:
         # a NameNode that does not answer fails in seconds instead of three minutes
         self._timeout = timeout
         attempts = "1" if ":" in self._host else "4"
-        config = {"dfs.client.failover.max.attempts": attempts, **options}
-        try:
-            self._client = hdfs_native.Client(f"hdfs://{self._host}" if self._host else None, config)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise UsageError(
-                f"{self.url}: {first_line(error)}; write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
-            ) from error
+        # the site's, because hdfs-native reads the files without replacing ${variables}
+        self._config = {**site_configuration(), "dfs.client.failover.max.attempts": attempts, **options}
+        self._orders = _namenode_orders(self._host, self._config)
+        self._turn()
 
     def list(self) -> Iterator[SourceFile]:
         with self._errors(self._root):
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            info = self._info(self._root, min(FIRST, self._timeout))
+            info = self._first_info()
             if not info.isdir:
                 self._root, _, self._only = self._root.rpartition("/")
                 yield SourceFile(self._only, _identity(info), info.blocksize or 0)
@@ -87,21 +86,55 @@ class HdfsSource:
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         name = self._name(path)
         with self._errors(name):
-            yield from watched(lambda: self._read(name, offset, length), self._timeout)
+            received = False
+            try:
+                for chunk in watched(lambda: self._read(name, offset, length), self._timeout):
+                    received = True
+                    yield chunk
+            except Stalled:
+                if not received:  # perhaps it is the NameNode: the next try asks another
+                    self._turn()
+                raise
 
     def close(self) -> None:
         pass
 
+    def _turn(self) -> None:
+        """Build a client that asks the next NameNode first.
+
+        hdfs-native goes on to another where one refuses, but waits forever for one that takes connections and
+        does not answer.
+        """
+        config = {**self._config, **self._orders[0]}
+        self._orders.rotate(-1)
+        try:
+            self.client = hdfs_native.Client(f"hdfs://{self._host}" if self._host else None, config)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise UsageError(
+                f"{self.url}: {first_line(error)}; write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
+            ) from error
+
+    def _first_info(self) -> hdfs_native.FileStatus:
+        """Return what is at the root; each NameNode has a few seconds to say so."""
+        for others in reversed(range(len(self._orders))):
+            try:
+                return self._info(self._root, min(FIRST, self._timeout))
+            except Stalled:
+                self._turn()
+                if not others:
+                    raise
+        raise AssertionError
+
     def _info(self, name: str, seconds: float | None = None) -> hdfs_native.FileStatus:
-        return next(watched(lambda: iter([self._client.get_file_info(name)]), seconds or self._timeout))
+        return next(watched(lambda: iter([self.client.get_file_info(name)]), seconds or self._timeout))
 
     def _list(self, name: str) -> Iterator[Sequence[hdfs_native.FileStatus]]:
-        found = iter(self._client.list_status(name, recursive=True))
+        found = iter(self.client.list_status(name, recursive=True))
         while batch := tuple(islice(found, _BATCH)):
             yield batch
 
     def _read(self, name: str, offset: int, length: int) -> Iterator[bytes]:
-        reader = self._client.read(name)
+        reader = self.client.read(name)
         length = min(length, max(0, len(reader) - offset))  # hdfs-native panics beyond the end
         packets: list[bytes] = []
         size = 0
@@ -173,7 +206,6 @@ class HdfsTarget:
 
     def __init__(self, url: str, options: Mapping[str, str], block_size: int | None, timeout: float = TIMEOUT) -> None:
         self._source = HdfsSource(url, options, timeout)
-        self._client = self._source._client
         self._block_size = block_size
         self.url = self._source.url
 
@@ -182,7 +214,7 @@ class HdfsTarget:
             yield from self._source.list()
 
     def begin(self) -> None:
-        self._call("", lambda name: self._client.mkdirs(name, create_parent=True))
+        self._call("", lambda name: self._source.client.mkdirs(name, create_parent=True))
         self._delete(STAGING)
 
     def read(self, path: str, size: int) -> bytes:
@@ -243,20 +275,20 @@ class HdfsTarget:
 
     def _written(self, name: str, data: Iterable[bytes]) -> Iterator[int]:
         options = hdfs_native.WriteOptions(block_size=self._block_size, overwrite=True, create_parent=True)
-        with self._client.create(name, options) as file:
+        with self._source.client.create(name, options) as file:
             for chunk in data:
                 file.write(chunk)
                 yield len(chunk)
 
     def _make(self, path: str) -> None:
-        self._call(path, lambda name: self._client.mkdirs(name, create_parent=True))
+        self._call(path, lambda name: self._source.client.mkdirs(name, create_parent=True))
 
     def _rename(self, path: str, to: str) -> None:
         target = self._source._name(to)
-        self._call(path, lambda name: self._client.rename(name, target, overwrite=True))
+        self._call(path, lambda name: self._source.client.rename(name, target, overwrite=True))
 
     def _delete(self, path: str) -> None:
-        self._call(path, lambda name: self._client.delete(name, recursive=True))
+        self._call(path, lambda name: self._source.client.delete(name, recursive=True))
 
     def _is_there(self, staged: Sequence[Staged]) -> bool:
         try:
@@ -269,6 +301,14 @@ class HdfsTarget:
         name = self._source._name(path).rstrip("/") or "/"
         with self._source._errors(name):
             next(watched(lambda: iter([call(name)]), self._source._timeout))
+
+
+def _namenode_orders(host: str, told: Mapping[str, str]) -> deque[dict[str, str]]:
+    """Return for each NameNode of an HA nameservice the option that puts it first; one empty one without HA."""
+    service = host or urlsplit(told.get("fs.defaultFS", "")).netloc
+    key = f"dfs.ha.namenodes.{service}"
+    names = [name.strip() for name in told.get(key, "").split(",") if name.strip()]
+    return deque([{key: ",".join(names[first:] + names[:first])} for first in range(len(names))] or [{}])
 
 
 def _identity(status: hdfs_native.FileStatus) -> Identity:

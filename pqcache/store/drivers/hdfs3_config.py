@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from xml.etree import ElementInclude, ElementTree
 
 from pqcache.errors import UsageError
+from pqcache.store.drivers.hadoop_site import read_xml, replaced, site_files
 from pqcache.store.source import redact, userinfo
 
 OPTIONS = {
@@ -49,7 +49,6 @@ _WORDS = {
     "dfs.data.transfer.protection": ("authentication", "integrity", "privacy"),
 }
 _HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", re.ASCII)
-_VARIABLE = re.compile(r"\$\{([^${}\s]+)\}")
 
 
 def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, str]:
@@ -136,48 +135,8 @@ def name_node(url: str, host: str, told: Mapping[str, str]) -> tuple[str, int | 
 
 
 def _site_configuration() -> dict[str, str]:
-    """Return what the site's configuration files say, the last one that has a key, with ``${variables}`` replaced."""
-    home = os.environ.get("HADOOP_HOME")
-    directory = os.environ.get("HADOOP_CONF_DIR") or (os.path.join(home, "etc", "hadoop") if home else "")
+    """Return what the site's configuration files say, and before them libhdfs3's own."""
     own = os.environ.get("LIBHDFS3_CONF", "")  # libhdfs3 reads this one by itself, from after a '='
     own = own.partition("=")[2] or own
-    values = _read_xml(own or "hdfs-client.xml", strict=True, needed=bool(own))
-    for name in ("core-site.xml", "hdfs-site.xml") if directory else ():
-        values.update(_read_xml(os.path.join(directory, name)))
-
-    def replaced(match: re.Match[str]) -> str:
-        name = match[1]
-        return os.environ.get(name[4:], "") if name.startswith("env.") else values.get(name, match[0])
-
-    for name in values:
-        for _ in range(20):  # as deep as Hadoop goes
-            values[name] = _VARIABLE.sub(replaced, before := values[name])
-            if values[name] == before:
-                break
-    return values
-
-
-def _read_xml(path: str, *, strict: bool = False, needed: bool = False) -> dict[str, str]:
-    """Return the properties in a Hadoop configuration file; one that is not there has none, unless needed.
-
-    ``strict`` refuses what libhdfs3, which reads the file as well, would not survive.
-    """
-    try:
-        root = ElementTree.parse(path).getroot()
-        if not strict:
-            ElementInclude.include(root, base_url=path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if needed:
-            raise UsageError(f"{path}: no such file; correct LIBHDFS3_CONF") from error
-        return {}
-    except (OSError, SyntaxError, ValueError, LookupError) as error:
-        raise UsageError(f"{path}: {error}; it must be readable XML") from error
-    if root.tag != "configuration" or (
-        strict and any(item.tag != "property" or not item.findtext("name") for item in root)
-    ):
-        raise UsageError(f"{path}: not a Hadoop configuration file: <configuration> with <property> in it")
-    return {
-        name: (item.findtext("value") or "").strip()
-        for item in root.iter("property")
-        if (name := (item.findtext("name") or "").strip())
-    }
+    values = read_xml(own or "hdfs-client.xml", strict=True, missing="correct LIBHDFS3_CONF" if own else "")
+    return replaced({**values, **site_files()})
