@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -396,6 +397,27 @@ def test_misplaced_secrets_are_refused_unshown(
         with pytest.raises(pqcache.PqcacheError) as error:
             command("hdfs://u:HUSH@127.0.0.1:1/x")
         assert "HUSH" not in str(error.value)
+
+
+@pytest.mark.parametrize("added", ["early", "middle", "late", "gone"])
+@pytest.mark.parametrize("where", ["score > 1", "score is null", "not (score > 1)", "Score > 1 or id < 100050"])
+def test_a_column_that_some_files_lack_is_null_in_them(added: str, where: str, tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    have = {"early": (1, 2, 3), "late": (3,), "middle": (2,), "gone": (1,)}[added]
+    for day in (1, 2, 3):
+        table = pa.table({"id": range(day * 100_000, day * 100_000 + 100), "name": ["x"] * 100})
+        if day in have:
+            table = table.append_column("score", pa.array([None, *([0, 1, 2] * 33)], pa.int32()))
+        (shop / f"dt=2026-11-{day:02d}").mkdir(parents=True)
+        pq.write_table(table, shop / f"dt=2026-11-{day:02d}" / "a.parquet")
+    pqcache.sync(tmp_path / "cache", str(shop), columns=["id", "score"], where=where)
+    read = "from read_parquet('{}/*/*.parquet', hive_partitioning = true, union_by_name = true)"
+    wanted = duckdb.sql(f"select id, score, dt {read.format(shop)} where {where} order by all").fetchall()
+    found = duckdb.sql(f"select id, score, dt {read.format(tmp_path / 'cache/current')} order by all").fetchall()
+    assert found == wanted
+    if added == "late" and where == "score > 1":
+        with pytest.raises(pqcache.UsageError, match="there is no column scores; there are: id, name, score"):
+            pqcache.sync(tmp_path / "other", str(shop), columns=["id", "scores"])
 
 
 def test_damage_in_the_history_costs_only_the_records_it_hits(shop: Path, tmp_path: Path) -> None:

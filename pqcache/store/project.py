@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +64,7 @@ def fetch_projected(
     partitions: Mapping[str, pa.Scalar],
     on_bytes: Callable[[int], None],
     stopped: Callable[[], bool],
+    types: Mapping[str, pa.DataType] = MappingProxyType({}),
 ) -> None:
     """Write the wanted columns of those rows of ``file`` that satisfy ``where`` to ``target``, durably.
 
@@ -85,9 +87,10 @@ def fetch_projected(
             over columns of the file.
         on_bytes: called with the number of bytes received since the last call.
         stopped: asked between reads; true raises KeyboardInterrupt.
+        types: columns of the dataset that the file may lack: it has nulls in them.
 
     Raises:
-        UsageError: a column is not in the file, or ``where`` makes no sense for it.
+        UsageError: a column is neither in the file nor in ``types``, or ``where`` makes no sense for it.
         ParquetError: not Parquet, or damaged; names the file.
         SourceUnavailable: the source ended early; worth another try.
         PqcacheError: ``target`` cannot be written.
@@ -97,7 +100,10 @@ def fetch_projected(
         return _received(source, file, offset, length, on_bytes, stopped)
 
     end = read_end(f"{source.url}/{file.path}", file.identity.size, read)
-    wanted = _wanted(end, columns, partitions)
+    wanted = _wanted(end, columns, {*partitions, *types})
+    here = set(map(str.lower, end.columns))
+    nulls = {name: pa.scalar(None, kind) for name, kind in types.items() if name.lower() not in here}
+    partitions = {**nulls, **partitions}
     groups: Sequence[int] = range(len(footer.row_groups_of(end.fields, end.name)))
     every = True
     used: set[str] = set()
@@ -191,11 +197,12 @@ def _received(
         )
 
 
-def _wanted(end: End, columns: Sequence[str] | None, partitions: Mapping[str, pa.Scalar]) -> list[bool]:
+def _wanted(end: End, columns: Sequence[str] | None, elsewhere: Collection[str]) -> list[bool]:
     if columns is None:
         return [True] * len(end.columns)
+    here = set(map(str.lower, end.columns))
     for name in columns:
-        if name not in end.columns and name not in partitions:
+        if name not in end.columns and (name not in elsewhere or name.lower() in here):
             known = ", ".join(end.columns) or "none"
             raise UsageError(f"{end.name}: there is no column {name}; there are: {known}")
     wanted = [name in columns for name in end.columns]

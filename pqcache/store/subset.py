@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pqcache.errors import ParquetError, UsageError
 from pqcache.store.hive import parent, partition_table
 from pqcache.store.manifest import SourceFile
 from pqcache.store.remote_footer import read_remote_footer
@@ -18,12 +19,14 @@ class Subset:
     """The columns (None for all) and rows (None for all) that are taken of every file.
 
     ``where`` is a condition that partition columns alone do not decide. ``partitions`` holds the typed
-    partition values of each directory.
+    partition values of each directory. ``types`` are those of the named columns that are in files: a file from before
+    one was added has nulls in it.
     """
 
     columns: tuple[str, ...] | None = None
     where: str | None = None
     partitions: Mapping[str, Mapping[str, pa.Scalar]] = field(default_factory=dict, compare=False)
+    types: Mapping[str, pa.DataType] = field(default_factory=dict, compare=False)
 
     @property
     def is_all(self) -> bool:
@@ -42,23 +45,28 @@ def select(
 ) -> tuple[list[SourceFile], Subset]:
     """Return the files that may hold wanted rows, and what is to be taken of each.
 
-    Partitions are pruned by their values. Where ``where`` also names columns in the files, one footer is read
-    for their types; the rows are then filtered while they are fetched.
+    Partitions are pruned by their values. Where ``where`` or ``columns`` name columns in the files, one to three
+    footers are read for their types; rows are then filtered while they are fetched. A column that none of them has
+    raises UsageError.
     """
     directories = sorted({parent(file.path) for file in files})
     table = partition_table(directories)
     row_where = None
+    names = table.column_names
+    types: dict[str, pa.DataType] = {}
+    if columns is not None:
+        types = _types(source, files, [name for name in columns if name not in names], str)
     if where:
         from pqcache.store.predicate import matching, parse_condition, where_columns  # as in transfer.py
         from pqcache.store.prune import prune_row_groups
 
-        if set(map(str.lower, where_columns(where))) <= set(map(str.lower, table.column_names)):
+        in_files = {name.lower() for name in where_columns(where)} - {name.lower() for name in names}
+        if not in_files:
             taken = set(matching(table, where))
         else:
             row_where = where
-            _, schema = read_remote_footer(source, files[0])
-            fields = [f for f in schema if f.name not in table.column_names]
-            condition = parse_condition(where, pa.schema([*fields, *table.schema]))
+            types |= _types(source, files, sorted(in_files), str.lower)
+            condition = parse_condition(where, pa.schema([*types.items(), *table.schema]))
             rows = pa.table({"rows": pa.array([1] * len(directories), pa.int64())})
             constants = {name: table[name] for name in table.column_names}
             some = prune_row_groups(condition, rows, constants).some
@@ -67,6 +75,36 @@ def select(
         files = [file for file in files if parent(file.path) in kept]
     if columns is None and row_where is None:
         return list(files), Subset()
-    names = table.column_names
     values = {d: {name: table[name][i] for name in names} for i, d in enumerate(directories)}
-    return list(files), Subset(None if columns is None else tuple(columns), row_where, values)
+    return list(files), Subset(None if columns is None else tuple(columns), row_where, values, types)
+
+
+def _types(
+    source: Source, files: Sequence[SourceFile], names: Sequence[str], spelled: Callable[[str], str]
+) -> dict[str, pa.DataType]:
+    """Return the types of columns by their names in the files: as in the first, the last or one in between.
+
+    Columns come and go with time, and a name that is in none of them is a slip.
+    """
+    found: dict[str, pa.DataType] = {}
+    known: dict[str, None] = {}
+    missing = dict.fromkeys(names)
+    for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]]):
+        if not missing:
+            break
+        try:
+            _, schema = read_remote_footer(source, file)
+        except ParquetError:
+            if file is files[0]:
+                raise
+            continue  # one that is being written, perhaps; it is named if it is to be fetched
+        known |= dict.fromkeys(schema.names)
+        for column in schema:
+            if spelled(column.name) in missing:
+                found.setdefault(column.name, column.type)
+        for name in {spelled(column) for column in schema.names}:
+            missing.pop(name, None)
+    if missing:
+        choices = ", ".join(known) or "none"
+        raise UsageError(f"{source.url}: there is no column {next(iter(missing))}; there are: {choices}")
+    return found

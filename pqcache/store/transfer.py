@@ -211,7 +211,7 @@ def _project(
     def on_bytes(amount: int) -> None:
         on_event(Advanced("fetch", amount))
 
-    fetch_projected(source, file, part, subset.columns, subset.where, partitions, on_bytes, stopped)
+    fetch_projected(source, file, part, subset.columns, subset.where, partitions, on_bytes, stopped, subset.types)
 
 
 def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> str:
