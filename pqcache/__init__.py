@@ -6,33 +6,37 @@
 >>> from pqcache.torch import ParquetDataset                                # doctest: +SKIP
 """
 
-from pqcache.errors import (
-    CacheError,
-    CacheLocked,
-    DamagedError,
-    Interrupted,
-    ParquetError,
-    PqcacheError,
-    SourceChanged,
-    SourceDenied,
-    SourceError,
-    SourceIncomplete,
-    SourceNotFound,
-    SourceUnavailable,
-    UsageError,
-)
-from pqcache.store.cache import Cache, Snapshot
-from pqcache.store.densify import Proposal, dense_proposals
-from pqcache.store.gc import GcReport, gc
-from pqcache.store.history import history
-from pqcache.store.inspect import Inspection, inspect
-from pqcache.store.repartition import repartition
-from pqcache.store.repartition_to import RepartitionReport
-from pqcache.store.sync import SyncReport, sync
-from pqcache.store.verify import VerifyReport, verify
-from pqcache.units import parse_size
+from __future__ import annotations
 
-__version__ = "0.1.0"
+from pqcache.versions import __version__
+
+TYPE_CHECKING = False  # as in typing, which takes its time to import
+if TYPE_CHECKING:
+    from pqcache.errors import (
+        CacheError,
+        CacheLocked,
+        DamagedError,
+        Interrupted,
+        ParquetError,
+        PqcacheError,
+        SourceChanged,
+        SourceDenied,
+        SourceError,
+        SourceIncomplete,
+        SourceNotFound,
+        SourceUnavailable,
+        UsageError,
+    )
+    from pqcache.store.cache import Cache, Snapshot
+    from pqcache.store.densify import Proposal, dense_proposals
+    from pqcache.store.gc import GcReport, gc
+    from pqcache.store.history import history
+    from pqcache.store.inspect import Inspection, inspect
+    from pqcache.store.repartition import repartition
+    from pqcache.store.repartition_to import RepartitionReport
+    from pqcache.store.sync import SyncReport, sync
+    from pqcache.store.verify import VerifyReport, verify
+    from pqcache.units import parse_size
 
 __all__ = [
     "Cache",
@@ -66,3 +70,48 @@ __all__ = [
     "sync",
     "verify",
 ]
+
+# Nothing is imported before it is asked for: a command starts sooner, and takes signals from its first moment on.
+_HOMES = {
+    "pqcache.errors": (
+        "CacheError",
+        "CacheLocked",
+        "DamagedError",
+        "Interrupted",
+        "ParquetError",
+        "PqcacheError",
+        "SourceChanged",
+        "SourceDenied",
+        "SourceError",
+        "SourceIncomplete",
+        "SourceNotFound",
+        "SourceUnavailable",
+        "UsageError",
+    ),
+    "pqcache.store.cache": ("Cache", "Snapshot"),
+    "pqcache.store.densify": ("Proposal", "dense_proposals"),
+    "pqcache.store.gc": ("GcReport", "gc"),
+    "pqcache.store.history": ("history",),
+    "pqcache.store.inspect": ("Inspection", "inspect"),
+    "pqcache.store.repartition": ("repartition",),
+    "pqcache.store.repartition_to": ("RepartitionReport",),
+    "pqcache.store.sync": ("SyncReport", "sync"),
+    "pqcache.store.verify": ("VerifyReport", "verify"),
+    "pqcache.units": ("parse_size",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        if name not in _HOME:
+            raise AttributeError(f"module 'pqcache' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(_HOME[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

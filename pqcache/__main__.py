@@ -1,5 +1,28 @@
-"""``python -m pqcache``."""
+"""``pqcache`` and ``python -m pqcache``: an interrupt ends it quietly while the rest is still being imported."""
 
-from pqcache.cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def _leave(*_: object) -> NoReturn:
+    os._exit(130)
+
+
+def main() -> NoReturn:
+    """Run the command line."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _leave)
+    from pqcache.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
+from pqcache import cli_options as opt
+from pqcache.cli_help import Command, Group, examples
 from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line
 from pqcache.lean import without_pandas
 from pqcache.units import parse_duration, parse_size
 
 app = typer.Typer(
     name="pqcache",
-    help="Keep lake Parquet (HDFS, S3) on local disk, whole and fresh, and train from it.",
-    no_args_is_help=True,
+    cls=Group,
+    epilog=examples(
+        (
+            "Copy a table, and refresh it later",
+            "pqcache sync hdfs://namenode:8020/warehouse/shop cache/shop\npqcache sync cache/shop",
+        ),
+        (
+            "Cut it for training, and look at it",
+            "pqcache repartition cache/shop --row-group-size 128MB\npqcache inspect cache/shop",
+        ),
+        ("More about a command", "pqcache sync --help\nman pqcache-sync"),
+    ),
+    invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
 )
 
 
@@ -33,61 +47,42 @@ def _size(text: str) -> int:
     return size
 
 
-Options = Annotated[
-    list[str] | None,
-    typer.Option("-o", "--option", metavar="KEY=VALUE", help="Option of the store, like endpoint=http://host:9000."),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per event, a summary at the end.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and do nothing.")]
-Jobs = Annotated[int, typer.Option("-j", "--jobs", min=1, help="Files worked on at once.")]
-Wait = Annotated[float, typer.Option(metavar="SECONDS", help="Wait for another run to end.")]
-Keep = Annotated[int | None, typer.Option(min=1, help="Snapshots to keep, the current one among them; 2 at first.")]
-RowGroupSize = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Largest row group in bytes on disk, like 128MB or 64m."),
-]
-
-
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        (
+            "The first run, with options that are remembered",
+            "pqcache sync s3://lake/shop cache/shop --where \"dt >= '2026-11-01'\" --row-group-size 64MB",
+        ),
+        ("Every later run, such as every night", "pqcache sync cache/shop"),
+        ("What would it do?", "pqcache sync cache/shop --dry-run"),
+    ),
+)
 def sync(
-    source: Annotated[str, typer.Argument(help="hdfs://, webhdfs://, s3://, file:// or a path; or a CACHE.")],
-    cache: Annotated[Path | None, typer.Argument(help="The local cache directory.")] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(metavar="CONDITION", help="Rows to take: \"dt >= '2026-11-01' and price > 0\"; '' for all."),
-    ] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Fetch only these columns; '' for all.")
-    ] = None,
-    row_group_size: RowGroupSize = None,
-    keep: Keep = None,
-    marker: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take only partitions that hold this file, like _SUCCESS.")
-    ] = None,
-    settle: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Leave files younger than this, like 10m.")
-    ] = None,
-    max_delete: Annotated[
-        str | None, typer.Option(metavar="N|P%", help="Refuse to drop more files than this; 50% at first.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Drop them all the same.")] = False,
-    hdfs_driver: Annotated[str | None, typer.Option(metavar="NAME", help="hdfs-native or hdfs3.")] = None,
-    checksum: Annotated[
-        bool | None, typer.Option("--checksum/--no-checksum", help="Compare with the store's checksum; costs CPU.")
-    ] = None,
-    option: Options = None,
-    jobs: Jobs = 8,
-    retries: Annotated[int, typer.Option(min=0, help="Tries after a passing failure.")] = 4,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Longest silence of a server.")] = 30.0,
-    wait: Wait = 0.0,
-    dry_run: DryRun = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    source: opt.Source,
+    cache: opt.OptionalCache = None,
+    where: opt.Where = None,
+    columns: opt.Columns = None,
+    marker: opt.Marker = None,
+    settle: opt.Settle = None,
+    row_group_size: opt.CutAs = None,
+    keep: opt.Keep = None,
+    max_delete: opt.MaxDelete = None,
+    force: opt.Force = False,
+    checksum: opt.Checksum = None,
+    option: opt.Options = None,
+    hdfs_driver: opt.HdfsDriver = None,
+    retries: opt.Retries = 4,
+    timeout: opt.Timeout = 30.0,
+    jobs: opt.Jobs = 8,
+    wait: opt.Wait = 0.0,
+    dry_run: opt.DryRun = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Bring a cache up to date with its source, moving only what changed.
 
-    'pqcache sync CACHE' alone repeats with what the cache remembers.
+    Options marked * are remembered, so that 'pqcache sync CACHE' alone repeats them.
     """
     import pqcache
     from pqcache import console
@@ -118,51 +113,47 @@ def sync(
     _show(report.to_dict(), json, quiet, lambda: console.print_sync(report))
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        ("A cache, in place of its current snapshot", "pqcache repartition cache/shop --row-group-size 64MB"),
+        (
+            "A table on HDFS, to a local directory",
+            "pqcache repartition hdfs://namenode:8020/warehouse/shop shop-128mb",
+        ),
+        (
+            "Token windows that are read fast, in an order that mixes well",
+            "pqcache repartition cache/text --dense tokens --narrow --shuffle 7",
+        ),
+        (
+            "On HDFS, with a Dask cluster, so that every row group is in one block",
+            "pqcache repartition hdfs:///wh/shop hdfs:///wh/aligned --align block --scheduler tcp://dask:8786",
+        ),
+    ),
+)
 def repartition(
-    source: Annotated[str, typer.Argument(help="A cache, a directory or a URL.")],
-    dest: Annotated[
-        str | None, typer.Argument(help="A new directory: a path, hdfs:// or s3://; not needed for a cache.")
-    ] = None,
-    row_group_size: RowGroupSize = None,
-    compression: Annotated[
-        str | None, typer.Option(metavar="CODEC", help="zstd[:LEVEL], lz4, snappy, none, or keep each column's own.")
-    ] = None,
-    compat: Annotated[
-        bool | None, typer.Option("--compat/--no-compat", help="Only what old readers know: no DELTA, snappy.")
-    ] = None,
-    keep_int96: Annotated[
-        bool | None, typer.Option("--keep-int96/--no-keep-int96", help="Leave INT96 time stamps as they are.")
-    ] = None,
-    dense: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Store lists of one length as bytes; auto proposes, none undoes."),
-    ] = None,
-    narrow: Annotated[
-        bool, typer.Option("--narrow", help="Dense integers in the smallest type that holds all.")
-    ] = False,
-    shuffle: Annotated[
-        int | None, typer.Option(metavar="SEED", min=0, help="Permute the rows of each partition.")
-    ] = None,
-    align: Annotated[
-        str | None, typer.Option(metavar="block", help="Put no row group across a block boundary.")
-    ] = None,
-    block_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Block size on HDFS; 128MB with --align, else the cluster's.")
-    ] = None,
-    option: Options = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="URL", help="Work on a Dask cluster, like tcp://host:8786.")
-    ] = None,
-    jobs: Jobs = 8,
-    wait: Wait = 0.0,
-    dry_run: DryRun = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    source: opt.From,
+    dest: opt.Dest = None,
+    row_group_size: opt.RowGroupSize = None,
+    compression: opt.Compression = None,
+    compat: opt.Compat = None,
+    keep_int96: opt.KeepInt96 = None,
+    dense: opt.Dense = None,
+    narrow: opt.Narrow = False,
+    shuffle: opt.Shuffle = None,
+    align: opt.Align = None,
+    block_size: opt.BlockSize = None,
+    option: opt.Options = None,
+    scheduler: opt.Scheduler = None,
+    jobs: opt.PartitionJobs = 8,
+    wait: opt.Wait = 0.0,
+    dry_run: opt.DryRun = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
-    """Rewrite row groups so that they fill the block and never exceed it.
+    """Rewrite row groups so that they fill a size on disk and never exceed it.
 
-    A cache gets a new snapshot, and later syncs rewrite what is new the same way.
+    A cache gets a new snapshot, and remembers the options marked *: later syncs rewrite what is new the same way.
     """
     import pqcache
     from pqcache import console
@@ -196,27 +187,36 @@ def repartition(
     _show(report.to_dict(), json, quiet, lambda: console.print_repartition(report))
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        ("Does the table on HDFS fit its blocks?", "pqcache inspect hdfs://namenode:8020/warehouse/shop"),
+        ("The first two rows", "pqcache inspect cache/shop --sample 2"),
+        (
+            "Rows per partition, for another program",
+            "pqcache inspect cache/shop --json | jq '.partitions[] | {path, rows}'",
+        ),
+    ),
+)
 def inspect(
-    target: Annotated[str, typer.Argument(help="A cache, a directory, a file or a URL.")],
-    block_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Block size to measure against; HDFS's own, or 128MB.")
-    ] = None,
-    partitions: Annotated[bool, typer.Option("--partitions", help="All partitions, however many.")] = False,
-    columns: Annotated[bool, typer.Option("--columns", help="Only the columns, all of them.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Only names and types.")] = False,
-    files: Annotated[bool, typer.Option("--files", help="Only the files, one a line.")] = False,
-    row_groups: Annotated[bool, typer.Option("--row-groups", help="Only the row groups, one a line.")] = False,
-    sample: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N rows.")] = None,
-    diff: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="OLD NEW", help="Only what differs between two snapshots.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one HTML page with charts.")] = None,
-    option: Options = None,
-    jobs: Jobs = 16,
-    json: Annotated[bool, typer.Option("--json", help="JSON; see pqcache-inspect(1).")] = False,
+    target: opt.Target,
+    block_size: opt.MeasuredAgainst = None,
+    partitions: opt.AllPartitions = False,
+    columns: opt.OnlyColumns = False,
+    schema: opt.OnlySchema = False,
+    files: opt.OnlyFiles = False,
+    row_groups: opt.OnlyRowGroups = False,
+    sample: opt.Sample = None,
+    diff: opt.Diff = None,
+    html: opt.Html = None,
+    option: opt.Options = None,
+    jobs: opt.FooterJobs = 16,
+    json: opt.OneJson = False,
 ) -> None:
-    """Show what is in a dataset: partitions, row-group sizes, columns, compression."""
+    """Show what is in a dataset: partitions, row-group sizes, columns, compression.
+
+    A cache answers from its index. Of anything else only the footers are read.
+    """
     import pqcache
     from pqcache import console
     from pqcache import console_inspect as show
@@ -244,22 +244,24 @@ def inspect(
     return _show(summary, json, False, lambda: show.print_inspection(found, training, partitions))
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        ("Look at every page, and mend what is damaged", "pqcache verify cache/shop --deep --repair"),
+        ("Does the cache hold what the source holds?", "pqcache verify cache/shop --source"),
+    ),
+)
 def verify(
-    cache: Annotated[Path, typer.Argument(help="The cache directory.")],
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Compare checksums, decode every page, check statistics.")
-    ] = False,
-    source: Annotated[bool, typer.Option("--source", help="Ask the source whether it has changed.")] = False,
-    engine: Annotated[
-        str | None, typer.Option(metavar="fastparquet", help="Compare with what this reads; implies --deep.")
-    ] = None,
-    repair: Annotated[bool, typer.Option("--repair", help="Fetch what is damaged again.")] = False,
-    option: Options = None,
-    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, help="Processes; one per processor.")] = None,
-    wait: Wait = 0.0,
-    json: Json = False,
-    quiet: Quiet = False,
+    cache: opt.CacheArgument,
+    deep: opt.Deep = False,
+    source: opt.AtSource = False,
+    engine: opt.Engine = None,
+    repair: opt.Repair = False,
+    option: opt.Options = None,
+    jobs: opt.Processes = None,
+    wait: opt.Wait = 0.0,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Check that a cache is as it was published, and mend it.
 
@@ -284,11 +286,19 @@ def verify(
     report.raise_if_not_ok()
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        (
+            "How much was fetched in the last thirty runs?",
+            "pqcache log cache/shop --last 30 --json | jq -s 'map(.fetched_bytes) | add'",
+        ),
+    ),
+)
 def log(
-    cache: Annotated[Path, typer.Argument(help="The cache directory.")],
-    last: Annotated[int, typer.Option("-n", "--last", min=1, help="How many runs to show.")] = 20,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per run.")] = False,
+    cache: opt.CacheArgument,
+    last: opt.Last = 20,
+    json: opt.RunsJson = False,
 ) -> None:
     """Show what each run did to a cache."""
     import pqcache
@@ -302,17 +312,24 @@ def log(
         console.print_history(records)
 
 
-@app.command()
+@app.command(
+    cls=Command,
+    epilog=examples(
+        ("Give back all the space that can be given back", "pqcache gc cache/shop --keep 1"),
+        (
+            "Leave what is less than two days old to programs that hold no lease",
+            "pqcache gc cache/shop --keep 1 --older-than 48h",
+        ),
+    ),
+)
 def gc(
-    cache: Annotated[Path, typer.Argument(help="The cache directory.")],
-    keep: Keep = None,
-    older_than: Annotated[
-        str, typer.Option(metavar="DURATION", help="Remove only snapshots older than this, like 48h.")
-    ] = "0s",
-    wait: Wait = 0.0,
-    dry_run: DryRun = False,
-    json: Json = False,
-    quiet: Quiet = False,
+    cache: opt.CacheArgument,
+    keep: opt.KeepNow = None,
+    older_than: opt.OlderThan = "0s",
+    wait: opt.Wait = 0.0,
+    dry_run: opt.DryRun = False,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Remove old snapshots that nobody reads."""
     import pqcache
@@ -333,21 +350,19 @@ def _only_one(views: dict[str, Any]) -> str | None:
     return given[0] if given else None
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from pqcache import __version__
-
-        typer.echo(f"pqcache {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
-def common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
+def common(context: typer.Context, version: opt.Version = False, verbose: opt.Verbose = False) -> None:
     """Keep lake Parquet (HDFS, S3) on local disk, whole and fresh, and train from it."""
+    if version:
+        from pqcache.versions import __version__, report
+
+        typer.echo("\n".join(report()) if verbose else f"pqcache {__version__}")
+        raise typer.Exit
+    if verbose:
+        raise UsageError("-v: goes with --version; a command says what it does without it")
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(UsageError.exit_code)
 
 
 def _dense(names: list[str] | None) -> list[str] | None:
@@ -383,13 +398,15 @@ def _interrupt(*_: object) -> NoReturn:
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as nohup leaves it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
     without_pandas()
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     code = run(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     if code:
         os._exit(code)  # a thread may hang in a read, which sys.exit() would wait for
     sys.exit(0)
@@ -401,26 +418,36 @@ def run(arguments: list[str]) -> int:
         code = int(app(arguments, prog_name="pqcache", standalone_mode=False) or 0)
         if code == Interrupted.exit_code:  # Typer has caught the KeyboardInterrupt
             return _fail(Interrupted("interrupted; nothing is left half done"), arguments)
+        sys.stdout.flush()
         return code
+    except KeyboardInterrupt:  # before Typer was ready to
+        return Interrupted.exit_code
     except PqcacheError as error:
         return _fail(error, arguments)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        _drop_output()
+        name = error.filename or "the output, or a temporary file"
+        return _fail(PqcacheError(f"{name}: {error.strerror or first_line(error)}"), arguments)
     except Exception as error:  # noqa: BLE001  the last resort: a line instead of a traceback
         return _unexpected(error, arguments)
 
 
+def _drop_output() -> None:
+    """Let what could not be written go nowhere, so that Python does not try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _unexpected(error: Exception, arguments: list[str]) -> int:
     if hasattr(error, "format_message"):  # what the parser refuses
+        said = error.format_message().rstrip(".")
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "pqcache"
-        return _fail(UsageError(f"{error.format_message().rstrip('.')} ('{command} -h' shows the usage)"), arguments)
-    name = type(error).__name__
-    return _fail(
-        PqcacheError(f"{name}: {first_line(error)} (a bug? PQCACHE_DEBUG=1 shows the traceback; please report it)"),
-        arguments,
-    )
+        return _fail(UsageError(f"{said} ('{command} -h' shows the usage)"), arguments)
+    bug = "a bug? Please report it with what PQCACHE_DEBUG=1 shows and 'pqcache --version -v'"
+    return _fail(PqcacheError(f"{type(error).__name__}: {first_line(error)} ({bug})"), arguments)
 
 
 def _fail(error: PqcacheError, arguments: list[str]) -> int:
@@ -430,5 +457,6 @@ def _fail(error: PqcacheError, arguments: list[str]) -> int:
         import traceback
 
         traceback.print_exc()
-    print_error(error, "--json" in arguments)
+    with contextlib.suppress(OSError):  # nowhere to say it: the exit code does
+        print_error(error, "--json" in arguments)
     return error.exit_code

@@ -1,0 +1,29 @@
+"""What a report of a problem has to say: the versions of pqcache, the platform, and the libraries beneath."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+_LIBRARIES = ("pyarrow", "numpy", "fsspec", "typer")
+_EXTRAS = ("hdfs-native", "requests", "hdfs3", "botocore", "torch", "torchdata", "fastparquet", "distributed")
+
+
+def report() -> list[str]:
+    """Return one line for each thing and its version, importing none of them."""
+    import platform
+    import sys
+
+    found = [("pqcache", __version__), ("platform", platform.platform())]
+    found += [("Python", f"{platform.python_version()} ({platform.python_implementation()})")]
+    found += [("encoding", f"{sys.stdout.encoding}, files {sys.getfilesystemencoding()}")]
+    found += [(name, _version_of(name)) for name in _LIBRARIES + _EXTRAS]
+    return [f"{name:<12} {version}" for name, version in found]
+
+
+def _version_of(name: str) -> str:
+    from importlib import metadata  # here, as every command imports this module first
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
