@@ -52,7 +52,8 @@ def _size(text: str) -> int:
     epilog=examples(
         (
             "The first run, with options that are remembered",
-            "pqcache sync s3://lake/shop cache/shop --where \"dt >= '2026-11-01'\" --row-group-size 64MB",
+            """pqcache sync s3://lake/warehouse/shop cache/shop \\
+    --where "dt >= '2026-11-01'" --row-group-size 128MB""",
         ),
         ("Every later run, such as every night", "pqcache sync cache/shop"),
         ("What would it do?", "pqcache sync cache/shop --dry-run"),
@@ -127,7 +128,9 @@ def sync(
         ),
         (
             "On HDFS, with a Dask cluster, so that every row group is in one block",
-            "pqcache repartition hdfs:///wh/shop hdfs:///wh/aligned --align block --scheduler tcp://dask:8786",
+            """pqcache repartition hdfs://namenode:8020/warehouse/shop \\
+    hdfs://namenode:8020/warehouse/shop-aligned \\
+    --align block --scheduler tcp://scheduler:8786""",
         ),
     ),
 )

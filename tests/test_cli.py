@@ -274,7 +274,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sync"], r"Missing argument 'source' \('pqcache sync -h' shows the usage\)"),
+        (["sync"], r"Missing argument 'SOURCE' \('pqcache sync -h' shows the usage\)"),
         (["syn"], r"No such command 'syn'.*'sync'"),
         (["sync", "--frob"], r"No such option: --frob"),
         (["sync", "a", "b", "--jobs", "x"], r"'--jobs'"),

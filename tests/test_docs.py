@@ -32,7 +32,7 @@ from tests.datasets import write_shop
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-MAN = ROOT / "man"
+MAN = ROOT / "man" / "man1"
 FORMAT_PAGE = ROOT / "docs" / "cache-format.md"
 PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 _FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)

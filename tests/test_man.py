@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,77 +15,72 @@ import pytest
 import typer
 
 from pqcache.cli import app
+from pqcache.cli_help import Command, Group
+from pqcache.config import Config
 
-MAN = Path(__file__).resolve().parent.parent / "man"
-PAGES = sorted(MAN.glob("*.1"))
-SECTIONS = [
-    "NAME",
-    "SYNOPSIS",
-    "DESCRIPTION",
-    "OPTIONS",
-    "ENVIRONMENT",
-    "FILES",
-    "EXIT STATUS",
-    "EXAMPLES",
-    "SEE ALSO",
-]  # in mandoc's order
+ROOT = Path(__file__).resolve().parent.parent
+
+MAN = ROOT / "man" / "man1"
+PAGES = sorted((ROOT / "man").glob("man?/*"))
+SECTIONS = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "ENVIRONMENT", "FILES"]
+SECTIONS += ["EXIT STATUS", "EXAMPLES", "SEE ALSO"]  # in mandoc's order
 GROUP: Any = typer.main.get_command(app)
 COMMANDS = {"pqcache": GROUP} | {f"pqcache-{name}": command for name, command in GROUP.commands.items()}
 
 
-def options_of(command: Any) -> dict[str, frozenset[str]]:
-    """Return a command's options, each by its long name with all the names it has."""
-    context = command.make_context("pqcache", [], resilient_parsing=True, help_option_names=["-h", "--help"])
-    found = {}
-    for parameter in command.get_params(context):
-        names = frozenset(name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-"))
-        if names:
-            found[max(names, key=len)] = names
-    return found
+def test_pages_are_as_they_would_be_written() -> None:
+    done = subprocess.run([sys.executable, ROOT / "tools" / "man.py", "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}write them with: make docs"
 
 
-def documented(page: Path) -> dict[str, frozenset[str]]:
-    """Return the options in a page's OPTIONS section in the same form."""
-    section = page.read_text().partition("\n.Sh OPTIONS\n")[2].partition("\n.Sh ")[0]
-    found = {}
-    for line in re.findall(r"^\.It (Fl .*)$", section, re.MULTILINE):
-        names = frozenset("-" + name for name in re.findall(r"\bFl (-?[a-z][a-z0-9-]*)", line))
-        found[max(names, key=len)] = names
-    return found
+def test_every_option_is_in_its_page_and_in_the_help() -> None:
+    for name, command in COMMANDS.items():
+        page = (MAN / f"{name}.1").read_text()
+        section = page.partition("\n.Sh OPTIONS\n")[2].partition("\n.Sh ")[0]
+        items = re.findall(r"^\.It (Fl .*)$", section, re.MULTILINE)
+        found = {name for line in items for name in re.findall(r"\bFl (-?[a-z][a-z0-9-]*)", line)}
+        context = command.make_context("pqcache", ["-h"], resilient_parsing=True, help_option_names=["-h", "--help"])
+        text = command.get_help(context)
+        for parameter in command.get_params(context):
+            if parameter.param_type_name == "option":
+                names = [*parameter.opts, *parameter.secondary_opts]
+                assert found.issuperset(n[1:] for n in names), (name, names)
+                assert all(re.search(rf"(^|[ ,]){n}\b", text, re.M) for n in names), (name, names)
 
 
-def test_every_command_has_its_page() -> None:
-    assert sorted(page.stem for page in PAGES) == sorted(COMMANDS)
+def test_help_fits_80_columns_and_has_groups_and_examples() -> None:
+    for name, command in COMMANDS.items():
+        words = name.split("-")[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "pqcache", *words, "--help"],
+            capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert max(map(len, done.stdout.splitlines())) <= 80, name
+        assert "\nExamples:\n" in done.stdout, name
+        assert not re.search(r"<\w+|[{}]", done.stdout.partition("\nExamples:")[0]), "types as click writes them"
+        assert isinstance(command, Command | Group), f"{name}: give app.command() cls=Command"
+        if len(command.params) > 6:
+            assert all(p.rich_help_panel for p in command.params if p.param_type_name == "option"), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_options_are_those_of_the_command(page: Path) -> None:
-    assert documented(page) == options_of(COMMANDS[page.stem])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_defaults_are_those_of_the_command(page: Path) -> None:
-    section = page.read_text().partition("\n.Sh OPTIONS\n")[2].partition("\n.Sh ")[0]
-    for parameter in COMMANDS[page.stem].params:
-        name = max(parameter.opts, key=len)
-        if not name.startswith("--") or not isinstance(parameter.default, int | float | str):
-            continue
-        if parameter.default and not isinstance(parameter.default, bool) and parameter.default != "0s":
-            entry = re.split(r"^\.It ", section.partition(f"Fl {name[1:]} ")[2], flags=re.MULTILINE)[0]
-            value = parameter.default
-            text = f"{value:g}" if isinstance(value, float) else str(value)
-            assert re.search(rf"^By default {re.escape(text)}\b", entry, re.MULTILINE), (name, text)
+def test_the_page_of_the_config_has_every_key() -> None:
+    text = (ROOT / "man" / "man5" / "pqcache.toml.5").read_text()
+    keys = {key.strip() for line in re.findall(r"^\.It Cm (.*)$", text, re.M) for key in line.split(",")}
+    assert keys == {field.name for field in fields(Config)} | {"format"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_sections(page: Path) -> None:
-    assert re.findall(r"^\.Sh (.*)$", page.read_text(), re.MULTILINE) == SECTIONS
+    found = re.findall(r"^\.Sh (.*)$", page.read_text(), re.MULTILINE)
+    assert found == [title for title in SECTIONS if title in found]
+    assert page.suffix == ".5" or found == SECTIONS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_refer_to_pages_that_are_there(page: Path) -> None:
-    for name in re.findall(r"^\.Xr (pqcache\S*) 1", page.read_text(), re.MULTILINE):
-        assert name in COMMANDS, name
+    for name, section in re.findall(r"^\.Xr (pqcache\S*) (\d)", page.read_text(), re.MULTILINE):
+        assert (ROOT / "man" / f"man{section}" / f"{name}.{section}").exists(), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -90,5 +88,7 @@ def test_mandoc_has_nothing_to_warn_of(page: Path) -> None:
     mandoc = shutil.which("mandoc")
     if mandoc is None:
         pytest.skip("NOT CHECKED: mandoc is not installed (Debian package mandoc)")
-    result = subprocess.run([mandoc, "-T", "lint", "-W", "warning", page], capture_output=True, text=True)
-    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+    result = subprocess.run([mandoc, "-T", "lint", page], capture_output=True, text=True)
+    known = ("referenced manual not found", "mandoc.db")  # pages that are not installed on this machine
+    said = (result.stdout + result.stderr).splitlines()
+    assert [line for line in said if not any(text in line for text in known)] == []

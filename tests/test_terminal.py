@@ -1,0 +1,107 @@
+"""The command line where shells, pipes and full devices meet it: completion, no arguments, early Ctrl-C, reports."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from tests.datasets import write_shop
+
+PQCACHE = [sys.executable, "-m", "pqcache"]
+COMPLETE = """
+pqcache() {{ {python} -m pqcache "$@"; }}
+eval "$(_PQCACHE_COMPLETE=source_bash pqcache)"
+env() {{  # the completion calls "env NAME=VALUE ... pqcache"
+    local -a set=()
+    while [[ $1 == *=* ]]; do set+=("$1"); shift; done
+    command env "${{set[@]}}" {python} -m "$@"
+}}
+COMP_WORDS=({words}) COMP_CWORD={last}
+_pqcache_completion pqcache
+echo "${{COMPREPLY[*]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("pqcache ver", "verify"), ("pqcache sync --ma", "--marker --max-delete"), ("pqcache gc --older", "--older-than")],
+)
+def test_bash_completes_commands_and_options(words: str, expected: str) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("NOT CHECKED: bash is not installed")
+    script = COMPLETE.format(python=sys.executable, words=words, last=len(words.split()) - 1)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == expected.split(), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_there_for(shell: str) -> None:
+    done = subprocess.run(
+        PQCACHE, capture_output=True, text=True, timeout=60, env={**os.environ, "_PQCACHE_COMPLETE": f"source_{shell}"}
+    )
+    assert "_PQCACHE_COMPLETE=complete_" + shell in done.stdout
+
+
+def test_no_arguments_show_the_help_and_are_a_usage_error() -> None:
+    done = subprocess.run(PQCACHE, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: pqcache ")
+    assert "error" not in done.stderr
+
+
+def test_a_report_has_all_versions_and_a_bug_asks_for_it() -> None:
+    done = subprocess.run([*PQCACHE, "--version", "-v"], capture_output=True, text=True, timeout=60)
+    lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert lines["pqcache"] == pqcache.__version__
+    assert {"platform", "Python", "pyarrow", "fsspec", "botocore", "hdfs-native", "torch"} <= set(lines)
+    code = "import pqcache.cli as c, pqcache.store.gc as g; g.gc = None; import sys; sys.exit(c.run(['gc', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "TypeError" in done.stderr
+    assert "'pqcache --version -v'" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [["--help"], ["inspect", "shop"], ["inspect", "shop", "--json"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line(words: list[str], tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PQCACHE, *words], stdout=full, stderr=-1, text=True, cwd=tmp_path, env=env, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(r"pqcache: error: .*No space left on device", line)
+
+
+def test_an_interrupt_before_anything_is_imported_is_quiet() -> None:
+    for wait in (0.0, 0.02, 0.1, 0.3):
+        code = "from pqcache.__main__ import main; print(flush=True); main()"
+        process = subprocess.Popen([sys.executable, "-c", code, "--help"], stdout=-1, stderr=-1, text=True)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert "Traceback" not in said
+        assert process.returncode in (130, 0)  # it may have ended before
+
+
+def test_the_public_names_are_there() -> None:
+    assert set(pqcache.__all__) <= set(dir(pqcache))
+    for name in pqcache.__all__:
+        assert getattr(pqcache, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = pqcache.nothing  # type: ignore[attr-defined]
+    done = subprocess.run(
+        [sys.executable, "-c", "import pqcache, sys; print('pyarrow' in sys.modules)"], capture_output=True, text=True
+    )
+    assert done.stdout == "False\n"
