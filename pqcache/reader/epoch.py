@@ -16,6 +16,7 @@ from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank
+from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequence import in_sequence
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.reader.window import LaneReader, Source
@@ -145,6 +146,7 @@ def read_batches(
     rank: int = 0,
     start: int = 0,
     snapshot: str | None = None,
+    rows: SelectedRows | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield an epoch as Arrow record batches; see ``Cache.batches``, which says what the arguments are."""
     check_numbers(batch_size=batch_size, window=window, lanes=lanes)
@@ -153,9 +155,9 @@ def read_batches(
         raise UsageError(f"epoch={epoch}, start={start}: both count from 0")
     budget = parse_size(memory)
     lanes = lanes or num_replicas
-    data, lease = open_data(path, snapshot)
+    data, lease = open_data(path, snapshot or getattr(rows, "snapshot", "") or None)
     try:
-        view = view_of(data, columns, filters)
+        view = view_of(data, columns, filters, rows)
         if window is None:
             window, piece = fit(view, budget, lanes // num_replicas, path) if shuffle else (1, 0)
             view = view.in_pieces(piece)
@@ -164,7 +166,7 @@ def read_batches(
         part = Part(total, lanes, num_replicas, rank, start=start, drop_last=drop_last)
         threads = cpu_count()
         if shuffle:
-            threads = decoders_for(view.sizes, budget, lanes // num_replicas, window, threads)
+            threads = decoders_for(view, budget, lanes // num_replicas, window, threads)
     except BaseException:
         if lease is not None:
             lease.close()

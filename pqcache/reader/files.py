@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.reader.columns import Column, Form, NotConstant, cut, hold
+from pqcache.reader.columns import Column, Form, NotConstant, cut, hold, take
 from pqcache.reader.order import Ints
+
+Choose = Callable[[Iterable[pa.Table]], Ints]
 
 _FOOTERS = 256  # per process; parsing one again costs a millisecond or two
 
@@ -46,28 +49,105 @@ class RowGroups:
         """
         if not self.forms:
             return []
+        with self._opened(group) as (file, path):
+            wanted = self._wanted(file, group, path, [form.name for form in self.forms])
+            table = self._read(file, group, wanted, low, high)
+        whole = not self.piece
+        if wanted and table.num_rows != (self.rows[group] if whole else high - low):
+            raise self._replaced(path, group, table.num_rows)
+        if not whole:
+            low, high = 0, high - low
+        return [self._column(path, table, form, group, low, high) for form in self.forms]
+
+    def read_chosen(
+        self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
+    ) -> list[Column]:
+        """Return those rows of a row group that are number ``low`` to ``high`` of the ``count`` chosen ones.
+
+        ``choose`` returns the positions of the chosen rows, from all rows of ``columns``, which need not be among
+        the forms. Another number of rows than ``count`` raises ParquetError, as does what `read` raises it for.
+        """
+        if not self.forms:
+            return []
+        names = [form.name for form in self.forms]
+        rows = int(self.rows[group])
+        with self._opened(group) as (file, path):
+            if self.piece:
+                positions = self._checked(path, group, choose(self._parts(file, group, columns, rows)), count)
+                table = self._gathered(file, group, self._wanted(file, group, path, names), positions[low:high])
+                return [self._column(path, table, form, group, 0, high - low) for form in self.forms]
+            table = file.read_row_group(
+                int(self.row_group[group]),
+                columns=self._wanted(file, group, path, list(dict.fromkeys([*names, *columns]))),
+                use_threads=False,
+            )
+        if table.num_columns and table.num_rows != rows:
+            raise self._replaced(path, group, table.num_rows)
+        looked_at = table.select([name for name in columns if name in table.column_names])
+        if not looked_at.num_columns:
+            looked_at = _empty(rows)
+        chosen = self._checked(path, group, choose([looked_at]), count)[low:high]
+        return [take(self._column(path, table, form, group, 0, rows), chosen) for form in self.forms]
+
+    def parts(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """Yield all rows of a row group, ``rows`` at a time: those of ``columns`` that its file has, as it has them."""
+        with self._opened(group) as (file, _):
+            yield from self._parts(file, group, columns, rows)
+
+    def _parts(self, file: pq.ParquetFile, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        wanted = [name for name in columns if name in file.schema_arrow.names]
+        left = int(self.rows[group])
+        if not wanted:
+            yield _empty(left)
+            return
+        for batch in file.iter_batches(self.piece or rows, [int(self.row_group[group])], wanted, use_threads=False):
+            left -= batch.num_rows
+            yield pa.Table.from_batches([batch])
+        if left:
+            path = self.root / self.paths[int(self.file[group])]
+            raise self._replaced(path, group, int(self.rows[group]) - left)
+
+    def _gathered(self, file: pq.ParquetFile, group: int, wanted: list[str], positions: Ints) -> pa.Table:
+        """Return rows in ascending order of a row group that is read in pieces."""
+        found, at, done = [], 0, 0
+        if wanted and len(positions):
+            for batch in file.iter_batches(self.piece, [int(self.row_group[group])], wanted, use_threads=False):
+                stop = int(np.searchsorted(positions, at + batch.num_rows))
+                if stop > done:
+                    found.append(batch.take(pa.array(positions[done:stop] - at)))
+                at, done = at + batch.num_rows, stop
+                if done == len(positions):
+                    break
+        return pa.Table.from_batches(found, schema=None if found else pa.schema([]))
+
+    def _checked(self, path: Path, group: int, positions: Ints, count: int) -> Ints:
+        if len(positions) != count:
+            raise ParquetError(
+                f"{path}: of row group {self.row_group[group]} {len(positions):,} rows are selected, where "
+                f"{count:,} were counted; the file was replaced or is damaged: open the dataset again"
+            )
+        return positions
+
+    def _wanted(self, file: pq.ParquetFile, group: int, path: Path, names: Sequence[str]) -> list[str]:
+        """Return which of the columns are in the file; all of it is asked for if it has no others."""
+        present = file.schema_arrow.names
+        wanted = [name for name in names if name in present]
+        if len(wanted) == len(present):
+            self._read_ahead(group, path)
+        return wanted
+
+    @contextmanager
+    def _opened(self, group: int) -> Iterator[tuple[pq.ParquetFile, Path]]:
+        """Open the file of a row group; what goes wrong with it raises ParquetError by name."""
         number = int(self.file[group])
         path = self.root / self.paths[number]
         try:
             with self._open(number, path) as file:
-                present = file.schema_arrow.names
-                wanted = [form.name for form in self.forms if form.name in present]
-                if len(wanted) == len(present):
-                    self._read_ahead(group, path)
-                table = self._read(file, group, wanted, low, high)
+                yield file, path
         except FileNotFoundError as error:
             raise ParquetError(f"{path}: the file is gone; open the dataset again") from error
         except (pa.ArrowException, OSError, IndexError) as error:
             raise self._damaged(path, group, error) from error
-        whole = not self.piece
-        if wanted and table.num_rows != (self.rows[group] if whole else high - low):
-            raise ParquetError(
-                f"{path}: row group {self.row_group[group]} has {table.num_rows} rows where the index has "
-                f"{self.rows[group]}; the file was replaced while in use: open the dataset again"
-            )
-        if not whole:
-            low, high = 0, high - low
-        return [self._column(path, table, form, group, low, high) for form in self.forms]
 
     def _read(self, file: pq.ParquetFile, group: int, wanted: list[str], low: int, high: int) -> pa.Table:
         """Return a whole row group, or only the rows asked for where row groups are read in pieces.
@@ -134,11 +214,22 @@ class RowGroups:
         finally:
             os.close(file)
 
+    def _replaced(self, path: Path, group: int, rows: int) -> ParquetError:
+        return ParquetError(
+            f"{path}: row group {self.row_group[group]} has {rows} rows where the index has "
+            f"{self.rows[group]}; the file was replaced while in use: open the dataset again"
+        )
+
     def _damaged(self, path: Path, group: int, error: BaseException) -> ParquetError:
         return ParquetError(
             f"{path}: row group {self.row_group[group]} cannot be read ({first_line(error)}); "
             "the file is damaged or was replaced: sync again, or write it again"
         )
+
+
+def _empty(rows: int) -> pa.Table:
+    """Return so many rows without any column: a table needs one to know how many there are."""
+    return pa.table({"": pa.nulls(rows)}).select([])
 
 
 def file_numbers(file: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, is_tex
 from pqcache.reader.data import Data, kept_groups
 from pqcache.reader.files import RowGroups, file_numbers
 from pqcache.reader.memory import Pool
+from pqcache.reader.selection import SelectedRows, Selection
 from pqcache.reader.window import Rows
 from pqcache.units import format_size
 
@@ -34,7 +35,11 @@ _FILE = Form("\0file", pa.uint32(), "fixed", 4)
 
 @dataclass(frozen=True)
 class View:
-    """Some columns and row groups of a dataset: all that an epoch is made of."""
+    """Some columns and row groups of a dataset: all that an epoch is made of.
+
+    With a ``selection`` only ``selected`` rows of each row group are; a row group of which all rows are is read as
+    without one.
+    """
 
     data: Data
     columns: tuple[str, ...]
@@ -42,6 +47,8 @@ class View:
     dense: tuple[tuple[str, int], ...] = ()
     piece: int = 0
     starts: npt.NDArray[np.int64] | None = None  # first row of each piece in its row group
+    selection: Selection | None = None
+    selected: npt.NDArray[np.int64] | None = None  # rows of each row group that are selected
     memory: Pool = field(default_factory=Pool, repr=False, compare=False)  # goes round from epoch to epoch
 
     def in_pieces(self, rows: int) -> View:
@@ -54,7 +61,8 @@ class View:
         pieces = -(-self.counts // rows)
         first = np.repeat(np.cumsum(pieces) - pieces, pieces)
         starts = (np.arange(int(pieces.sum())) - first) * rows
-        return replace(self, groups=np.repeat(self.groups, pieces), piece=rows, starts=starts)
+        selected = None if self.selected is None else np.repeat(self.selected, pieces)
+        return replace(self, groups=np.repeat(self.groups, pieces), piece=rows, starts=starts, selected=selected)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -68,14 +76,17 @@ class View:
 
     @cached_property
     def counts(self) -> npt.NDArray[np.int64]:
-        """Rows of each row group, or piece of one, of the view."""
-        rows = self.data.index.rows[self.groups]
+        """Rows of each row group, or piece of one, that the view has."""
+        rows = self.data.index.rows[self.groups] if self.selected is None else self.selected
         return rows if self.starts is None else np.minimum(rows - self.starts, self.piece)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names which row groups are read, so that a state can say what it belongs to."""
-        return hashlib.blake2b(self.groups.tobytes(), digest_size=8).hexdigest()
+        """Names which rows are read, so that a state can say what it belongs to."""
+        digest = hashlib.blake2b(self.groups.tobytes(), digest_size=8)
+        if self.selection is not None and self.selected is not None:
+            digest.update(self.selected.tobytes() + self.selection.fingerprint.encode())
+        return digest.hexdigest()
 
     @cached_property
     def partitions(self) -> tuple[str, ...]:
@@ -107,9 +118,14 @@ class View:
         )
 
     def load(self, group: int, low: int, high: int) -> Rows:
-        """Return rows of a row group: the columns in the file, and its file's number if partitions need it."""
+        """Return rows of a row group, counted among the selected: columns in the file, its number if partitions need it."""
         start = 0 if self.starts is None else int(self.starts[group])
-        columns = self.row_groups.read(group, start + low, start + high)
+        selection, selected = self.selection, None if self.selected is None else int(self.selected[group])
+        if selection is None or selected is None or selected == self.row_groups.rows[group]:
+            columns = self.row_groups.read(group, start + low, start + high)
+        else:
+            choose = partial(selection.positions, int(self.groups[group]))
+            columns = self.row_groups.read_chosen(group, start + low, start + high, selected, selection.columns, choose)
         if self.partitions or not columns:
             columns.append(Column(_FILE, file_numbers(int(self.row_groups.file[group]), high - low)))
         return columns
@@ -130,7 +146,10 @@ class View:
         return {name: as_typed(found[name]) for name in self.columns}
 
     def nulls(self, column: str) -> int | None:
-        """Return how many nulls a column has in these row groups, or None where the files do not say."""
+        """Return how many nulls a column has in these row groups, or None where the files do not say.
+
+        Nor can they where only some of the rows are selected, unless there are none at all.
+        """
         index = self.data.index
         if column in self.partitions:
             files = index.numbers("file")[self.groups]
@@ -139,7 +158,10 @@ class View:
         if name not in index.table.column_names:
             return None
         counts = pc.take(index.table[name], pa.array(self.groups))
-        return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
+        if counts.null_count:
+            return None
+        total = int(pc.sum(counts).as_py() or 0)
+        return total if not total or self.selection is None else None
 
     def densified(self, but: Sequence[str] = ()) -> View:
         """Return the view with lists that are all of one length held as fixed-width rows.
@@ -179,25 +201,40 @@ class View:
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of each row group when decoded: exact for numbers, estimated from a few rows for the rest.
+        """Bytes of the view's rows of each row group: exact for numbers, estimated from a few rows for the rest.
 
         Lists count alike whether they are held dense or not, so that the window is the same either way.
         """
+        return self._bytes(self.counts, [form.name for form in self.read_forms])
+
+    @cached_property
+    def decoded(self) -> npt.NDArray[np.int64]:
+        """Bytes that each row group, or piece of one, takes while it is decoded: all rows, to select among them."""
+        if self.selection is None:
+            return self.sizes
+        rows = self.data.index.rows[self.groups]
+        if self.piece:
+            rows = np.minimum(rows, self.piece)
+        names = [form.name for form in self.read_forms]
+        return self._bytes(rows, list(dict.fromkeys([*names, *self.selection.columns])))
+
+    def _bytes(self, counts: npt.NDArray[np.int64], names: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Return the bytes of so many rows of each row group, with the given columns in the files."""
         index = self.data.index
         total = np.zeros(len(self.groups), np.int64)
-        forms = [form_of(self.schema.field(form.name)) for form in self.read_forms]
+        forms = [form_of(as_list(index.schema.field(name))) for name in names]
         varied = [form for form in forms if form.form != "fixed"]
         sample = self._sample([form.name for form in varied]) if varied and len(self.groups) else None
         for form in forms:
             if form.form == "fixed":
-                total += self.counts * form.width
+                total += counts * form.width
                 continue
-            stored = index.uncompressed([form.name])[self.groups] * self.counts // index.rows[self.groups]
+            stored = index.uncompressed([form.name])[self.groups] * counts // index.rows[self.groups]
             per_row = 0.0
             if sample is not None and form.name in sample.column_names and sample.num_rows:
                 per_row = sample[form.name].nbytes / sample.num_rows
-            total += np.maximum(stored, (self.counts * per_row).astype(np.int64)) + 16 * self.counts
-        return np.asarray(total + 4 * self.counts * bool(self.partitions), np.int64)
+            total += np.maximum(stored, (counts * per_row).astype(np.int64)) + 16 * counts
+        return np.asarray(total + 4 * counts * bool(self.partitions), np.int64)
 
     def _sample(self, names: Sequence[str]) -> pa.Table | None:
         """Return the first rows of the first row group: dictionaries make the stored size say little."""
@@ -213,8 +250,8 @@ class View:
         return None if batch is None else pa.table(batch)
 
 
-def view_of(data: Data, columns: Sequence[str] | None, filters: Any) -> View:
-    """Choose columns (None: all) and row groups; a name that is not there raises UsageError."""
+def view_of(data: Data, columns: Sequence[str] | None, filters: Any = None, rows: SelectedRows | None = None) -> View:
+    """Choose columns (None: all) and rows; a name that is not there raises UsageError."""
     names = data.index.schema.names
     if columns is None:
         columns = names
@@ -227,18 +264,40 @@ def view_of(data: Data, columns: Sequence[str] | None, filters: Any) -> View:
         raise UsageError("columns is empty; name at least one, or None for all")
     if len(set(columns)) < len(columns):
         raise UsageError(f"columns names one twice: {', '.join(columns)}")
-    return View(data, tuple(columns), kept_groups(data.index, filters))
+    groups = kept_groups(data.index, filters)
+    if rows is None:
+        return View(data, tuple(columns), groups)
+    selected = chosen(data, rows)[groups]
+    groups, selected = groups[selected > 0], selected[selected > 0]
+    return View(data, tuple(columns), groups, selection=rows, selected=selected)
 
 
-def window_for(sizes: npt.NDArray[np.int64], memory: int, lanes: int) -> int:
+def chosen(data: Data, rows: SelectedRows) -> npt.NDArray[np.int64]:
+    """Return how many of ``rows`` are in each row group of the index; rows that are not of it raise UsageError."""
+    if not isinstance(rows, SelectedRows):
+        raise UsageError(f"rows={rows!r}: give SelectedRows, as Cache.lookup returns them")
+    if rows.snapshot and rows.snapshot != data.snapshot:
+        raise UsageError(
+            f"rows: they are rows of {rows.snapshot}, and {data.root} is {data.snapshot}; look them up again"
+        )
+    rows.check(data.index.rows)
+    counts = np.zeros(len(data.index), np.int64)
+    counts[rows.groups] = rows.counts
+    return counts
+
+
+def window_for(
+    sizes: npt.NDArray[np.int64], memory: int, lanes: int, decoded: npt.NDArray[np.int64] | None = None
+) -> int:
     """Return how many row groups each of ``lanes`` lanes can hold within ``memory`` bytes, at most 16.
 
     Of a window about half the rows are still there at any time; beside them there are a row group ahead and
-    one being decoded. 0 when they are too large even for a window of one.
+    one being decoded, which takes ``decoded`` bytes (None: ``sizes``). 0 when they are too large even for a window
+    of one.
     """
     if not len(sizes):
         return 1
-    beyond = _BEYOND * int(sizes.max())
+    beyond = _BEYOND * int((sizes if decoded is None else decoded).max())
     fitting = [w for w in range(1, WINDOW + 1) if held(sizes, w) + beyond <= memory / lanes]
     return max(fitting, default=0)
 
@@ -249,11 +308,11 @@ def fit(view: View, memory: int, lanes: int, name: object = "the dataset") -> tu
     Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
     says how to do better; so little memory that pieces would be tiny raises UsageError.
     """
-    window = window_for(view.sizes, memory, lanes)
+    window = window_for(view.sizes, memory, lanes, view.decoded)
     if window:
         return window, 0
-    largest = int(np.argmax(view.sizes))
-    size, rows = int(view.sizes[largest]), int(view.counts[largest])
+    largest = int(np.argmax(view.decoded))
+    size, rows = int(view.decoded[largest]), int(view.row_groups.rows[largest])
     pieces = -(-size * (_WINDOW_OF_PIECES // 2 + 1 + _BEYOND) * lanes // max(1, memory))
     text = (
         f"{name}: a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)} "
@@ -276,13 +335,13 @@ def held(sizes: npt.NDArray[np.int64], window: int) -> float:
     return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
 
 
-def decoders_for(sizes: npt.NDArray[np.int64], memory: float, lanes: int, window: int, threads: int) -> int:
+def decoders_for(view: View, memory: float, lanes: int, window: int, threads: int) -> int:
     """Return how many row groups may be decoded at once by a process with ``lanes`` lanes, at most ``threads``.
 
     What the windows leave of ``memory`` goes to decoding: each takes its row group twice, decoded and dealt.
     """
-    if not len(sizes):
+    if not len(view.groups):
         return 1
-    largest = int(sizes.max())
-    spare = memory - lanes * (held(sizes, window) + 2 * largest)
+    largest = int(view.decoded.max())
+    spare = memory - lanes * (held(view.sizes, window) + 2 * largest)
     return int(max(1, min(threads, spare / max(1, 2 * largest))))

@@ -36,6 +36,8 @@ from pqcache.store.source import local_path, url_scheme
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pqcache.reader.selection import SelectedRows
+
 _PUBLISHING = 60.0  # seconds that a run may take between a snapshot's rename and the swap of current, generously
 FILES = "_pqcache/files.arrow"
 ROW_GROUPS = "_pqcache/row_groups.arrow"
@@ -232,6 +234,7 @@ class Cache:
         rank: int = 0,
         start: int = 0,
         snapshot: str | None = None,
+        rows: SelectedRows | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield an epoch as Arrow record batches, in the order in which ParquetDataset yields its batches.
 
@@ -254,6 +257,8 @@ class Cache:
         ``start``         the number of the epoch's first batch that is wanted, counted over all ranks: to go on
                           where a run stopped, also with another ``num_replicas`` that divides ``lanes``
         ``snapshot``      the snapshot to read, which stays leased until the epoch ends; None: the current one
+        ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
+                          those of them that satisfy it
 
         Options that make no sense raise UsageError at once, a cache without that snapshot raises CacheError;
         files that are gone or damaged raise ParquetError by name while iterating.
@@ -276,6 +281,7 @@ class Cache:
             rank=rank,
             start=start,
             snapshot=snapshot,
+            rows=rows,
         )
 
     def create(self) -> None:

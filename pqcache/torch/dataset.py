@@ -21,6 +21,7 @@ from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
 from pqcache.reader.epoch import batches, cpu_count, samples
 from pqcache.reader.order import Order, Part, check_numbers, check_rank
+from pqcache.reader.selection import SelectedRows
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
@@ -56,6 +57,8 @@ class ParquetDataset(IterableDataset[Batch]):
     ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value) or
                       ``{column: fill}``
     ``ragged``        list columns to keep Ragged although all their lists are of one length
+    ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
+                      those of them that satisfy it
 
     Options that make no sense, and columns that no tensor can hold, raise UsageError here; files that are
     gone or damaged raise ParquetError by name while iterating.
@@ -78,6 +81,7 @@ class ParquetDataset(IterableDataset[Batch]):
         transform: Callable[[Any], Any] | None = None,
         nulls: str | Mapping[str, Any] = "error",
         ragged: Sequence[str] = (),
+        rows: SelectedRows | None = None,
     ) -> None:
         super().__init__()
         check_numbers(batch_size=batch_size, window=window, lanes=lanes, num_replicas=num_replicas)
@@ -87,12 +91,13 @@ class ParquetDataset(IterableDataset[Batch]):
         self.memory = parse_size(memory)
         self.transform = transform
         self._path = Path(path)
-        self._filters, self._nulls, self._ragged = filters, Nulls.of(nulls), tuple(ragged)
+        self._filters, self._chosen = filters, rows
+        self._nulls, self._ragged = Nulls.of(nulls), tuple(ragged)
         self._window, self._lanes, self._piece = window, lanes, 0
         self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
         check_rank(*self._rank(), lanes)
         self._masked: frozenset[str] = frozenset()
-        self._open(columns, None)
+        self._open(columns, getattr(rows, "snapshot", "") or None)
         self._progress = Progress()
         for name in ragged:
             if name not in self._view.columns:
@@ -227,7 +232,7 @@ class ParquetDataset(IterableDataset[Batch]):
         threads = max(1, cpu_count() // (workers * max(1, near)))
         if self.shuffle:
             share, each = self.memory / workers, -(-lanes // (replicas * workers))
-            threads = decoders_for(view.sizes, share, each, order.window, threads)
+            threads = decoders_for(view, share, each, order.window, threads)
         return self._batches(view, order, part, indices, threads, worker, in_worker=info is not None)
 
     def _batches(
@@ -330,7 +335,7 @@ class ParquetDataset(IterableDataset[Batch]):
         data, lease = open_data(self._path, snapshot)
         self._hold(data, lease)
         self._fitted: dict[int, tuple[int, int]] = {}  # window and piece by lanes of a rank
-        self._view: View = view_of(data, columns, self._filters).densified(self._ragged)
+        self._view: View = view_of(data, columns, self._filters, self._chosen).densified(self._ragged)
 
     def _hold(self, data: Data, lease: Lease | None) -> None:
         old = getattr(self, "_release", None)
@@ -369,4 +374,4 @@ class ParquetDataset(IterableDataset[Batch]):
         else:
             self._release = None
             self._fitted = {}
-            self._view = view_of(self._data, columns, self._filters).densified(self._ragged)
+            self._view = view_of(self._data, columns, self._filters, self._chosen).densified(self._ragged)
