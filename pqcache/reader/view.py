@@ -118,7 +118,7 @@ class View:
         )
 
     def load(self, group: int, low: int, high: int) -> Rows:
-        """Return rows of a row group, counted among the selected: columns in the file, its number if partitions need it."""
+        """Return rows of a row group, counted among those selected: the columns in the file, and the file's number."""
         start = 0 if self.starts is None else int(self.starts[group])
         selection, selected = self.selection, None if self.selected is None else int(self.selected[group])
         if selection is None or selected is None or selected == self.row_groups.rows[group]:

@@ -11,7 +11,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -23,13 +22,13 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.projection import keyvalues_of, project
 from pqcache.parquet.rowfile import Form, Layout, RowGroupFile, form_of, told, widened
 from pqcache.parquet.schema import conformed, working
-from pqcache.store.predicate import condition_columns, expression_of, parse_condition
+from pqcache.store.condition import condition_columns, expression_of, rows_where
+from pqcache.store.predicate import parse_condition
 
 _PIECE = 4 << 20  # Arrow bytes decoded at once, guessed
 _MAX_PIECE_ROWS = 32 << 10  # dictionaries can make the guess far too low
 _ROW_GROUP = 32 << 20  # Arrow bytes encoded at once
 _COPY = 1 << 20
-_POSITION = "\x00position"
 
 
 def condition_schema(schema: pa.Schema, partitions: Mapping[str, pa.Scalar]) -> pa.Schema:
@@ -247,9 +246,7 @@ def _tables(source: Source, group: int, name: str) -> Iterator[pa.Table]:
 
 def _filtered(table: pa.Table, used: Sequence[str], expression: pc.Expression) -> pa.Table:
     """Return the rows for which ``expression`` on the columns ``used`` is true, in order."""
-    numbers = pa.array(np.arange(table.num_rows))
-    columns = [pa.chunked_array([numbers]), *(table[column] for column in used)]
-    kept = pa.Table.from_arrays(columns, names=[_POSITION, *used]).filter(expression)[_POSITION]
+    kept = rows_where(table.select(used), expression)
     if len(kept) == table.num_rows:
         return table
-    return table.take(np.sort(kept.to_numpy()))
+    return table.take(kept)

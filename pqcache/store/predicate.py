@@ -1,4 +1,4 @@
-"""A ``--where`` string as a condition: a small tree that turns into a pyarrow expression, or prunes.
+"""A ``--where`` string as a condition.
 
 sqlglot parses; only comparisons of a column with constants, IN, BETWEEN, LIKE, IS NULL, AND, OR and NOT are
 let through. Nothing is ever evaluated as code.
@@ -6,11 +6,6 @@ let through. Nothing is ever evaluated as code.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import ROUND_FLOOR, Decimal, InvalidOperation
-from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -18,82 +13,28 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.errors import UsageError
+from pqcache.store.condition import (
+    Always,
+    And,
+    Compare,
+    Condition,
+    IsNull,
+    Like,
+    Not,
+    Operand,
+    Or,
+    comparison,
+    constant_of,
+    expression_of,
+    one_of,
+    operand_of,
+    rows_where,
+    value_type,
+)
 
 _HELP = "use comparisons of columns with constants, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT"
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "EQ": operator.eq,
-    "NEQ": operator.ne,
-    "LT": operator.lt,
-    "LTE": operator.le,
-    "GT": operator.gt,
-    "GTE": operator.ge,
-}
+_COMPARE = ("EQ", "NEQ", "LT", "LTE", "GT", "GTE")
 _MIRROR = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
-_MAX_DIGITS = 80  # of a number; decimal256 holds 76
-
-
-@dataclass(frozen=True)
-class Compare:
-    """A column against a constant of its type; ``op`` is EQ, NEQ, LT, LTE, GT or GTE."""
-
-    column: str
-    op: str
-    value: pa.Scalar
-
-
-@dataclass(frozen=True)
-class In:
-    """Whether a column's value is one of ``values``, which may be none: then it is false, or null for a null."""
-
-    column: str
-    values: tuple[pa.Scalar, ...]
-
-
-@dataclass(frozen=True)
-class Like:
-    """A column of text, of type ``kind``, against a pattern of ``%``, ``_`` and ``\\`` before what is literal."""
-
-    column: str
-    pattern: str
-    kind: pa.DataType
-
-
-@dataclass(frozen=True)
-class IsNull:
-    """Whether a column is null; never null itself."""
-
-    column: str
-
-
-@dataclass(frozen=True)
-class Always:
-    """TRUE or FALSE."""
-
-    value: bool
-
-
-@dataclass(frozen=True)
-class And:
-    """True where all parts are."""
-
-    parts: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class Or:
-    """True where one part is."""
-
-    parts: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class Not:
-    """True where ``part`` is false; null where that is null."""
-
-    part: Condition
-
-
-Condition = Compare | In | Like | IsNull | Always | And | Or | Not
 
 
 def parse_where(where: str, schema: pa.Schema, option: str = "--where") -> pc.Expression:
@@ -131,58 +72,8 @@ def matching(table: pa.Table, where: str) -> list[int]:
     """Return the positions of the rows of ``table`` for which ``where`` is true."""
     if table.num_rows == 0:
         return []
-    positions = pa.array(range(table.num_rows), pa.int64())
-    expression = parse_where(where, table.schema)
-    kept = table.append_column("\x00position", positions).filter(expression)
-    return [int(position) for position in kept["\x00position"].to_pylist()]
-
-
-def condition_columns(condition: Condition) -> list[str]:
-    """Return the names of the columns in ``condition``, each once, as the schema spells them."""
-    if isinstance(condition, And | Or):
-        return list(dict.fromkeys(name for part in condition.parts for name in condition_columns(part)))
-    if isinstance(condition, Not):
-        return condition_columns(condition.part)
-    return [] if isinstance(condition, Always) else [condition.column]
-
-
-def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | None = None) -> pc.Expression:
-    """Return ``condition`` as a pyarrow expression in which the columns in ``constants`` have that one value."""
-    known = constants or {}
-
-    def build(node: Condition) -> pc.Expression:
-        if isinstance(node, Always):
-            return pc.scalar(node.value)
-        if isinstance(node, Not):
-            return ~build(node.part)
-        if isinstance(node, And | Or):
-            return _balanced(operator.and_ if isinstance(node, And) else operator.or_, list(map(build, node.parts)))
-        column = pc.scalar(known[node.column]) if node.column in known else pc.field(node.column)
-        if isinstance(node, Compare):
-            return _COMPARE[node.op](column, node.value)
-        if isinstance(node, Like):
-            return pc.match_like(column.cast(node.kind), node.pattern)  # it takes no dictionary
-        if isinstance(node, In):
-            return _any_of(column, node.values)
-        return column.is_null()
-
-    return build(condition)
-
-
-def _any_of(column: pc.Expression, values: Sequence[pa.Scalar]) -> pc.Expression:
-    if values and (len(values) <= 2 or pt.is_floating(values[0].type)):
-        # to isin() NaN equals itself and 0.0 differs from -0.0
-        return _balanced(operator.or_, [column == value for value in values])
-    # isin() calls a null a mismatch, SQL calls it unknown: matters under NOT
-    present = column.isin(pa.array(values, values[0].type)) if values else pc.scalar(False)
-    return pc.if_else(column.is_null(), pc.scalar(pa.scalar(None, pa.bool_())), present)
-
-
-def _balanced(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc.Expression:
-    """Return ``parts`` joined two by two: a chain of a thousand would nest a thousand deep."""
-    while len(parts) > 1:
-        parts = [reduce(join, parts[i : i + 2]) for i in range(0, len(parts), 2)]
-    return parts[0]
+    found: list[int] = rows_where(table, parse_where(where, table.schema)).tolist()
+    return found
 
 
 def _parse(where: str) -> Any:
@@ -248,42 +139,32 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
         if _is_column(right) and not _is_column(left):
             left, right, kind = right, left, _MIRROR[kind]
         field = _field(left, schema)
-        return _comparison(field, kind, _constant(right, field))
+        return comparison(field, kind, _constant(right, field))
     if kind == "Boolean":
         return Always(bool(node.this))
     field = _field(node if kind == "Column" else node.this, schema)
     if kind == "Column":
         if pt.is_boolean(field.type):
-            return Compare(field.name, "EQ", pa.scalar(True))
+            return Compare(field.column, "EQ", pa.scalar(True), field.inner)
         raise UsageError(f"{field.name} alone is not a condition; compare it with a constant")
     if kind == "In":
         if not node.expressions:
             raise UsageError(f"IN needs a list of constants; {_HELP}")
         values = [_constant(item, field) for item in node.expressions]
-        return In(field.name, tuple(value for value in values if isinstance(value, pa.Scalar)))
+        return one_of(field, values)
     if kind == "Between":
         low, high = (_constant(node.args[end], field) for end in ("low", "high"))
-        return And((_comparison(field, "GTE", low), _comparison(field, "LTE", high)))
+        return And((comparison(field, "GTE", low), comparison(field, "LTE", high)))
     if kind == "Like":
-        text = _value_type(field)
+        text = value_type(field.type)
         if not (pt.is_string(text) or pt.is_large_string(text)):
             raise UsageError(f"LIKE needs a string column, {field.name} is {field.type}")
         pattern = _constant(node.expression, field)
         assert isinstance(pattern, pa.Scalar)
-        return Like(field.name, pattern.as_py(), text)
+        return Like(field.column, pattern.as_py(), text, field.inner)
     if type(node.expression).__name__ == "Null":
-        return IsNull(field.name)
+        return IsNull(field.column, field.inner)
     raise UsageError("IS takes NULL or NOT NULL")
-
-
-def _comparison(field: pa.Field, op: str, value: pa.Scalar | int) -> Condition:
-    """Return a comparison; an int stands for a number between itself and the next one."""
-    if isinstance(value, pa.Scalar):
-        return Compare(field.name, op, value)
-    if op in ("EQ", "NEQ"):
-        never = In(field.name, ())
-        return never if op == "EQ" else Not(never)
-    return Compare(field.name, "LTE" if op in ("LT", "LTE") else "GT", _cast(str(value), field))
 
 
 def _is_column(node: Any) -> bool:
@@ -294,28 +175,15 @@ def _name(column: Any) -> str:
     return ".".join(part.name for part in column.parts)
 
 
-def _field(node: Any, schema: pa.Schema) -> pa.Field:
+def _field(node: Any, schema: pa.Schema) -> Operand:
     while type(node).__name__ == "Paren":
         node = node.this
     if not _is_column(node):
         raise UsageError(f"{node.sql()!r} is not a column; {_HELP}")
-    name = _name(node)
-    matches = [field for field in schema if field.name == name]
-    if not matches:
-        matches = [field for field in schema if field.name.lower() == name.lower()]  # SQL folds case
-    if len(matches) > 1:
-        raise UsageError(f"there are {len(matches)} columns {name}; a condition needs one")
-    if not matches:
-        known = ", ".join(schema.names) or "none"
-        raise UsageError(f"there is no column {name}; there are: {known}")
-    return matches[0]
+    return operand_of([part.name for part in node.parts], schema)
 
 
-def _value_type(field: pa.Field) -> pa.DataType:
-    return field.type.value_type if pt.is_dictionary(field.type) else field.type
-
-
-def _constant(node: Any, field: pa.Field) -> pa.Scalar | int:
+def _constant(node: Any, field: Operand) -> pa.Scalar | int:
     """Return a constant in its column's type, or, for one between two whole numbers, the lower of them."""
     kind = type(node).__name__
     if kind == "Paren":
@@ -334,35 +202,4 @@ def _constant(node: Any, field: pa.Field) -> pa.Scalar | int:
         text = sign + str(node.this)
     else:
         raise UsageError(f"{node.sql()!r} is not a constant; {_HELP}")
-    if pt.is_integer(_value_type(field)) and not text.lstrip("-").isdigit():
-        return _whole_number(text, field)
-    return _cast(text, field)
-
-
-def _whole_number(text: str, field: pa.Field) -> pa.Scalar | int:
-    # Compared as a float, a column of large integers would be rounded, or refused.
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        number = Decimal("NaN")
-    if not number.is_finite() or number.adjusted() > _MAX_DIGITS or len(text) > _MAX_DIGITS:
-        raise _no_value(text, field)
-    floor = number.to_integral_value(ROUND_FLOOR)
-    _cast(str(int(floor)), field)
-    return _cast(str(int(floor)), field) if floor == number else int(floor)
-
-
-def _cast(text: str, field: pa.Field) -> pa.Scalar:
-    kind = _value_type(field)
-    try:
-        if pt.is_string(kind) or pt.is_large_string(kind):
-            return pa.scalar(text, kind)
-        if pt.is_time(kind):  # pyarrow casts no text to it
-            return pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp("ns")).cast(pa.time64("ns")).cast(kind)
-        return pa.scalar(text).cast(kind)
-    except (pa.ArrowException, ValueError) as error:
-        raise _no_value(text, field) from error
-
-
-def _no_value(text: str, field: pa.Field) -> UsageError:
-    return UsageError(f"{text!r} is not a value of {field.name}, which is {field.type}")
+    return constant_of(text, field)

@@ -24,9 +24,10 @@ from pqcache.parquet.footer import I64, LIST, MAGIC, STRUCT, Items, Struct
 from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
 from pqcache.parquet.rowfile import told
 from pqcache.parquet.statistics import columns_table, not_parquet, row_group_columns
+from pqcache.store.condition import Condition, condition_columns
 from pqcache.store.manifest import SourceFile
 from pqcache.store.matching import condition_schema, write_matching
-from pqcache.store.predicate import Condition, condition_columns, parse_condition
+from pqcache.store.predicate import parse_condition
 from pqcache.store.prune import Outcomes, prune_row_groups
 from pqcache.store.source import Source
 

@@ -19,19 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from pqcache.store.condition import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
 from pqcache.store.index import Index
-from pqcache.store.predicate import (
-    Always,
-    And,
-    Compare,
-    Condition,
-    In,
-    IsNull,
-    Like,
-    Not,
-    Or,
-    parse_condition,
-)
+from pqcache.store.predicate import parse_condition
 
 Flags = npt.NDArray[np.bool_]
 
@@ -92,7 +82,7 @@ def prune_row_groups(
     """Return what ``condition`` may be for each row group.
 
     Args:
-        condition: from `parse_condition`.
+        condition: see `pqcache.store.condition`.
         table: one row per row group with the columns ``rows``, ``C:min``, ``C:max`` and ``C:nulls`` of the
             row-group index; what is missing or null is unknown.
         constants: the values of the columns that are constant in each row group, which the path of its file says.
@@ -155,7 +145,7 @@ def _outcomes(node: Condition, bounds: Callable[[str], _Bounds], some: Flags) ->
     if isinstance(node, And | Or):
         join = _both if isinstance(node, And) else _either
         return reduce(join, [_outcomes(part, bounds, some) for part in node.parts])
-    column = bounds(node.column)
+    column = _Bounds(None, None, some, some, True) if node.inner else bounds(node.column)
     if isinstance(node, IsNull):
         return Outcomes(column.some_null, column.some_value, none)
     if isinstance(node, Compare):
