@@ -7,15 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from pqcache.errors import UsageError, first_line
+from pqcache.errors import UsageError
 from pqcache.store.cache import LEASE, ROW_GROUPS, Cache, Lease, Snapshot
 from pqcache.store.hive import is_data, is_hidden
 from pqcache.store.index import Index, build_index
@@ -85,34 +78,3 @@ def _data_files(root: Path) -> Iterator[str]:
             path = name if below == "." else f"{below}/{name}"
             if is_data(path):
                 yield path
-
-
-def kept_groups(index: Index, filters: Any) -> npt.NDArray[np.int64]:
-    """Return the row groups, by their row in the index, that ``filters`` on partition columns keep.
-
-    ``filters`` is a condition as for ``--where``, a pyarrow expression, or a list as pandas and pyarrow take
-    it: ``[("dt", ">=", "2026-11-01")]``. A condition on any other column raises UsageError.
-    """
-    files = index.numbers("file")
-    rows = index.rows
-    if filters is None:
-        return np.flatnonzero(rows > 0)
-    names = ", ".join(index.partitions.column_names) or "none"
-    try:
-        if isinstance(filters, str):
-            from pqcache.store.predicate import parse_where
-
-            expression = parse_where(filters, index.schema, "filters")
-        elif isinstance(filters, pc.Expression):
-            expression = filters
-        else:
-            expression = pq.filters_to_expression(filters)
-        numbered = index.partitions.append_column("\0file", pa.array(np.arange(len(index.paths))))
-        kept = numbered.filter(expression)["\0file"].to_numpy()
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(
-            f"filters {filters!s}: only partition columns can be filtered on (here: {names}): {first_line(error)}"
-        ) from error
-    return np.flatnonzero(np.isin(files, kept) & (rows > 0))

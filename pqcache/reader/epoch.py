@@ -14,6 +14,7 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
+from pqcache.reader.files import cpu_count
 from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank
 from pqcache.reader.selection import SelectedRows
@@ -23,11 +24,6 @@ from pqcache.reader.window import LaneReader, Source
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one
-
-
-def cpu_count() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def batches(

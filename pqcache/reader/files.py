@@ -21,6 +21,11 @@ Choose = Callable[[Iterable[pa.Table]], Ints]
 _FOOTERS = 256  # per process; parsing one again costs a millisecond or two
 
 
+def cpu_count() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 @dataclass
 class RowGroups:
     """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is,

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, is_text, stored_as
-from pqcache.reader.data import Data, kept_groups
+from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers
+from pqcache.reader.filters import choose
 from pqcache.reader.memory import Pool
 from pqcache.reader.selection import SelectedRows, Selection
 from pqcache.reader.window import Rows
@@ -79,6 +80,13 @@ class View:
         """Rows of each row group, or piece of one, that the view has."""
         rows = self.data.index.rows[self.groups] if self.selected is None else self.selected
         return rows if self.starts is None else np.minimum(rows - self.starts, self.piece)
+
+    @property
+    def counts_by_group(self) -> npt.NDArray[np.int64]:
+        """Rows that the view has of each row group of the index, for `view_of` to take without counting again."""
+        found = np.zeros(len(self.data.index), np.int64)
+        found[self.groups] = self.data.index.rows[self.groups] if self.selected is None else self.selected
+        return found
 
     @cached_property
     def fingerprint(self) -> str:
@@ -250,8 +258,14 @@ class View:
         return None if batch is None else pa.table(batch)
 
 
-def view_of(data: Data, columns: Sequence[str] | None, filters: Any = None, rows: SelectedRows | None = None) -> View:
-    """Choose columns (None: all) and rows; a name that is not there raises UsageError."""
+def view_of(
+    data: Data,
+    columns: Sequence[str] | None,
+    filters: Any = None,
+    rows: SelectedRows | None = None,
+    counts: npt.NDArray[np.int64] | None = None,
+) -> View:
+    """Choose columns (None: all) and rows (see `choose`); a name that is not there raises UsageError."""
     names = data.index.schema.names
     if columns is None:
         columns = names
@@ -264,26 +278,8 @@ def view_of(data: Data, columns: Sequence[str] | None, filters: Any = None, rows
         raise UsageError("columns is empty; name at least one, or None for all")
     if len(set(columns)) < len(columns):
         raise UsageError(f"columns names one twice: {', '.join(columns)}")
-    groups = kept_groups(data.index, filters)
-    if rows is None:
-        return View(data, tuple(columns), groups)
-    selected = chosen(data, rows)[groups]
-    groups, selected = groups[selected > 0], selected[selected > 0]
-    return View(data, tuple(columns), groups, selection=rows, selected=selected)
-
-
-def chosen(data: Data, rows: SelectedRows) -> npt.NDArray[np.int64]:
-    """Return how many of ``rows`` are in each row group of the index; rows that are not of it raise UsageError."""
-    if not isinstance(rows, SelectedRows):
-        raise UsageError(f"rows={rows!r}: give SelectedRows, as Cache.lookup returns them")
-    if rows.snapshot and rows.snapshot != data.snapshot:
-        raise UsageError(
-            f"rows: they are rows of {rows.snapshot}, and {data.root} is {data.snapshot}; look them up again"
-        )
-    rows.check(data.index.rows)
-    counts = np.zeros(len(data.index), np.int64)
-    counts[rows.groups] = rows.counts
-    return counts
+    chosen = choose(data, filters, rows, counts)
+    return View(data, tuple(columns), chosen.groups, selection=chosen.selection, selected=chosen.selected)
 
 
 def window_for(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,31 @@ class Operand:
     def name(self) -> str:
         """Its name in a condition."""
         return ".".join((self.column, *self.inner))
+
+
+def text_of(condition: Condition) -> str:
+    """Return ``condition`` as text that names it: two that differ have different texts."""
+    if isinstance(condition, Always):
+        return "TRUE" if condition.value else "FALSE"
+    if isinstance(condition, And | Or):
+        return f" {type(condition).__name__.upper()} ".join(f"({text_of(part)})" for part in condition.parts)
+    if isinstance(condition, Not):
+        return f"NOT ({text_of(condition.part)})"
+    name = ".".join(json.dumps(part) for part in (condition.column, *condition.inner))
+    if isinstance(condition, Compare):
+        return f"{name} {condition.op} {_text_of(condition.value)}"
+    if isinstance(condition, In):
+        return f"{name} IN ({', '.join(map(_text_of, condition.values))})"
+    if isinstance(condition, Like):
+        return f"{name} LIKE {json.dumps(condition.pattern)}"
+    return f"{name} IS NULL"
+
+
+def _text_of(value: pa.Scalar) -> str:
+    try:
+        return json.dumps(value.cast(pa.string()).as_py())
+    except pa.ArrowException:
+        return repr(value.as_py())
 
 
 def rows_where(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.int64]:

@@ -76,10 +76,11 @@ def _comparison(part: Any, schema: pa.Schema) -> Condition:
         raise UsageError(f"{column} {op} needs a list of values, not {value!r}")
     values = [item.as_py() if isinstance(item, pa.Scalar) and not item.is_valid else item for item in value]
     found = one_of(operand, [_constant(item, operand) for item in values if item is not None])
+    some_null = any(item is None for item in values)
     null = IsNull(operand.column, operand.inner)
     if op == "in":
-        return Or((found, null)) if None in values else found
-    return Not(found) if None in values else Or((Not(found), null))
+        return Or((found, null)) if some_null else found
+    return Not(found) if some_null else Or((Not(found), null))
 
 
 def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
@@ -102,7 +103,3 @@ def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
         if isinstance(error, UsageError):
             raise
         raise no_value(str(value), operand) from error
-
-
-def columns_of(conditions: Sequence[Any]) -> list[str]:  # pragma: no cover
-    raise NotImplementedError

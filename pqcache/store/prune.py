@@ -7,8 +7,9 @@ match, and only taken whole when every row must. Works on all row groups of an i
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -19,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from pqcache.parquet.dense import as_lists
+from pqcache.parquet.schema import working
 from pqcache.store.condition import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
 from pqcache.store.index import Index
 from pqcache.store.predicate import parse_condition
@@ -100,6 +103,52 @@ def prune_row_groups(
         return held[column]
 
     return _outcomes(condition, bounds, rows > 0)
+
+
+def prune_by_expression(index: Index, expression: pc.Expression, columns: Iterable[str]) -> Flags:
+    """Return for each row group of ``index`` whether ``expression``, on these columns, may be true for some row.
+
+    pyarrow proves it from what min, max and null counts say of each row group, as it does for its own datasets: each
+    row group passes for a file of which that is known. Nothing is opened. What cannot be proved may be true.
+    """
+    from pyarrow import dataset, fs
+
+    known = [_known(index, name) for name in columns]
+    store, kind = fs.LocalFileSystem(), dataset.ParquetFileFormat()
+    fragments = []
+    for group, facts in enumerate(zip(*known, strict=True)):
+        told = [fact for fact in facts if fact is not None]
+        about = {} if not told else {"partition_expression": reduce(operator.and_, told)}
+        fragments.append(kind.make_fragment(str(group), store, **about))
+    some = np.zeros(len(index), np.bool_)
+    try:
+        whole = dataset.FileSystemDataset(fragments, working(as_lists(index.schema)), kind, store)
+        some[[int(fragment.path) for fragment in whole.get_fragments(expression)]] = True
+    except pa.ArrowException:
+        some[:] = True
+    return some & (index.rows > 0)
+
+
+def _known(index: Index, column: str) -> list[pc.Expression | None]:
+    """Return what is true of all rows of each row group, or None where that is nothing."""
+    field = pc.field(column)
+    if column in index.partitions.column_names:
+        values = index.partitions[column]
+        facts = [field == value if value.is_valid else field.is_null() for value in values]
+        return [facts[file] for file in index.numbers("file")]
+    bounds = _column_bounds(index.table, column, index.rows)
+    found: list[pc.Expression | None] = []
+    for group, (null, value) in enumerate(zip(bounds.some_null, bounds.some_value, strict=True)):
+        fact = None
+        if not value:
+            fact = field.is_null()
+        elif bounds.low is not None and not bounds.nan and bounds.low[group].is_valid and bounds.high[group].is_valid:
+            fact = (field >= bounds.low[group]) & (field <= bounds.high[group])
+            fact = fact | field.is_null() if null else fact
+        elif not null:
+            fact = field.is_valid()
+        found.append(fact)
+    return found
 
 
 def _constant_bounds(values: Any, rows: npt.NDArray[np.int64]) -> _Bounds:

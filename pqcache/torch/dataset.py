@@ -19,8 +19,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
-from pqcache.reader.epoch import batches, cpu_count, samples
-from pqcache.reader.order import Order, Part, check_numbers, check_rank
+from pqcache.reader.epoch import batches, samples
+from pqcache.reader.files import cpu_count
+from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.store.cache import Lease
@@ -331,11 +332,14 @@ class ParquetDataset(IterableDataset[Batch]):
             return torch.distributed.get_world_size(), torch.distributed.get_rank()
         return 1, 0
 
-    def _open(self, columns: Sequence[str] | None, snapshot: str | None) -> None:
+    def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
         data, lease = open_data(self._path, snapshot)
         self._hold(data, lease)
         self._fitted: dict[int, tuple[int, int]] = {}  # window and piece by lanes of a rank
-        self._view: View = view_of(data, columns, self._filters, self._chosen).densified(self._ragged)
+        self._view = self._viewed(data, columns, counts)
+
+    def _viewed(self, data: Data, columns: Sequence[str] | None, counts: Ints | None) -> View:
+        return view_of(data, columns, self._filters, self._chosen, counts).densified(self._ragged)
 
     def _hold(self, data: Data, lease: Lease | None) -> None:
         old = getattr(self, "_release", None)
@@ -361,17 +365,17 @@ class ParquetDataset(IterableDataset[Batch]):
         kept = self.__dict__.copy()
         kept["_replicas"] = self._rank()
         del kept["_view"], kept["_release"]
-        kept["_columns"] = self._view.columns
+        kept["_columns"], kept["_counts"] = self._view.columns, self._view.counts_by_group
         if self._release is not None:  # in a cache: opened again, and leased, where it is unpickled
             kept["_data"] = self._data.snapshot
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        columns = kept.pop("_columns")
+        columns, counts = kept.pop("_columns"), kept.pop("_counts")
         self.__dict__.update(kept)
         if isinstance(kept["_data"], str):
-            self._open(columns, kept["_data"])
+            self._open(columns, kept["_data"], counts)
         else:
             self._release = None
             self._fitted = {}
-            self._view = view_of(self._data, columns, self._filters, self._chosen).densified(self._ragged)
+            self._view = self._viewed(self._data, columns, counts)
