@@ -215,10 +215,7 @@ def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
     assert len(set(rows)) == 600
 
 
-def test_other_filters_are_refused_by_name(numbers: Path) -> None:
-    for filters in ("id > 3", [("id", ">", 3)], pc.field("id") > 3):
-        with pytest.raises(UsageError, match="only partition columns"):
-            view(numbers, None, filters)
+def test_columns_that_are_not_there_are_named(numbers: Path) -> None:
     with pytest.raises(UsageError, match="no column 'nope'"):
         view(numbers, ["nope"])
     with pytest.raises(UsageError, match="twice"):

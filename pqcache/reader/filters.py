@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 
 from pqcache.disk import write_durably
 from pqcache.errors import UsageError, first_line
-from pqcache.parquet.dense import as_lists, dense_in, restored
+from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
 from pqcache.parquet.schema import conformed, working
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, cpu_count
@@ -183,31 +184,51 @@ def prune(wanted: Filter, index: Index) -> Outcomes:
     return prune_row_groups(wanted.condition, index.table, constants)
 
 
+@dataclass(frozen=True, eq=False)
 class Matching:
-    """The rows that satisfy a filter; a `Selection`."""
+    """The rows of a dataset that satisfy a filter; a `Selection`."""
 
-    def __init__(self, data: Data, wanted: Filter) -> None:
-        index = data.index
-        self._data, self._wanted = data, wanted
-        inside = index.partitions.column_names
-        self.columns = tuple(name for name in wanted.columns if name not in inside)
-        self.fingerprint = hashlib.blake2b(wanted.text.encode(), digest_size=16).hexdigest()
-        self._fields = working(pa.schema([as_lists(index.schema).field(name) for name in self.columns]))
-        self._dense = {name: dense for name, dense in dense_in(index.schema).items() if name in self.columns}
-        self._constants = {name: index.partitions[name] for name in wanted.columns if name in inside}
-        self._files = index.numbers("file")
+    data: Data
+    wanted: Filter
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are not partition columns."""
+        return tuple(name for name in self.wanted.columns if name not in self.data.index.partitions.column_names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the condition."""
+        return hashlib.blake2b(self.wanted.text.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def _fields(self) -> pa.Schema:
+        return pa.schema([self.wanted.schema.field(name) for name in self.columns])
+
+    @cached_property
+    def _dense(self) -> dict[str, Dense]:
+        return {name: dense for name, dense in dense_in(self.data.index.schema).items() if name in self.columns}
+
+    @cached_property
+    def _constants(self) -> dict[str, pa.ChunkedArray]:
+        partitions = self.data.index.partitions
+        return {name: partitions[name] for name in self.wanted.columns if name in partitions.column_names}
+
+    @cached_property
+    def _files(self) -> Ints:
+        return self.data.index.numbers("file")
 
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
         """Return the rows of a row group that satisfy the filter."""
         found, at = [np.zeros(0, np.int64)], 0
         file = int(self._files[group])
-        path = str(self._data.root / self._data.index.paths[file])
+        path = str(self.data.root / self.data.index.paths[file])
         for part in parts:
             table = conformed(self._as_lists(part), self._fields, path)
             for name, values in self._constants.items():
                 table = table.append_column(name, pa.repeat(values[file], part.num_rows))
             try:
-                found.append(rows_where(table, self._wanted.expression) + at)
+                found.append(rows_where(table, self.wanted.expression) + at)
             except pa.ArrowException as error:
                 raise UsageError(f"filters: cannot be evaluated for {path} ({first_line(error)})") from error
             at += part.num_rows

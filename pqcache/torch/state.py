@@ -69,10 +69,7 @@ class State:
                     "construct it as it was, or start the epoch afresh"
                 )
         if row_groups != self.row_groups:
-            raise UsageError(
-                "the state was taken with other filters, which chose other row groups; "
-                "construct the dataset with the same filters"
-            )
+            raise UsageError("the state was taken with other filters or rows; construct the dataset with the same ones")
 
     def check_worker(self, worker: int | None, workers: int) -> None:
         """Raise UsageError for one worker's own state where it does not belong."""
