@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 256  # when rows are wanted one by one
 
 
 def batches(
-    view: View, order: Order, indices: range, total: int, threads: int, into: Pool | None = None
+    view: View, order: Order, indices: Sequence[int], total: int, threads: int, into: Pool | None = None
 ) -> Generator[tuple[int, dict[str, Column]]]:
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
@@ -39,7 +39,7 @@ def batches(
 
 
 def samples(
-    view: View, order: Order, indices: range, total: int, threads: int
+    view: View, order: Order, indices: Sequence[int], total: int, threads: int
 ) -> Generator[tuple[int, dict[str, Column], int]]:
     """Yield (global index, columns, row) for single rows: ``order.batch_size`` is 1.
 
@@ -52,7 +52,7 @@ def samples(
 def _read(
     view: View,
     order: Order,
-    indices: range,
+    indices: Sequence[int],
     total: int,
     threads: int,
     rows_at_once: int,
@@ -83,19 +83,21 @@ def _read(
                 continue
             columns, left, done = held.get(lane, ({}, 0, 0))
             if not left:
+                if lane not in readers:
+                    readers[lane] = reader(lane, batch, rows_at_once)
                 found = next(readers[lane])
                 columns, left, done = view.finish(found), -(-len(found[0]) // order.batch_size), 0
             held[lane] = columns, left - 1, done + 1
             yield index, columns, done
 
 
-def _first_of_lanes(indices: range, lanes: int, total: int) -> dict[int, int]:
-    """Return the lanes that ``indices`` come from, with each one's first batch; padding is left out."""
+def _first_of_lanes(indices: Sequence[int], lanes: int, total: int) -> dict[int, int]:
+    """Return the lanes that ``indices`` begin with, with each one's first batch; padding is left out."""
     found: dict[int, int] = {}
-    for index, lane, batch in batches_of_lanes(indices, lanes, total):
-        if index >= total or lane in found:
+    for index, lane, batch in batches_of_lanes(indices[:lanes], lanes, total):
+        if index >= total:
             break
-        found[lane] = batch
+        found.setdefault(lane, batch)
     return found
 
 
@@ -117,7 +119,7 @@ class _Pool:
 
 
 def record_batches(
-    view: View, order: Order, indices: range, total: int, threads: int | None = None
+    view: View, order: Order, indices: Sequence[int], total: int, threads: int | None = None
 ) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield (global index, Arrow record batch) as ``batches`` does."""
     schema = pa.schema([(f.name, form_of(f).type, f.nullable, f.metadata) for f in view.schema])

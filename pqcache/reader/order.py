@@ -21,7 +21,7 @@ promise for ``Generator.permutation``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,7 +61,7 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
     if n < 2:
         return np.zeros(n, np.int64)
     low = (1 << int(n - 1).bit_length()) - 1
-    keys: npt.NDArray[np.uint64] = _stream(seed, epoch, purpose, lane, item).random_raw(n)
+    keys: npt.NDArray[np.uint64] = stream(seed, epoch, purpose, lane, item).random_raw(n)
     keys &= np.uint64(_WORD ^ low)
     keys |= np.arange(n, dtype=np.uint64)
     keys.sort()
@@ -80,7 +80,7 @@ def deal_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
     if n < 2:
         return np.zeros(n, np.int64)
     low = (1 << int(n - 1).bit_length()) - 1
-    raw = _stream(seed, epoch, _ROWS, lane, item).random_raw((n + 1) // 2)
+    raw = stream(seed, epoch, _ROWS, lane, item).random_raw((n + 1) // 2)
     keys: npt.NDArray[np.uint32] = raw.astype("<u8", copy=False).view("<u4")
     keys = keys[:n]
     keys &= np.uint32((1 << 32) - 1 ^ low)
@@ -90,7 +90,8 @@ def deal_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
     return keys.astype(np.int64)
 
 
-def _stream(seed: int, epoch: int, purpose: int, lane: int, item: int) -> np.random.Philox:
+def stream(seed: int, epoch: int, purpose: int, lane: int, item: int) -> np.random.Philox:
+    """Return the random stream of one purpose, lane and item of an epoch."""
     return np.random.Philox(
         key=np.array([seed & _WORD, epoch & _WORD], np.uint64),
         counter=np.array([0, item, lane, purpose], np.uint64),
@@ -208,6 +209,8 @@ class Order:
 
     ``batch_size`` is in rows, ``window`` in row groups of a lane. With ``shuffle=False`` global batch i is
     simply rows ``i * batch_size`` onwards of the dataset, whatever the lanes.
+
+    ``shares`` are the rows of each lane, where these are not to be equal; then batches have no global number.
     """
 
     counts: Ints
@@ -217,6 +220,7 @@ class Order:
     seed: int = 0
     epoch: int = 0
     shuffle: bool = True
+    shares: Ints | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "lanes", "window"):
@@ -261,10 +265,14 @@ class Order:
 
     def lane(self, number: int) -> Lane:
         """Return lane ``number`` of a shuffled epoch."""
-        each, more = divmod(self.full, self.lanes)
-        rest = self.rows - self.full * self.batch_size
-        start = (number * each + min(number, more)) * self.batch_size + (rest if number > more else 0)
-        stop = start + (each + (number < more)) * self.batch_size + (rest if number == more else 0)
+        if self.shares is None:
+            each, more = divmod(self.full, self.lanes)
+            rest = self.rows - self.full * self.batch_size
+            start = (number * each + min(number, more)) * self.batch_size + (rest if number > more else 0)
+            stop = start + (each + (number < more)) * self.batch_size + (rest if number == more else 0)
+        else:
+            start = int(self.shares[:number].sum())
+            stop = start + int(self.shares[number])
         groups, lows, highs = self.span(start, stop)
         return Lane(number, self.seed, self.epoch, self.window, groups, lows, highs, self.split)
 
@@ -341,15 +349,18 @@ class Part:
         left = max(0, self.total - self.start)
         return left // self.ranks if self.drop_last else -(-left // self.ranks)
 
-    def indices(self) -> range:
+    def indices(self, begin: int | None = None) -> range:
         """Return the global indices of the worker's batches, in order; those from ``total`` on are padding.
+
+        With ``begin`` those before it are left out.
 
         Any ``ranks`` consecutive indices hold one of every rank, so each rank has the same number of them
         from any start. Worker 0 yields the rank's first, as DataLoader asks it first.
         """
         first = self.start + (self.rank - self.start) % self.ranks
         mine = range(first, first + self.rounds() * self.ranks, self.ranks)
-        return mine[self.worker :: self.workers]
+        mine = mine[self.worker :: self.workers]
+        return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
 
     def after(self, index: int) -> int:
         """Return the first global batch nobody has seen when every rank has consumed the round of ``index``."""
@@ -357,7 +368,7 @@ class Part:
         return min(self.start + done * self.ranks, max(self.total, self.start))
 
 
-def batches_of_lanes(indices: range, lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
+def batches_of_lanes(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
     """Yield (global index, lane, batch within the lane) for ``indices``; padding goes round to the start."""
     for index in indices:
         inside = index % total if index >= total else index

@@ -20,12 +20,13 @@ _INLINE = 64 * 1024  # bytes; a smaller batch is cheaper through the pipe than b
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the training a batch belongs; ``index`` is global in the epoch."""
+    """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix."""
 
     epoch: int = 0
     index: int = -1
     lanes: int = 0
     window: int = 0
+    source: str | None = None
 
 
 class Batch(dict[str, Any]):
@@ -46,6 +47,11 @@ class Batch(dict[str, Any]):
     def epoch(self) -> int:
         """The epoch the batch belongs to."""
         return self.place.epoch
+
+    @property
+    def source(self) -> str | None:
+        """The name of the dataset that the batch comes from, in a Mix; else None."""
+        return self.place.source
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch with its tensors on another device."""

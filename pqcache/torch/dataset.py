@@ -7,18 +7,19 @@ import random
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
+from pqcache.reader.draws import Pass
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank
@@ -28,7 +29,7 @@ from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.ragged import item
 from pqcache.torch.share import worker_pool
-from pqcache.torch.state import Progress, State
+from pqcache.torch.state import Progress, State, check_lanes, check_worker, replicas_and_rank
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
 from pqcache.units import parse_size
 
@@ -123,8 +124,11 @@ class ParquetDataset(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a whole epoch on each rank."""
         replicas, rank = self._rank()
-        total = self._order(self._view, 0, 1, 1).batches(self.drop_last)
-        return Part(total, replicas, replicas, rank, drop_last=self.drop_last).rounds()
+        return Part(self._total(), replicas, replicas, rank, drop_last=self.drop_last).rounds()
+
+    def _total(self) -> int:
+        """Return the number of batches (or rows) of a whole epoch on all ranks together."""
+        return self._order(self._view, 0, 1, 1).batches(self.drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, persistent workers included; it is the shuffle's seed too.
@@ -141,24 +145,13 @@ class ParquetDataset(IterableDataset[Batch]):
         is the same on every rank: it counts all ranks' batches of that step as consumed.
         """
         replicas, _ = self._rank()
-        worker = get_worker_info()
-        if after is None:
-            if worker is None and self._progress.workers:
-                raise UsageError(
-                    "state_dict() cannot know which of the workers' batches were consumed; "
-                    "pass after=batch, the last batch that was"
-                )
-            epoch, batch = self._progress.epoch, self._progress.next
-            lanes = self._lanes or replicas * (worker.num_workers if worker else 1)
-        else:
-            place = after.place if isinstance(after, Batch) else None
-            index = after.index if isinstance(after, Batch) else int(after)
-            epoch = place.epoch if place else self._progress.epoch
-            start = self._progress.start if epoch == self._progress.epoch else 0
-            lanes = place.lanes if place else self._lanes or replicas * max(1, self._progress.workers)
-            total = self._order(self._view, epoch, 1, 1).batches(self.drop_last)
-            batch = Part(total, lanes, replicas, 0, start=start, drop_last=self.drop_last).after(index)
-        state = State(
+        place = self._progress.consumed(after, self._lanes, replicas, self._total(), self.drop_last)
+        found = self._state(place.lanes, replicas, place.epoch, place.index)
+        return replace(found, worker=self._progress.of_worker()).to_dict()
+
+    def _state(self, lanes: int, replicas: int, epoch: int = 0, batch: int = 0) -> State:
+        window, piece = self._shape(lanes, replicas)
+        return State(
             snapshot=self._data.snapshot,
             row_groups=self._view.fingerprint,
             columns=list(self._view.columns),
@@ -166,14 +159,11 @@ class ParquetDataset(IterableDataset[Batch]):
             seed=self.seed,
             batch_size=self.batch_size,
             lanes=lanes,
-            window=self._shape(lanes, replicas)[0],
-            piece=self._shape(lanes, replicas)[1],
+            window=window,
+            piece=piece,
             epoch=epoch,
             batch=batch,
         )
-        if worker is not None:
-            state = state.of_worker(worker.id, worker.num_workers, self._progress.start)
-        return state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, also with other numbers of ranks and workers that divide its lanes.
@@ -184,8 +174,14 @@ class ParquetDataset(IterableDataset[Batch]):
         CacheError for a snapshot that is gone, and says why.
         """
         loaded = State.from_dict(state)
-        worker = get_worker_info()
-        loaded.check_worker(worker.id if worker else None, worker.num_workers if worker else 0)
+        in_worker = check_worker(loaded.worker)
+        replicas, _ = self._rank()
+        self._take_over(loaded, replicas)
+        left = Part(self._total(), loaded.lanes, replicas, 0, start=loaded.batch, drop_last=self.drop_last).rounds()
+        self._progress.resume(loaded, in_worker, ended=loaded.batch > 0 and not left)
+
+    def _take_over(self, loaded: State, replicas: int) -> None:
+        """Take a state's snapshot, lanes and window; raise UsageError where options differ."""
         if loaded.snapshot != self._data.snapshot:
             if self._data.cache is None:
                 raise UsageError(
@@ -202,16 +198,8 @@ class ParquetDataset(IterableDataset[Batch]):
             "window": self._window or loaded.window,
         }
         loaded.check(mine, self._view.fingerprint)
-        replicas, _ = self._rank()
-        if loaded.lanes % replicas:
-            raise UsageError(
-                f"the state has lanes={loaded.lanes}, which {replicas} ranks cannot share; "
-                "resume on a number of ranks that divides it"
-            )
+        check_lanes(loaded.lanes, replicas)
         self._lanes, self._window, self._piece = loaded.lanes, loaded.window, loaded.piece
-        total = self._order(self._view, loaded.epoch, 1, 1).batches(self.drop_last)
-        left = Part(total, loaded.lanes, replicas, 0, start=loaded.batch, drop_last=self.drop_last).rounds()
-        self._progress.resume(loaded, worker is not None, ended=loaded.batch > 0 and not left)
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -225,16 +213,30 @@ class ParquetDataset(IterableDataset[Batch]):
         order = self._order(view, place.epoch, lanes, window)
         total = order.batches(self.drop_last)
         part = Part(total, lanes, replicas, rank, workers, worker, place.start, self.drop_last)
-        indices = part.indices()
-        if place.next is not None:  # this very worker's own place, from StatefulDataLoader
-            indices = indices[max(0, -(-(place.next - indices.start) // indices.step)) :]
+        indices = part.indices(place.next)
         self._progress.next = indices[0] if indices else part.after(total)
+        threads = self._threads(order, view, replicas, workers)
+        return self._batches(view, order, part, indices, threads, worker, in_worker=info is not None)
+
+    def _threads(self, order: Order, view: View, replicas: int, workers: int) -> int:
         near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         threads = max(1, cpu_count() // (workers * max(1, near)))
-        if self.shuffle:
-            share, each = self.memory / workers, -(-lanes // (replicas * workers))
-            threads = decoders_for(view, share, each, order.window, threads)
-        return self._batches(view, order, part, indices, threads, worker, in_worker=info is not None)
+        if not self.shuffle:
+            return threads
+        share, each = self.memory / workers, -(-order.lanes // (replicas * workers))
+        return decoders_for(view, share, each, order.window, threads)
+
+    def _read_pass(self, reading: Pass, lanes: int, replicas: int, workers: int) -> Generator[Batch]:
+        """Yield what a mix reads of one pass, without the transform; see `pqcache.torch.mix`."""
+        window, piece = self._shape(lanes, replicas)
+        view = self._view.in_pieces(piece)
+        order = self._order(view, reading.number, lanes, window)
+        shares = reading.shares * order.batch_size
+        shares[reading.last] -= max(0, int(shares.sum()) - order.rows)  # the last batch may be short
+        order = replace(order, shares=shares)
+        indices = reading.turns * lanes + reading.lanes if self.shuffle else reading.batches
+        threads = self._threads(order, view, replicas, workers)
+        return self._whole(view, order, indices.tolist(), int(indices.max()) + 1, threads)
 
     def _batches(
         self,
@@ -251,13 +253,12 @@ class ParquetDataset(IterableDataset[Batch]):
             for batch in found:
                 index = batch.index
                 result = batch if self.batch_size is not None else dict(batch)
-                if self.transform is not None:
-                    result = self._transformed(result, batch.place, in_worker)
+                result = self._transformed(result, batch.place, (batch.epoch, index))
                 self._progress.next = index + indices.step if in_worker else part.after(index)
                 yield result
         self._progress.finish(worker)
 
-    def _whole(self, view: View, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
+    def _whole(self, view: View, order: Order, indices: Sequence[int], total: int, threads: int) -> Generator[Batch]:
         memory = worker_pool() if get_worker_info() is not None else None
         with closing(batches(view, order, indices, total, threads, memory)) as found:
             for index, columns in found:
@@ -291,11 +292,13 @@ class ParquetDataset(IterableDataset[Batch]):
             if name not in filled and (count := self._view.nulls(name)):
                 raise null_error(name, count, "the dataset")
 
-    def _transformed(self, batch: Any, place: Place, in_worker: bool) -> Any:
-        """Apply the transform with generators seeded for this batch, the same in any run."""
-        assert self.transform is not None
+    def _transformed(self, batch: Any, place: Place, number: tuple[int, int]) -> Any:
+        """Apply the transform with generators seeded for ``number``, epoch and batch, the same in any run."""
+        if self.transform is None:
+            return batch
+        in_worker = get_worker_info() is not None
         kept = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
-        words = np.random.SeedSequence([self.seed & (2**64 - 1), place.epoch, place.index]).generate_state(3)
+        words = np.random.SeedSequence([self.seed & (2**64 - 1), *number]).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))  # the generator that transforms use, old as it is
         torch.default_generator.manual_seed(int(words[2]))
@@ -326,11 +329,14 @@ class ParquetDataset(IterableDataset[Batch]):
         return self._fitted[each]
 
     def _rank(self) -> tuple[int, int]:
-        if self._replicas is not None:
-            return self._replicas
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_world_size(), torch.distributed.get_rank()
-        return 1, 0
+        return replicas_and_rank(self._replicas)
+
+    def _check_for_mix(self, name: str) -> None:
+        """Raise UsageError for options that a mix decides."""
+        if self.batch_size is None:
+            raise UsageError(f"dataset {name!r}: a mix draws whole batches; give it a batch_size")
+        if self._lanes is not None or self._replicas is not None:
+            raise UsageError(f"dataset {name!r}: give lanes, num_replicas and rank to the mix instead")
 
     def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
         data, lease = open_data(self._path, snapshot)

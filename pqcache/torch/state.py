@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed
+from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.order import Part
+from pqcache.torch.batch import Batch, Place
 
 FORMAT = 1
 _WORKERS_AT_MOST = 4096
@@ -36,10 +40,6 @@ class State:
     batch: int
     worker: list[int] | None = None
 
-    def of_worker(self, worker: int, workers: int, start: int) -> State:
-        """Return the same, marked as one worker's own."""
-        return replace(self, worker=[worker, workers, start])
-
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
         found = {"format": FORMAT, **asdict(self)}
@@ -50,14 +50,7 @@ class State:
     @staticmethod
     def from_dict(state: Mapping[str, Any]) -> State:
         """Read what ``to_dict`` wrote; anything else raises UsageError."""
-        if not isinstance(state, Mapping) or "format" not in state:
-            raise UsageError("not a state of ParquetDataset: load what its state_dict() returned")
-        if state["format"] != FORMAT:
-            raise UsageError(f"the state is of format {state['format']}, this pqcache reads {FORMAT}; upgrade pqcache")
-        try:
-            return State(**{key: value for key, value in state.items() if key != "format"})
-        except TypeError as error:
-            raise UsageError(f"not a state of ParquetDataset ({error})") from error
+        return State(**_checked(state, "ParquetDataset", State))
 
     def check(self, mine: Mapping[str, Any], row_groups: str) -> None:
         """Raise UsageError for the first option in which the dataset differs from the state."""
@@ -71,13 +64,83 @@ class State:
         if row_groups != self.row_groups:
             raise UsageError("the state was taken with other filters or rows; construct the dataset with the same ones")
 
-    def check_worker(self, worker: int | None, workers: int) -> None:
-        """Raise UsageError for one worker's own state where it does not belong."""
-        if self.worker is not None and self.worker[:2] != [worker, workers]:
-            raise UsageError(
-                f"this is the state of worker {self.worker[0]} of {self.worker[1]}; StatefulDataLoader must "
-                "have the same num_workers again. To change it, save ds.state_dict(after=batch) instead"
-            )
+
+@dataclass(frozen=True)
+class MixState:
+    """A place in a mix: the batches that each dataset gives in an epoch, and the state of each, without a place."""
+
+    counts: dict[str, int]
+    datasets: dict[str, dict[str, Any]]
+    seed: int
+    lanes: int
+    epoch: int
+    batch: int
+    worker: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.datasets, Mapping) or not all(isinstance(s, Mapping) for s in self.datasets.values()):
+            raise TypeError("it has no states of datasets")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {key: value for key, value in {"format": FORMAT, **asdict(self)}.items() if value is not None}
+
+    @staticmethod
+    def from_dict(state: Mapping[str, Any]) -> MixState:
+        """Read what ``to_dict`` wrote; anything else raises UsageError."""
+        return MixState(**_checked(state, "Mix", MixState))
+
+    def check(self, mine: Mapping[str, Any]) -> None:
+        """Raise UsageError for the first option in which the mix differs from the state."""
+        for name, value in mine.items():
+            if value != getattr(self, name):
+                raise UsageError(
+                    f"the state was taken with {name}={getattr(self, name)!r}, this mix has {name}={value!r}; "
+                    "construct it as it was, or start the epoch afresh"
+                )
+
+
+def _checked(state: Mapping[str, Any], what: str, kind: type[State] | type[MixState]) -> dict[str, Any]:
+    """Return a state's fields; what is not one of this kind and format raises UsageError."""
+    if not isinstance(state, Mapping) or "format" not in state:
+        raise UsageError(f"not a state of {what}: load what its state_dict() returned")
+    if state["format"] != FORMAT:
+        raise UsageError(f"the state is of format {state['format']}, this pqcache reads {FORMAT}; upgrade pqcache")
+    found = {key: value for key, value in state.items() if key != "format"}
+    try:
+        kind(**found)
+    except TypeError as error:
+        raise UsageError(f"not a state of {what} ({error})") from error
+    return found
+
+
+def check_worker(own: list[int] | None) -> bool:
+    """Raise UsageError for one worker's own state where it does not belong; return whether this is a worker."""
+    info = get_worker_info()
+    if own is not None and own[:2] != ([info.id, info.num_workers] if info else [None, 0]):
+        raise UsageError(
+            f"this is the state of worker {own[0]} of {own[1]}; StatefulDataLoader must "
+            "have the same num_workers again. To change it, save state_dict(after=batch) instead"
+        )
+    return info is not None
+
+
+def check_lanes(lanes: int, replicas: int) -> None:
+    """Raise UsageError where so many ranks cannot share a state's lanes."""
+    if lanes % replicas:
+        raise UsageError(
+            f"the state has lanes={lanes}, which {replicas} ranks cannot share; "
+            "resume on a number of ranks that divides it"
+        )
+
+
+def replicas_and_rank(given: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the number of ranks and this one: as given, or torch.distributed's where it is initialised."""
+    if given is not None:
+        return given
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return 1, 0
 
 
 class Begin(NamedTuple):
@@ -133,7 +196,7 @@ class Progress:
             self.next = start
         self._shared[_DONE] = 0
 
-    def resume(self, state: State, in_worker: bool, ended: bool) -> None:
+    def resume(self, state: State | MixState, in_worker: bool, ended: bool) -> None:
         """Go to a state's place; from the end of an epoch that is the start of the next one.
 
         Where that epoch is set all the same, by a training that counts epochs itself, nothing is left of it.
@@ -158,6 +221,33 @@ class Progress:
         ended = self._shared[_FINISHED : _FINISHED + max(1, workers)]
         start = 0 if bool(ended.all()) else int(self._shared[_START])
         return Begin(int(self._shared[_EPOCH]), start, None)
+
+    def consumed(
+        self, after: Batch | int | None, lanes: int | None, replicas: int, total: int, drop_last: bool
+    ) -> Place:
+        """Return the place to go on from when ``after`` was consumed, as ``state_dict`` has it: a batch or its index.
+
+        ``lanes`` of None are one for each worker of each rank; ``total`` is the number of batches of an epoch.
+        """
+        worker = get_worker_info()
+        if after is None:
+            if worker is None and self.workers:
+                raise UsageError(
+                    "state_dict() cannot know which of the workers' batches were consumed; "
+                    "pass after=batch, the last batch that was"
+                )
+            return Place(self.epoch, self.next, lanes or replicas * (worker.num_workers if worker else 1))
+        place = after.place if isinstance(after, Batch) else None
+        index = after.index if isinstance(after, Batch) else int(after)
+        epoch = place.epoch if place else self.epoch
+        start = self.start if epoch == self.epoch else 0
+        lanes = place.lanes if place else lanes or replicas * max(1, self.workers)
+        return Place(epoch, Part(total, lanes, replicas, 0, start=start, drop_last=drop_last).after(index), lanes)
+
+    def of_worker(self) -> list[int] | None:
+        """Return what marks a state as one worker's own; None in the trainer."""
+        info = get_worker_info()
+        return [info.id, info.num_workers, self.start] if info else None
 
     def finish(self, worker: int) -> None:
         """Note that this worker has come to the end of the epoch."""
