@@ -147,7 +147,7 @@ class Draws:
     @cached_property
     def _turns(self) -> Ints:
         raw = stream(self.seed, 0, _TURN, 0, 0).random_raw(-(-self.total // self.lanes))
-        return (raw % np.uint64(self.lanes)).astype(np.int64)
+        return np.asarray(raw % np.uint64(self.lanes), np.int64)
 
     def _turned(self, places: Ints, epochs: Ints | int, back: int) -> Ints:
         """Move places within their rounds; with an epoch the turn moves on, so that lanes get alike in the long run."""

@@ -62,6 +62,8 @@ class Mix(IterableDataset[Batch]):
         if not isinstance(datasets, Mapping) or not datasets:
             raise UsageError('datasets: give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():
+            if not isinstance(dataset, ParquetDataset):
+                raise UsageError(f"datasets: {name!r} is no ParquetDataset")
             dataset._check_for_mix(name)
         if len({id(dataset) for dataset in datasets.values()}) < len(datasets):
             raise UsageError("datasets: one of them is there under two names; construct it twice")
