@@ -44,8 +44,9 @@ class ParquetDataset(IterableDataset[Batch]):
     ``path``          a cache, a snapshot, a directory or a file
     ``columns``       names; None for all. Partition columns are columns.
     ``filters``       a condition on any columns: SQL text, a list as pandas takes it, like
-                      ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. What the index does not decide is counted here, by reading the
-                      condition's columns, once for a snapshot. Nulls: see docs/loading.md.
+                      ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. What the
+                      index does not decide is counted at once, by reading the condition's columns, and
+                      remembered with the snapshot. On nulls see docs/loading.md.
     ``batch_size``    rows; None yields single rows, for DataLoader's own batching and collate
     ``shuffle``       False gives the rows in the order of the files
     ``drop_last``     False: the last batch may be short, and ranks are made equal by repeating the epoch's
