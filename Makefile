@@ -1,13 +1,14 @@
 # Everything on a fresh machine, with Python and make alone:
 #   make demo    the main job on a dataset it makes itself
 #   make test    the tests, against a real HDFS and a real S3 on 127.0.0.1
+#   make lint types docs bench, make check for all that has to pass
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types check bench clean
+.PHONY: demo test lint types check bench docs clean
 
 demo: $(READY)
 	@$(BIN)/python demo/demo.py
@@ -24,6 +25,12 @@ types: $(READY)
 	$(BIN)/mypy
 
 check: lint types test
+
+# manual pages from the commands' help; then every snippet of README and docs is run, every link followed
+docs: $(READY)
+	$(BIN)/python tools/man.py
+	$(BIN)/python -m tests.servers.install
+	$(BIN)/python -m pytest -q tests/test_man.py tests/test_docs.py
 
 bench: $(READY)
 	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

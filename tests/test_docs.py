@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any, get_args
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pytest
+import typer
 
 from pqcache import errors, events
+from pqcache.cli import app
 from pqcache.config import Config
 from pqcache.forecast import Forecast
 from pqcache.store.cache import FILES, ROW_GROUPS
@@ -29,12 +35,19 @@ from pqcache.store.sync import sync as sync_cache
 from pqcache.store.verify import VerifyReport
 from pqcache.store.views import Difference, FileView, RowGroupView
 from tests.datasets import write_shop
+from tests.remote import S3Remote
+from tests.servers.hdfs import superuser
+
+if TYPE_CHECKING:
+    from tests.conftest import Bucket
+    from tests.servers.hdfs import Hdfs
+    from tests.servers.s3 import S3
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 MAN = ROOT / "man" / "man1"
 FORMAT_PAGE = ROOT / "docs" / "cache-format.md"
-PAGES = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 _FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -42,16 +55,20 @@ _FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 class Block:
     """A fenced block of a page: what stands behind the fence, its text, and its line."""
 
+    page: str
     kind: str
     text: str
     line: int
 
     @property
-    def command(self) -> str | None:
-        """The shell commands to run, or None for a block that is not to be run."""
-        lines = [line.removeprefix("$ ") for line in self.text.splitlines()]
-        first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
-        return "\n".join(lines) if self.kind == "sh" and first.startswith(("pqcache ", "PQCACHE_")) else None
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def commands(self) -> list[str]:
+        """The pqcache commands in it, each on one line."""
+        joined = re.sub(r"\\\n\s*", " ", self.text)
+        return re.findall(r"^(?:[A-Z_]+=\S+ |ExecStart=|[\d* ]{9,} +)*(?:\S*/)?pqcache .*$", joined, re.MULTILINE)
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -60,7 +77,8 @@ def blocks_of(page: Path) -> list[Block]:
     found = []
     for match in _FENCE.finditer(text):
         lines = [line.removeprefix(match[1]) for line in match[3].splitlines()]
-        found.append(Block(match[2].strip(), "\n".join(lines), text.count("\n", 0, match.start()) + 1))
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block(page.name, match[2].strip(), "\n".join(lines), line))
     return found
 
 
@@ -70,27 +88,46 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
 
 
-def run_blocks(page: Path, directory: Path) -> int:
-    """Run a page's commands and programs one after the other in ``directory``; return how many there were."""
-    done = 0
-    for block in blocks_of(page):
-        if block.kind == "python":
-            script = directory / "example.py"
-            script.write_text(block.text)
-            words = [sys.executable, str(script)]
-            if block.text.startswith("# torchrun "):
-                words[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        elif block.command is not None:
-            words = ["sh", "-eu", "-c", block.command]
-        else:
-            continue
-        result = subprocess.run(words, cwd=directory, env=environment(), capture_output=True, text=True, timeout=300)
-        said = f"{page.name}:{block.line}:\n{block.text}\n{result.stdout}{result.stderr}"
-        assert result.returncode == 0, said
-        assert "Traceback" not in result.stderr or "PQCACHE_DEBUG" in block.text, said
-        assert "ERROR" not in result.stderr, said
-        done += 1
-    return done
+def run_block(block: Block, directory: Path, stand_ins: Mapping[str, str]) -> None:
+    """Run one block in ``directory``, with what stands in for the hosts and paths that it names."""
+    text = block.text
+    for name, here in stand_ins.items():
+        text = text.replace(name, here)
+    if block.kind == "python":
+        script = directory / "example.py"
+        script.write_text(text)
+        words = [sys.executable, str(script)]
+        if block.text.startswith("# torchrun "):
+            words[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    elif block.kind == "sh":
+        words = ["sh", "-eu", "-c", text]
+    else:  # a crontab or a unit: with the little environment that cron gives
+        lines = [line.partition("pqcache ")[2] for line in Block("", "", text, 0).commands]
+        if not lines:
+            return
+        pqcache = shlex.join([sys.executable, "-m", "pqcache"])
+        words = ["env", "-i", f"HOME={directory}", f"PYTHONPATH={ROOT}", "sh", "-euc"]
+        words.append("\n".join(f"{pqcache} {line}" for line in lines))
+    result = subprocess.run(words, cwd=directory, env=environment(), capture_output=True, text=True, timeout=300)
+    said = f"{block.place}:\n{text}\n{result.stdout}{result.stderr}"
+    assert result.returncode == 0, said
+    assert "Traceback" not in result.stderr or "PQCACHE_DEBUG" in text, said
+    assert "ERROR" not in result.stderr, said
+
+
+RUN = ("sh", "python", "crontab", "ini")
+# What is not run, and the word that shows why: it needs what no test has, or is another program's
+NOT_RUN = {
+    "sh of pip": "pip install", "sh of make": "make ", "sh of kerberos": "kinit", "sh of systemd": "systemctl",
+    "sh of yarn": "yarn", "sh of dask": "--scheduler", "sh of hdfs3": "hdfs3",
+    "python of petastorm": "petastorm", "python of webdataset": "webdataset", "python of streaming": "streaming",
+    "python of tensorflow": "tensorflow", "json of yarn": "dask worker", "text": "", "": "",
+}  # fmt: skip
+
+
+def needs(block: Block) -> str:
+    """Return which server a block needs: hdfs, s3, or none."""
+    return "hdfs" if "hdfs://" in block.text else "s3" if "s3://" in block.text else ""
 
 
 @pytest.fixture
@@ -101,27 +138,106 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run_page(page: Path, lake: Path, server: str, stand_ins: Mapping[str, str]) -> int:
+    """Run the blocks of a page that need this server, one after the other; return how many there were."""
+    blocks = [block for block in blocks_of(page) if block.kind in RUN and needs(block) == server]
+    local = {"/data/cache/shop": str(lake / "cache" / "shop"), "/var/log/": f"{lake}/"}
+    for block in blocks:
+        run_block(block, lake, {**local, **stand_ins})
+    return len(blocks)
+
+
+def pages_with(server: str) -> list[Path]:
+    """Return the pages that have blocks to run with this server."""
+    return [page for page in PAGES if any(b.kind in RUN and needs(b) == server for b in blocks_of(page))]
+
+
 @pytest.mark.slow
 def test_the_readme_runs(lake: Path) -> None:
-    assert run_blocks(README, lake) >= 10
+    assert run_page(README, lake, "", {}) >= 10
     for name in ("cache/shop", "cache/recent"):
         assert (lake / name / "current").is_dir()
     assert len(list(lake.glob("shop-8mb/dt=*/*.parquet"))) == 3
     assert not (lake / "cache" / "other").exists()
 
 
-def test_no_command_of_the_readme_is_overlooked() -> None:
-    for block in blocks_of(README):
-        if block.kind == "sh":
-            assert block.command is not None, f"README.md:{block.line}: begin it with pqcache, or say 'sh no-run'"
-        elif block.kind not in ("", "python", "ini", "crontab"):
-            assert block.kind == "sh no-run", f"README.md:{block.line}: ```{block.kind}"
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("")[1:], ids=lambda page: page.name)
+def test_what_docs_show_runs(page: Path, lake: Path) -> None:
+    if page.name != "quick-start.md":
+        sync_cache(lake / "cache" / "shop", str(lake / "lake" / "shop"))
+    assert run_page(page, lake, "", {})
 
 
-@pytest.mark.parametrize("page", PAGES[2:], ids=lambda page: page.name)
-def test_the_programs_in_docs_run(page: Path, lake: Path) -> None:
-    sync_cache(lake / "cache" / "shop", str(lake / "lake" / "shop"))
-    run_blocks(page, lake)
+@pytest.mark.hdfs
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("hdfs"), ids=lambda page: page.name)
+def test_what_is_shown_of_hdfs_runs(
+    page: Path, lake: Path, hdfs: Hdfs, hdfs_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hdfs.upload_tree(lake / "lake" / "shop", f"{hdfs_dir}/shop")
+    for name, value in hdfs.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HADOOP_USER_NAME", superuser())
+    rpc, http, base = (urlsplit(url) for url in (hdfs.url, hdfs.webhdfs_url, hdfs_dir))
+    hosts = {"namenode:8020": rpc.netloc, "nn1:8020": rpc.netloc, "nn2:8020": rpc.netloc, "namenode:9870": http.netloc}
+    assert run_page(page, lake, "hdfs", {**hosts, "/etc/hadoop/conf": hdfs.env["HADOOP_CONF_DIR"],
+                                         "/warehouse/": f"{base.path}/"})  # fmt: skip
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("s3"), ids=lambda page: page.name)
+def test_what_is_shown_of_s3_runs(
+    page: Path, lake: Path, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    S3Remote(f"{s3_bucket.url}/warehouse/shop", s3_bucket.client).upload(lake / "lake" / "shop")
+    keys = f"aws_access_key_id = {s3.access_key}\naws_secret_access_key = {s3.secret_key}\n"
+    (lake / "credentials").write_text(f"[lake]\n{keys}")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(lake / "credentials"))
+    names = {
+        "s3://lake/": f"{s3_bucket.url}/",
+        "http://minio:9000": s3.endpoint,
+        "https://ceph.example:7480": s3.endpoint,
+    }
+    public = {"s3://public-data/shop": f"{s3_bucket.url}/warehouse/shop"}
+    policy = {"Effect": "Allow", "Principal": "*", "Action": ["s3:GetObject", "s3:ListBucket"],
+              "Resource": [f"arn:aws:s3:::{s3_bucket.name}", f"arn:aws:s3:::{s3_bucket.name}/*"]}  # fmt: skip
+    s3_bucket.client.put_bucket_policy(
+        Bucket=s3_bucket.name, Policy=json.dumps({"Version": "2012-10-17", "Statement": [policy]})
+    )
+    assert run_page(page, lake, "s3", {**names, **public})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_snippet_of_ours_is_left_out(page: Path) -> None:
+    for block in blocks_of(page):
+        if block.kind in RUN:
+            assert block.kind != "sh" or block.commands, f"{block.place}: runs nothing of ours; say whose it is"
+            continue
+        assert block.kind in NOT_RUN, f"{block.place}: ```{block.kind}: give it a kind that runs, or one of NOT_RUN"
+        word = NOT_RUN[block.kind]
+        assert word in block.text, f"{block.place}: not run, as if it were about {word}"
+        if block.kind.startswith("python of"):
+            assert "pqcache" not in block.text, f"{block.place}: ours, and not run"
+        for command in block.commands:
+            assert word in (command if word else ""), f"{block.place}: this could run: {command}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "pqcache" / "cli.py"], ids=lambda page: page.name)
+def test_commands_have_the_options_they_use(page: Path) -> None:
+    """Also those that are not run, and the examples of the commands' own help."""
+    commands = [command for block in blocks_of(page) for command in block.commands]
+    group: Any = typer.main.get_command(app)
+    if page.suffix == ".py":
+        epilogs = [group.epilog, *(command.epilog for command in group.commands.values())]
+        commands = [command for text in epilogs for command in Block(page.name, "", text, 0).commands]
+        assert len(commands) > 12
+    for line in commands:
+        words = shlex.split(line.partition("pqcache ")[2].partition(" | ")[0].partition(" >> ")[0].partition(" && ")[0])
+        words = list(itertools.takewhile(lambda word: word not in ("||", "&", ">", "#"), words))
+        if not words[0].startswith("-") and "--help" not in words:
+            group.commands[words[0]].make_context(words[0], words[1:], help_option_names=["-h", "--help"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,87 @@
+"""The wheel and the sdist, installed without extras into empty environments, do what the package is for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.datasets import write_shop
+
+ROOT = Path(__file__).resolve().parent.parent
+OFFLINE = ("No matching distribution", "Could not find a version", "NewConnectionError", "ConnectTimeout")
+EXTRAS = "torch", "botocore", "hdfs_native", "requests", "fastparquet", "distributed", "pandas"
+
+
+def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that sees neither the checkout nor the environment of the tests."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run([*map(str, words)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    if "pip" in words and done.returncode and any(text in done.stderr for text in OFFLINE):
+        pytest.skip(f"NOT CHECKED: pip cannot reach an index: {done.stderr.splitlines()[0]}")
+    assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """An empty environment with the build tool in it, the wheel and the sdist."""
+    work = tmp_path_factory.mktemp("package")
+    run(sys.executable, "-m", "venv", work / "venv", cwd=work)
+    python = work / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", "hatchling>=1.25", cwd=work)
+    run(python, "-m", "hatchling", "build", "-d", work / "dist", cwd=ROOT)
+    (wheel,) = (work / "dist").glob("*.whl")
+    (sdist,) = (work / "dist").glob("*.tar.gz")
+    return python, wheel, sdist
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_extras(built: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    python, wheel, sdist = built
+    run(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)
+    write_shop(tmp_path / "shop", days=2, files=1, rows=50)
+    pqcache = python.parent / "pqcache"
+    assert "100 rows" in run(pqcache, "sync", "shop", "cache", cwd=tmp_path).stdout
+    assert "100 rows" in run(pqcache, "inspect", "cache", cwd=tmp_path).stdout
+    assert "all is well" in run(pqcache, "verify", "cache", "--deep", cwd=tmp_path).stdout
+    report = run(pqcache, "--version", "-v", cwd=tmp_path).stdout
+    assert "not installed" in report.partition("torch ")[2].splitlines()[0]
+    code = (
+        "import pqcache, sys; pqcache.sync('cache'); pqcache.inspect('cache'); pqcache.verify('cache', deep=True);"
+        f"print(sum(b.num_rows for b in pqcache.Cache.open('cache').batches(batch_size=32)),"
+        f"sorted(set({EXTRAS!r}) & set(sys.modules)), pqcache.__file__)"
+    )
+    rows, loaded, where = run(python, "-c", code, cwd=tmp_path).stdout.split()
+    assert (rows, loaded) == ("100", "[]")
+    assert Path(where).is_relative_to(python.parent.parent)
+    assert "extra" in subprocess.run([pqcache, "inspect", "s3://b/x"], capture_output=True, text=True).stderr
+    for page in ("man1/pqcache.1", "man1/pqcache-sync.1", "man5/pqcache.toml.5"):
+        assert (python.parent.parent / "share" / "man" / page).is_file()
+    if shutil.which("man"):
+        env = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+        found = subprocess.run(["man", "-w", "pqcache-sync"], capture_output=True, text=True, env=env)
+        assert found.stdout.strip() == str(python.parent.parent / "share" / "man" / "man1" / "pqcache-sync.1")
+    run(python, "-m", "pip", "uninstall", "-q", "-y", "pqcache", cwd=tmp_path)
+    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", sdist, cwd=tmp_path)
+    assert "nothing to do" in run(pqcache, "sync", "cache", cwd=tmp_path).stdout
+
+
+def test_the_archives_have_what_they_should(built: tuple[Path, Path, Path]) -> None:
+    _, wheel, sdist = built
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "pqcache/py.typed" in names
+    assert not [name for name in names if name.startswith(("tests/", "tools/", "demo/"))]
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", "tools/man.py"}
+    assert wanted <= inside
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "man").glob("man?/*")} <= inside
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.*")} <= inside
