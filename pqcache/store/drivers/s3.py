@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,6 +38,8 @@ try:
     import urllib3.exceptions
     from botocore import UNSIGNED
     from botocore.config import Config
+
+    from pqcache.store.drivers.s3_get import Getter
 except ImportError as error:
     raise UsageError("s3:// needs botocore; install it with: pip install 'pqcache[s3]'") from error
 
@@ -81,6 +83,8 @@ class S3Source:
         session = _session(url, options)
         self._client = _client(session, url, options, timeout)
         self._lister = _client(session, url, options, min(FIRST, timeout))
+        credentials = None if _is_true(options, "anon") else session.get_credentials()
+        self._getter = Getter(self._client, credentials, self._bucket, self._extra)
 
     def list(self) -> Iterator[SourceFile]:
         prefix = f"{self._root}/" if self._root else ""
@@ -114,18 +118,11 @@ class S3Source:
         if length <= 0:
             return
         try:
-            wanted = f"bytes {offset}-{offset + length - 1}/"
-            answer = self._client.get_object(
-                Bucket=self._bucket,
-                Key=self._key(path),
-                Range=wanted.replace(" ", "=").rstrip("/"),
-                **({"IfMatch": f'"{tag}"'} if tag else {}),
-                **self._extra,
-            )
-            with answer["Body"] as body:
-                if not str(answer.get("ContentRange", "")).startswith(wanted):
+            answer = self._getter.get(self._key(path), offset, offset + length - 1, tag)
+            with closing(answer.body) as body:
+                if not answer.content_range.startswith(f"bytes {offset}-{offset + length - 1}/"):
                     raise SourceUnavailable(f"{self._name(path)}: the server sent another range than was asked for")
-                if tag and answer.get("ETag", "").strip('"') != tag:
+                if tag and answer.etag.strip('"') != tag:
                     raise SourceChanged(f"{self._name(path)}: is not the version that was listed")
                 while length > 0 and (chunk := body.read(min(_CHUNK, length))):
                     length -= len(chunk)
