@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from pqcache.disk import fsync_path, link_or_copy, remove_tree
-from pqcache.errors import CacheError, DamagedError, ParquetError
-from pqcache.events import Advanced, Fetched, OnEvent, Published, Rewrote, Started, Warned
+from pqcache.errors import DamagedError, ParquetError
+from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
 from pqcache.parquet.rewrite import rewrite_directory
 from pqcache.parquet.statistics import read_footer
+from pqcache.store.bring import Bringer, brought, pool
 from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Cache, Snapshot, write_checksums
 from pqcache.store.checksum import checksum_of
 from pqcache.store.guards import check_space
@@ -29,13 +27,10 @@ from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sourc
 from pqcache.store.plan import DirectoryPlan, Plan
 from pqcache.store.source import Source
 from pqcache.store.subset import Subset
-from pqcache.store.transfer import Copied, Stopwatch, disk_errors, fetch
+from pqcache.store.transfer import Copied, disk_errors
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
 
 _ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -98,10 +93,7 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
     waiting = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     arrived: dict[SourceFile, Copied] = {}
 
-    def bring(task: tuple[DirectoryPlan, SourceFile]) -> Copied:
-        return _bring(job, run, task[1], stop.is_set)
-
-    with _pool(job.jobs, stop) as fetchers, _pool(1, stop) as rewriter:
+    with pool(job.jobs, stop) as fetchers, pool(1, stop) as rewriter:
         rewriting: list[Future[list[Built]]] = []
 
         def rewrite(directory: DirectoryPlan) -> None:
@@ -112,7 +104,7 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
             if directory.rewrite and not waiting[directory.directory]:
                 rewrite(directory)
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
-        for (directory, file), copied in _pooled(fetchers, bring, tasks, job.jobs):
+        for (directory, file), copied in brought(fetchers, _bringer(job, run, stop.is_set), tasks, job.jobs):
             if not directory.rewrite:
                 index.add(copied.file.path, copied.metadata, copied.schema)
                 yield Built(f"{run}/fetch/{_file_key(job, copied.file)}", _entry(job, run, copied))
@@ -129,48 +121,11 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
                 yield item
 
 
-@contextmanager
-def _pool(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool that on an error is told to stop and not waited for: a read may hang."""
-    pool = ThreadPoolExecutor(max(1, threads))
-    try:
-        yield pool
-    except BaseException:
-        stop.set()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _pooled(pool: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
-    """Yield each task with what ``call`` made of it, in order; only a few wait in the pool."""
-    tasks = iter(tasks)
-    running: deque[tuple[T, Future[R]]] = deque()
-    while True:
-        for task in islice(tasks, max(1, 4 * jobs) - len(running)):
-            running.append((task, pool.submit(call, task)))
-        if not running:
-            return
-        waiting = {future for _, future in running}
-        while not running[0][1].done():  # in order, but an error anywhere is told at once
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-        task, future = running.popleft()
-        yield task, future.result()
-
-
-def _bring(job: Job, run: Path, file: SourceFile, stopped: Callable[[], bool]) -> Copied:
-    if job.source is None:
-        raise CacheError(f"{file.path}: is not in the cache any more; run 'pqcache sync {job.cache.path}'")
-    watch = Stopwatch()
-
+def _bringer(job: Job, run: Path, stopped: Callable[[], bool]) -> Bringer:
     def target(version: SourceFile) -> Path:
         return run / "fetch" / _file_key(job, version)
 
-    copied = fetch(job.source, file, target, job.on_event, stopped, job.retries, job.checksum, job.subset)
-    job.on_event(Fetched(copied.file.path, copied.file.identity.size, watch.seconds))
-    return copied
+    return Bringer(job.source, job.cache.path, target, job.on_event, stopped, job.retries, job.checksum, job.subset)
 
 
 def _rewrite(

@@ -7,8 +7,8 @@ errors, so nothing else in pqcache knows which store it talks to.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 from urllib.parse import quote, unquote, urlsplit
 
 from pqcache.errors import UsageError
@@ -48,6 +48,14 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Give connections back."""
+
+
+@runtime_checkable
+class ExactSource(Source, Protocol):
+    """A source whose ``read`` with a tag gives that version or fails, and that tells of many files at once."""
+
+    def stat_all(self, paths: Sequence[str]) -> Mapping[str, Identity]:
+        """Return the identities that files have now; those that are gone are missing."""
 
 
 def open_source(

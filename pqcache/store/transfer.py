@@ -56,7 +56,7 @@ ALL = Subset()
 RETRIES = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MOVED = 3  # how often a file may change while it is copied before the run gives up
+MOVED = 3  # how often a file may change while it is copied before the run gives up
 
 
 class _Moved(PqcacheError):
@@ -76,39 +76,52 @@ def fetch(
     retries: int = RETRIES,
     checksum: bool = False,
     subset: Subset = ALL,
+    confirm: bool = True,
 ) -> Copied:
     """Copy ``file`` to ``target(file)``; return what was copied.
 
     With ``checksum``, what arrived is compared with the store's own checksum where it has one (the ETag of
     an S3 object that was uploaded in one part). A file that changes meanwhile is fetched again, and the
     returned identity is that of the copy. One that vanished, or keeps changing, raises SourceIncomplete.
+    Without ``confirm`` the source is asked for its identity again only if something went wrong: the caller asks
+    for many files at once.
     """
-    for attempt in range(_MOVED + 1):
+    for attempt in range(MOVED + 1):
         final = target(file)
         part = final.with_name(final.name + ".part")
         if final.exists() and not part.exists():  # whole, from a run that died: check it like any other
             final.rename(part)
             part.chmod(0o644)
         try:
-            copied = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset)
+            copied = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset, confirm)
         except SourceNotFound as error:
-            raise SourceIncomplete(
-                f"{file.path}: vanished from {source.url} while it was copied; nothing was published, "
-                "sync again when the source is complete"
-            ) from error
+            raise vanished(source, file.path) from error
         except _Moved as moved:
             written = part.stat().st_size if part.exists() else 0
             on_event(Advanced("fetch", -written))
             part.unlink(missing_ok=True)
-            if attempt == _MOVED:
+            if attempt == MOVED:
                 break
             file = SourceFile(file.path, moved.identity, file.block_size)
             continue
         part.chmod(0o444)
         part.replace(final)
         return copied
-    raise SourceIncomplete(
-        f"{file.path}: keeps changing at {source.url} while it is copied; nothing was published, "
+    raise keeps_changing(source, file.path)
+
+
+def vanished(source: Source, path: str) -> SourceIncomplete:
+    """Return the error for a file that is gone."""
+    return SourceIncomplete(
+        f"{path}: vanished from {source.url} while it was copied; nothing was published, "
+        "sync again when the source is complete"
+    )
+
+
+def keeps_changing(source: Source, path: str) -> SourceIncomplete:
+    """Return the error for a file that never holds still."""
+    return SourceIncomplete(
+        f"{path}: keeps changing at {source.url} while it is copied; nothing was published, "
         "sync again when its writer has finished"
     )
 
@@ -157,6 +170,7 @@ def _fetch_version(
     retries: int,
     checksum: bool,
     subset: Subset,
+    confirm: bool,
 ) -> Copied:
     """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
 
@@ -183,6 +197,8 @@ def _fetch_version(
             error = failure
             on_event(Advanced("fetch", -size()))
             part.unlink(missing_ok=True)  # damaged on its way? no run must build on it
+        if error is None and not confirm:
+            return Copied(file, metadata, schema, arrived)
         now = with_retries(lambda: source.stat(file.path), file.path, retries, on_event)
         if now != file.identity:
             raise _Moved(now)

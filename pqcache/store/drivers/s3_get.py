@@ -50,7 +50,7 @@ class Getter:
 
     def __init__(self, client: Any, credentials: Any, bucket: str, extra: Mapping[str, str]) -> None:
         self._client, self._credentials, self._bucket, self._extra = client, credentials, bucket, extra
-        self._http = getattr(getattr(client, "_endpoint", None), "http_session", None)  # has its TLS and its proxies
+        self._http: Any = getattr(getattr(client, "_endpoint", None), "http_session", None)  # its TLS and its proxies
         self._shape = client.meta.service_model.operation_model("GetObject").output_shape
         self._sent = threading.local()
         self._like: _Like | None = None
@@ -106,9 +106,7 @@ def _like(request: Any, key: str) -> _Like | None:
         region = scope[1]
     if not request.url.endswith(f"/{quoted}") or set(headers) - _SIGNED - _OF_A_CALL - _USUAL:
         return None
-    return _Like(
-        request.url[: -len(quoted)], {name: headers[name] for name in sorted(_USUAL & set(headers))}, region
-    )
+    return _Like(request.url[: -len(quoted)], {name: headers[name] for name in sorted(_USUAL & set(headers))}, region)
 
 
 def _quoted(key: str) -> str:
