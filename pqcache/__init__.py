@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SourceUnavailable,
         UsageError,
     )
+    from pqcache.reader.sequences import Sequence
     from pqcache.store.cache import Cache, Snapshot
     from pqcache.store.densify import Proposal, dense_proposals
     from pqcache.store.gc import GcReport, gc
@@ -50,6 +51,7 @@ __all__ = [
     "PqcacheError",
     "Proposal",
     "RepartitionReport",
+    "Sequence",
     "Snapshot",
     "SourceChanged",
     "SourceDenied",
@@ -88,6 +90,7 @@ _HOMES = {
         "SourceUnavailable",
         "UsageError",
     ),
+    "pqcache.reader.sequences": ("Sequence",),
     "pqcache.store.cache": ("Cache", "Snapshot"),
     "pqcache.store.densify": ("Proposal", "dense_proposals"),
     "pqcache.store.gc": ("GcReport", "gc"),

@@ -18,7 +18,8 @@ from pqcache.reader.files import cpu_count
 from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank
 from pqcache.reader.selection import SelectedRows
-from pqcache.reader.sequence import in_sequence
+from pqcache.reader.sequences import Sequence as SequenceOf
+from pqcache.reader.unshuffled import in_sequence
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.reader.window import LaneReader, Source
 from pqcache.units import parse_size
@@ -122,10 +123,16 @@ def record_batches(
     view: View, order: Order, indices: Sequence[int], total: int, threads: int | None = None
 ) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield (global index, Arrow record batch) as ``batches`` does."""
-    schema = pa.schema([(f.name, form_of(f).type, f.nullable, f.metadata) for f in view.schema])
+    axes = {name: axis for name in view.columns if (axis := view.axis(name)) is not None}
+    types = {f.name: form_of(f).type for f in view.row_schema}
+    types.update({name: pa.list_(types[name], axis) for name, axis in axes.items()})
+    schema = pa.schema([(f.name, types[f.name], f.nullable, f.metadata) for f in view.row_schema])
     with closing(batches(view, order, indices, total, threads or cpu_count())) as found:
         for index, columns in found:
-            yield index, pa.RecordBatch.from_arrays([to_arrow(columns[n]) for n in view.columns], schema=schema)
+            arrays = {name: to_arrow(columns[name]) for name in view.columns}
+            for name, axis in axes.items():
+                arrays[name] = pa.FixedSizeListArray.from_arrays(arrays[name], axis)
+            yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 
 def read_batches(
@@ -145,6 +152,7 @@ def read_batches(
     start: int = 0,
     snapshot: str | None = None,
     rows: SelectedRows | None = None,
+    sequence: SequenceOf | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield an epoch as Arrow record batches; see ``Cache.batches``, which says what the arguments are."""
     check_numbers(batch_size=batch_size, window=window, lanes=lanes)
@@ -155,7 +163,7 @@ def read_batches(
     lanes = lanes or num_replicas
     data, lease = open_data(path, snapshot or getattr(rows, "snapshot", "") or None)
     try:
-        view = view_of(data, columns, filters, rows)
+        view = view_of(data, columns, filters, rows, sequence=sequence)
         if window is None:
             window, piece = fit(view, budget, lanes // num_replicas, path) if shuffle else (1, 0)
             view = view.in_pieces(piece)

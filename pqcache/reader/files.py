@@ -72,15 +72,27 @@ class RowGroups:
         ``choose`` returns the positions of the chosen rows, from all rows of ``columns``, which need not be among
         the forms. Another number of rows than ``count`` raises ParquetError, as does what `read` raises it for.
         """
+        found, chosen = self.read_around(group, low, high, count, columns, choose)
+        return [take(column, chosen) for column in found]
+
+    def read_around(
+        self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
+    ) -> tuple[list[Column], Ints]:
+        """Return rows of a row group, and where among them are the rows that `read_chosen` would return.
+
+        ``choose`` may return positions in any order and more than once, and several for each row, as (rows, several).
+        """
         if not self.forms:
-            return []
+            return [], np.zeros(0, np.int64)
         names = [form.name for form in self.forms]
         rows = int(self.rows[group])
         with self._opened(group) as (file, path):
             if self.piece:
                 positions = self._checked(path, group, choose(self._parts(file, group, columns, rows)), count)
-                table = self._gathered(file, group, self._wanted(file, group, path, names), positions[low:high])
-                return [self._column(path, table, form, group, 0, high - low) for form in self.forms]
+                needed, chosen = np.unique(positions[low:high], return_inverse=True)
+                table = self._gathered(file, group, self._wanted(file, group, path, names), needed)
+                found = [self._column(path, table, form, group, 0, len(needed)) for form in self.forms]
+                return found, chosen.reshape(positions[low:high].shape)
             table = file.read_row_group(
                 int(self.row_group[group]),
                 columns=self._wanted(file, group, path, list(dict.fromkeys([*names, *columns]))),
@@ -92,7 +104,7 @@ class RowGroups:
         if not looked_at.num_columns:
             looked_at = _empty(rows)
         chosen = self._checked(path, group, choose([looked_at]), count)[low:high]
-        return [take(self._column(path, table, form, group, 0, rows), chosen) for form in self.forms]
+        return [self._column(path, table, form, group, 0, rows) for form in self.forms], chosen
 
     def parts(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """Yield all rows of a row group, ``rows`` at a time: those of ``columns`` that its file has, as it has them."""

@@ -91,7 +91,7 @@ def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, co
             open_groups = np.flatnonzero(~outcomes.every & (found > 0))
             if len(open_groups):
                 found = found.copy()
-                found[open_groups] = _counts(data, selection, open_groups)
+                found[open_groups] = count_rows(data, selection, open_groups)
     found = found if counts is None else counts
     groups = np.flatnonzero(found)
     if not len(groups):
@@ -243,7 +243,7 @@ class Matching:
         return table
 
 
-def _counts(data: Data, selection: Selection, groups: Ints) -> Ints:
+def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
     """Return how many rows of ``groups`` a selection chooses: as remembered, or counted, and then remembered."""
     path = data.root / COUNTS / f"{selection.fingerprint}.arrow"
     kept = (data.root / ROW_GROUPS).is_file()  # a snapshot, and no directory of somebody else's

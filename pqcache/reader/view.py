@@ -20,9 +20,12 @@ from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, is_text, stored_as
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers
-from pqcache.reader.filters import choose
+from pqcache.reader.filters import Chosen, choose, count_rows
 from pqcache.reader.memory import Pool
 from pqcache.reader.selection import SelectedRows, Selection
+from pqcache.reader.sequences import Sequence as SequenceOf
+from pqcache.reader.sequences import Sequences
+from pqcache.reader.steps import Steps
 from pqcache.reader.window import Rows
 from pqcache.units import format_size
 
@@ -39,7 +42,7 @@ class View:
     """Some columns and row groups of a dataset: all that an epoch is made of.
 
     With a ``selection`` only ``selected`` rows of each row group are; a row group of which all rows are is read as
-    without one.
+    without one. Where the selection is of `Sequences`, these take the place of rows.
     """
 
     data: Data
@@ -65,9 +68,25 @@ class View:
         selected = None if self.selected is None else np.repeat(self.selected, pieces)
         return replace(self, groups=np.repeat(self.groups, pieces), piece=rows, starts=starts, selected=selected)
 
+    @property
+    def sequences(self) -> Sequences | None:
+        """What makes sequences of rows; None where rows are single."""
+        return self.selection if isinstance(self.selection, Sequences) else None
+
+    def axis(self, column: str) -> int | None:
+        """Return how many rows of a column a sequence has; None where rows are single."""
+        return None if self.sequences is None else self.sequences.spec.axis(column)
+
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns as users see them."""
+        """The columns as users see them, those of sequences as lists of fixed size."""
+        axes = {name: self.axis(name) for name in self.columns}
+        rows = self.row_schema
+        return pa.schema([f if (n := axes[f.name]) is None else f.with_type(pa.list_(f.type, n)) for f in rows])
+
+    @cached_property
+    def row_schema(self) -> pa.Schema:
+        """The columns of single rows."""
         return pa.schema([as_list(self.data.index.schema.field(name)) for name in self.columns])
 
     @cached_property
@@ -106,7 +125,7 @@ class View:
         """How the columns that are in the files are held."""
         dense = dict(self.dense)
         names = [name for name in self.columns if name not in self.partitions]
-        forms = [form_of(self.schema.field(name), dense.get(name, 0)) for name in names]
+        forms = [form_of(self.row_schema.field(name), dense.get(name, 0)) for name in names]
         return tuple(stored_as(form, self.stored.get(form.name)) for form in forms)
 
     @cached_property
@@ -129,7 +148,15 @@ class View:
         """Return rows of a row group, counted among those selected: the columns in the file, and the file's number."""
         start = 0 if self.starts is None else int(self.starts[group])
         selection, selected = self.selection, None if self.selected is None else int(self.selected[group])
-        if selection is None or selected is None or selected == self.row_groups.rows[group]:
+        if selection is None or selected is None:
+            columns = self.row_groups.read(group, start + low, start + high)
+        elif isinstance(selection, Sequences):
+            choose = partial(selection.rows, int(self.groups[group]))
+            found, rows = self.row_groups.read_around(
+                group, start + low, start + high, selected, selection.columns, choose
+            )
+            columns = [c for steps, column in zip(self.steps, found, strict=True) for c in steps.gather(column, rows)]
+        elif selected == self.row_groups.rows[group]:
             columns = self.row_groups.read(group, start + low, start + high)
         else:
             choose = partial(selection.positions, int(self.groups[group]))
@@ -139,18 +166,38 @@ class View:
         return columns
 
     @cached_property
+    def steps(self) -> tuple[Steps, ...]:
+        """How sequences of the columns in the files are held; nothing where rows are single."""
+        if self.sequences is None:
+            return ()
+        spec = self.sequences.spec
+        return tuple(
+            Steps(form, spec.steps(form.name), (form.stored or not form.dense) and self.nulls(form.name) != 0)
+            for form in self.read_forms
+        )
+
+    @cached_property
     def load_forms(self) -> tuple[Form, ...]:
         """The forms of what ``load`` returns."""
-        return (*self.read_forms, _FILE) if self.partitions or not self.read_forms else self.read_forms
+        found = tuple(f for steps in self.steps for f in steps.forms) if self.sequences else self.read_forms
+        return (*found, _FILE) if self.partitions or not found else found
 
     def finish(self, rows: Rows) -> dict[str, Column]:
-        """Return a batch's columns by name, in the order asked for, partition columns looked up."""
-        found = dict(zip((form.name for form in self.load_forms), rows, strict=True))
+        """Return a batch's columns by name, in the order asked for, partition columns looked up.
+
+        Sequences come as their rows, one sequence after the other.
+        """
+        if self.sequences is None:
+            found = dict(zip((form.name for form in self.load_forms), rows, strict=True))
+        else:
+            columns = iter(rows)
+            found = {steps.form.name: steps.rows(columns) for steps in self.steps}
         if self.partitions:
-            files = pa.array(found[_FILE.name].values)
+            files = rows[-1].values
             table = self.data.index.partitions
             for name in self.partitions:
-                found[name] = hold(pc.take(table[name], files), form_of(self.schema.field(name)))
+                several = files if self.axis(name) is None else np.repeat(files, self.axis(name) or 1)
+                found[name] = hold(pc.take(table[name], pa.array(several)), form_of(self.row_schema.field(name)))
         return {name: as_typed(found[name]) for name in self.columns}
 
     def nulls(self, column: str) -> int | None:
@@ -213,35 +260,44 @@ class View:
 
         Lists count alike whether they are held dense or not, so that the window is the same either way.
         """
-        return self._bytes(self.counts, [form.name for form in self.read_forms])
+        return self._bytes(self.counts, [form.name for form in self.read_forms], self.sequences)
 
     @cached_property
     def decoded(self) -> npt.NDArray[np.int64]:
-        """Bytes that each row group, or piece of one, takes while it is decoded: all rows, to select among them."""
+        """Bytes that each row group, or piece of one, takes while it is decoded: all rows, to select among them.
+
+        Of sequences these are there too, and where their rows are.
+        """
         if self.selection is None:
             return self.sizes
         rows = self.data.index.rows[self.groups]
         if self.piece:
             rows = np.minimum(rows, self.piece)
         names = [form.name for form in self.read_forms]
-        return self._bytes(rows, list(dict.fromkeys([*names, *self.selection.columns])))
+        found = self._bytes(rows, list(dict.fromkeys([*names, *self.selection.columns])))
+        if self.sequences is not None:
+            found += self.sizes + 8 * self.counts * self.sequences.spec.length
+        return found
 
-    def _bytes(self, counts: npt.NDArray[np.int64], names: Sequence[str]) -> npt.NDArray[np.int64]:
-        """Return the bytes of so many rows of each row group, with the given columns in the files."""
+    def _bytes(
+        self, counts: npt.NDArray[np.int64], names: Sequence[str], sequences: Sequences | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Return the bytes of so many rows, or sequences, of each row group, with the given columns in the files."""
         index = self.data.index
         total = np.zeros(len(self.groups), np.int64)
         forms = [form_of(as_list(index.schema.field(name))) for name in names]
         varied = [form for form in forms if form.form != "fixed"]
         sample = self._sample([form.name for form in varied]) if varied and len(self.groups) else None
         for form in forms:
+            items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
             if form.form == "fixed":
-                total += counts * form.width
+                total += items * form.width
                 continue
-            stored = index.uncompressed([form.name])[self.groups] * counts // index.rows[self.groups]
+            stored = index.uncompressed([form.name])[self.groups] * items // index.rows[self.groups]
             per_row = 0.0
             if sample is not None and form.name in sample.column_names and sample.num_rows:
                 per_row = sample[form.name].nbytes / sample.num_rows
-            total += np.maximum(stored, (counts * per_row).astype(np.int64)) + 16 * counts
+            total += np.maximum(stored, (items * per_row).astype(np.int64)) + 16 * items
         return np.asarray(total + 4 * counts * bool(self.partitions), np.int64)
 
     def _sample(self, names: Sequence[str]) -> pa.Table | None:
@@ -264,8 +320,12 @@ def view_of(
     filters: Any = None,
     rows: SelectedRows | None = None,
     counts: npt.NDArray[np.int64] | None = None,
+    sequence: SequenceOf | None = None,
 ) -> View:
-    """Choose columns (None: all) and rows (see `choose`); a name that is not there raises UsageError."""
+    """Choose columns (None: all) and rows (see `choose`), or sequences of these.
+
+    A name that is not there raises UsageError.
+    """
     names = data.index.schema.names
     if columns is None:
         columns = names
@@ -279,7 +339,27 @@ def view_of(
     if len(set(columns)) < len(columns):
         raise UsageError(f"columns names one twice: {', '.join(columns)}")
     chosen = choose(data, filters, rows, counts)
-    return View(data, tuple(columns), chosen.groups, selection=chosen.selection, selected=chosen.selected)
+    if sequence is None:
+        return View(data, tuple(columns), chosen.groups, selection=chosen.selection, selected=chosen.selected)
+    return _view_of_sequences(data, tuple(columns), sequence, chosen, counts)
+
+
+def _view_of_sequences(
+    data: Data, columns: tuple[str, ...], sequence: SequenceOf, chosen: Chosen, counts: npt.NDArray[np.int64] | None
+) -> View:
+    if not isinstance(sequence, SequenceOf):
+        raise UsageError(f"sequence={sequence!r}: give a Sequence, like Sequence(3, order_by='ts')")
+    for name in sequence.columns_at or ():
+        if name not in columns:
+            raise UsageError(f"sequence: columns_at names {name!r}, which is not among the columns")
+    found = Sequences(data, sequence, chosen.selection)
+    groups = chosen.groups
+    selected = count_rows(data, found, groups) if counts is None else counts[groups]
+    if len(groups) and not selected.any():
+        warnings.warn(
+            f"{data.root}: there is no sequence of {sequence.length} rows, so there are no batches", stacklevel=2
+        )
+    return View(data, columns, groups[selected > 0], selection=found, selected=selected[selected > 0])
 
 
 def window_for(
@@ -308,7 +388,8 @@ def fit(view: View, memory: int, lanes: int, name: object = "the dataset") -> tu
     if window:
         return window, 0
     largest = int(np.argmax(view.decoded))
-    size, rows = int(view.decoded[largest]), int(view.row_groups.rows[largest])
+    size = int(view.decoded[largest])
+    rows = int((view.row_groups.rows if view.sequences is None else view.counts)[largest])
     pieces = -(-size * (_WINDOW_OF_PIECES // 2 + 1 + _BEYOND) * lanes // max(1, memory))
     text = (
         f"{name}: a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)} "

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pqcache.reader.selection import SelectedRows
+    from pqcache.reader.sequences import Sequence as SequenceOf
 
 _PUBLISHING = 60.0  # seconds that a run may take between a snapshot's rename and the swap of current, generously
 FILES = "_pqcache/files.arrow"
@@ -235,6 +236,7 @@ class Cache:
         start: int = 0,
         snapshot: str | None = None,
         rows: SelectedRows | None = None,
+        sequence: SequenceOf | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield an epoch as Arrow record batches, in the order in which ParquetDataset yields its batches.
 
@@ -261,6 +263,8 @@ class Cache:
         ``snapshot``      the snapshot to read, which stays leased until the epoch ends; None: the current one
         ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                           those of them that satisfy it
+        ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
+                          ``batch_size`` then counts sequences, and columns are lists of fixed size
 
         Options that make no sense raise UsageError at once, a cache without that snapshot raises CacheError;
         files that are gone or damaged raise ParquetError by name while iterating.
@@ -284,6 +288,7 @@ class Cache:
             start=start,
             snapshot=snapshot,
             rows=rows,
+            sequence=sequence,
         )
 
     def create(self) -> None:

@@ -24,10 +24,11 @@ from pqcache.reader.epoch import batches, samples
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank
 from pqcache.reader.selection import SelectedRows
+from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
-from pqcache.torch.ragged import item
+from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.share import worker_pool
 from pqcache.torch.state import Progress, State, check_lanes, check_worker, replicas_and_rank
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
@@ -63,6 +64,8 @@ class ParquetDataset(IterableDataset[Batch]):
     ``ragged``        list columns to keep Ragged although all their lists are of one length
     ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                       those of them that satisfy it
+    ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
+                      ``batch_size`` then counts sequences, and columns have an axis more
 
     Options that make no sense, and columns that no tensor can hold, raise UsageError here; files that are
     gone or damaged raise ParquetError by name while iterating.
@@ -86,6 +89,7 @@ class ParquetDataset(IterableDataset[Batch]):
         nulls: str | Mapping[str, Any] = "error",
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
+        sequence: SequenceOf | None = None,
     ) -> None:
         super().__init__()
         check_numbers(batch_size=batch_size, window=window, lanes=lanes, num_replicas=num_replicas)
@@ -95,7 +99,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self.memory = parse_size(memory)
         self.transform = transform
         self._path = Path(path)
-        self._filters, self._chosen = filters, rows
+        self._filters, self._chosen, self._sequence = filters, rows, sequence
         self._nulls, self._ragged = Nulls.of(nulls), tuple(ragged)
         self._window, self._lanes, self._piece = window, lanes, 0
         self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
@@ -280,9 +284,12 @@ class ParquetDataset(IterableDataset[Batch]):
         values: dict[str, Any] = {}
         for name, column in columns.items():
             values[name], mask = to_value(column, name, self._nulls)
+            axis = self._view.axis(name)
+            if axis is not None:
+                values[name] = in_sequences(values[name], axis)
             if name in self._masked:
-                rows = len(column)
-                values[mask_name(name)] = torch.ones(rows, dtype=torch.bool) if mask is None else mask
+                mask = torch.ones(len(column), dtype=torch.bool) if mask is None else mask
+                values[mask_name(name)] = mask if axis is None else in_sequences(mask, axis)
         return Batch(values, place)
 
     def _refuse_nulls(self) -> None:
@@ -347,7 +354,8 @@ class ParquetDataset(IterableDataset[Batch]):
         self._view = self._viewed(data, columns, counts)
 
     def _viewed(self, data: Data, columns: Sequence[str] | None, counts: Ints | None) -> View:
-        return view_of(data, columns, self._filters, self._chosen, counts).densified(self._ragged)
+        found = view_of(data, columns, self._filters, self._chosen, counts, self._sequence)
+        return found.densified(self._ragged)
 
     def _hold(self, data: Data, lease: Lease | None) -> None:
         old = getattr(self, "_release", None)

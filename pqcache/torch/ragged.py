@@ -140,6 +140,15 @@ def item(value: Any, row: int) -> Any:
     return value[row]
 
 
+def in_sequences(value: Any, length: int) -> Any:
+    """Return rows in sequences of ``length``: a tensor with one axis more, Ragged items in a Ragged."""
+    if isinstance(value, dict):
+        return {name: in_sequences(inner, length) for name, inner in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(value, torch.arange(len(value) // length + 1) * length)
+    return value.reshape(value.shape[0] // length, length, *value.shape[1:])
+
+
 def listed(value: Any) -> list[Any]:
     """Return a column as a plain list of rows; a struct's rows are dicts."""
     if isinstance(value, dict):
