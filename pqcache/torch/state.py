@@ -62,7 +62,9 @@ class State:
                     "construct it as it was, or start the epoch afresh"
                 )
         if row_groups != self.row_groups:
-            raise UsageError("the state was taken with other filters or rows; construct the dataset with the same ones")
+            raise UsageError(
+                "the state was taken with other filters, rows or sequence; construct the dataset with the same ones"
+            )
 
 
 @dataclass(frozen=True)
