@@ -74,6 +74,7 @@ def deviation(found: np.ndarray, counts: tuple[int, ...], every: int = 1) -> flo
     return float(max((w[every - 1 :: every].max(initial=0) for w in worst), default=0))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8))
 def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
     found = spread(counts)
@@ -81,6 +82,7 @@ def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
     assert deviation(found, tuple(counts)) <= (0.5, 0.5, 1.0)[min(len(counts), 3) - 1] if len(counts) < 4 else 1.5
 
 
+@settings(deadline=None)
 @given(draws(), st.integers(0, 40))
 def test_rounds_are_turned_and_no_more(made: Draws, epoch: int) -> None:
     found = made.sources(epoch)
@@ -102,7 +104,7 @@ def test_no_lane_gets_one_dataset_only() -> None:
             assert 0.4 < np.mean(of_lane) < 0.6
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(draws(), st.lists(st.integers(1, 90), min_size=6, max_size=6))
 def test_each_pass_is_shared_by_the_lanes_without_rest(made: Draws, sizes: list[int]) -> None:
     for source, count in enumerate(made.counts):

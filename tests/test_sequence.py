@@ -77,7 +77,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(
     rows=ROWS,
     ordered=st.booleans(),
