@@ -1,9 +1,13 @@
 """pqcache keeps lake Parquet (HDFS, S3) on local disk, whole and fresh, and trains from it.
 
 >>> import pqcache
->>> pqcache.sync("cache/shop", "hdfs://namenode:8020/warehouse/shop")       # doctest: +SKIP
->>> pqcache.repartition("cache/shop", row_group_size=128 << 20)             # doctest: +SKIP
->>> from pqcache.torch import ParquetDataset                                # doctest: +SKIP
+>>> pqcache.sync("cache/shop", "lake/shop").unchanged  # or hdfs://namenode:8020/warehouse/shop, s3://lake/shop
+6
+>>> pqcache.repartition("cache/shop", row_group_size=128 << 20).files_after
+3
+>>> from pqcache.torch import ParquetDataset
+>>> sum(len(batch["id"]) for batch in ParquetDataset("cache/shop", columns=["id"]))
+600
 """
 
 from __future__ import annotations

@@ -447,7 +447,8 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
     if hasattr(error, "format_message"):  # what the parser refuses
         said = error.format_message().rstrip(".")
         context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "pqcache"
+        named = [word for word in arguments[:1] if not word.startswith("-") and type(error).__name__ != "UsageError"]
+        command = context.command_path if context is not None else " ".join(["pqcache", *named])
         return _fail(UsageError(f"{said} ('{command} -h' shows the usage)"), arguments)
     bug = "a bug? Please report it with what PQCACHE_DEBUG=1 shows and 'pqcache --version -v'"
     return _fail(PqcacheError(f"{type(error).__name__}: {first_line(error)} ({bug})"), arguments)

@@ -61,7 +61,7 @@ def test_the_wheel_works_without_extras(built: tuple[Path, Path, Path], tmp_path
     rows, loaded, where = run(python, "-c", code, cwd=tmp_path).stdout.split()
     assert (rows, loaded) == ("100", "[]")
     assert Path(where).is_relative_to(python.parent.parent)
-    assert "extra" in subprocess.run([pqcache, "inspect", "s3://b/x"], capture_output=True, text=True).stderr
+    assert "pqcache[s3]" in subprocess.run([pqcache, "inspect", "s3://b/x"], capture_output=True, text=True).stderr
     for page in ("man1/pqcache.1", "man1/pqcache-sync.1", "man5/pqcache.toml.5"):
         assert (python.parent.parent / "share" / "man" / page).is_file()
     if shutil.which("man"):

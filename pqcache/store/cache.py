@@ -150,7 +150,12 @@ class Cache:
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Cache:
-        """Open an existing cache; a directory that is none raises CacheError."""
+        """Open an existing cache; a directory that is none raises CacheError.
+
+        >>> cache = Cache.open("cache/shop")
+        >>> len(cache.snapshots()), cache.current() == cache.snapshot()
+        (1, True)
+        """
         cache = Cache(cache_path(path))
         if not cache.exists():
             raise CacheError(f"{path}: not a pqcache; make one with 'pqcache sync SOURCE {path}'")
@@ -265,6 +270,10 @@ class Cache:
                           those of them that satisfy it
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
+
+        >>> batches = Cache.open("cache/shop").batches(["id", "price"], batch_size=128, seed=7)
+        >>> [batch.num_rows for batch in batches]
+        [128, 128, 128, 128, 88]
 
         Options that make no sense raise UsageError at once, a cache without that snapshot raises CacheError;
         files that are gone or damaged raise ParquetError by name while iterating.

@@ -198,6 +198,9 @@ def dense_proposals(
 
     Goes by the footers and the first rows; a repartition looks at every row.
 
+    >>> dense_proposals("cache/shop")  # its lists have many lengths
+    []
+
     Raises UsageError (not local), SourceError or ParquetError.
     """
     text = os.fspath(source)

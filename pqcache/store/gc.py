@@ -38,8 +38,13 @@ def gc(
 ) -> GcReport:
     """Remove all but the newest ``keep`` snapshots (by default as many as sync leaves).
 
-    The current snapshot, those in use by a reader, and those younger than ``older_than`` seconds stay. Raises
-    CacheError, or CacheLocked when another run is at work.
+    The current snapshot, those in use by a reader, and those younger than ``older_than`` seconds stay. ``wait`` is in
+    seconds.
+
+    >>> gc("cache/shop", keep=1).removed
+    ()
+
+    Raises CacheError, or CacheLocked when another run is at work.
     """
     target = Cache.open(os.fspath(cache))
     with disk_errors(target.path), target.lock(wait):

@@ -46,6 +46,9 @@ def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return what each run did to a cache, oldest first; raises CacheError where there is none.
 
     A run that was killed after it published and before it wrote its record is there with what its snapshot tells.
+
+    >>> [(run["command"], run["added"]) for run in history("cache/shop")]
+    [('sync', 6)]
     """
     opened = Cache.open(os.fspath(cache))
     return sorted([*read_history(opened.path), *unrecorded(opened)], key=lambda record: str(record.get("time")))

@@ -114,6 +114,12 @@ def inspect(
     A cache answers from its index; of anything else only the footers are read. ``block_size`` in bytes is
     what row groups are measured against: by default the block size of the files on HDFS, else 128 MB.
 
+    >>> found = inspect("cache/shop", block_size=8 << 10)
+    >>> found.files, found.rows, found.row_groups, found.over_block
+    (6, 600, 12, 12)
+    >>> [column.name for column in found.columns if column.partition]
+    ['dt']
+
     Raises UsageError, SourceError, SourceIncomplete (no Parquet there) or ParquetError.
     """
     text = os.fspath(target)

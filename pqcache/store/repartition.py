@@ -75,6 +75,12 @@ def repartition(
         dry_run: work out the report and change nothing.
         on_event: called with what happens, from several threads.
 
+    >>> report = repartition("cache/shop", row_group_size=16 << 10, compression="zstd:3")
+    >>> report.rows, report.row_groups_before > report.row_groups_after
+    (600, True)
+    >>> repartition("lake/shop", "shop-16kb", row_group_size=16 << 10).snapshot is None
+    True
+
     Raises UsageError, SourceError, ParquetError or CacheError; source and cache are never left half done.
     """
     if align not in (None, "block"):

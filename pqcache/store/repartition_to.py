@@ -21,7 +21,7 @@ from pqcache.store.densify import Wanted, local_root
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.partition import PartitionJob, do_job, spooled
-from pqcache.store.source import Source, local_path, open_source, redact, url_scheme
+from pqcache.store.source import Source, check_url, local_path, open_source, redact, url_scheme
 from pqcache.store.sync import list_source
 from pqcache.store.target import Done, Target, check_apart, forget, open_target, own, take_over
 from pqcache.store.transfer import Stopwatch, with_retries
@@ -64,6 +64,8 @@ class Places:
     """A source and a target, and what each is told."""
 
     def __init__(self, source: str, target: str, options: Mapping[str, str], block_size: int | None) -> None:
+        check_url(source)
+        check_url(target)
         if url_scheme(target) not in ("", "file") and target.partition("://")[2].strip("/") == "":
             raise UsageError(f"{target}: names no directory; write {url_scheme(target)}://HOST/PATH")
         check_apart(source, target)

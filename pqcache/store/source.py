@@ -14,7 +14,10 @@ from urllib.parse import quote, unquote, urlsplit
 from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
 
-_SECRET = re.compile(r"secret|password|passwd|token|credential|access_?key|(^|_)key$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|password|passwd|token|delegation|signature|credential|access_?key|(^|_)key$", re.IGNORECASE
+)
+_QUERY = re.compile(r"(?<=[?&])([^=&/?]*)=([^&/#]*)")  # NAME=VALUE behind a question mark
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -66,6 +69,7 @@ def open_source(
     A server that sends nothing for ``timeout`` seconds counts as unavailable. Nothing is contacted yet. An
     unknown scheme, a malformed URL or a missing extra raises UsageError.
     """
+    check_url(url)
     known = dict(options or {})
     scheme = url_scheme(url)
     if scheme in ("", "file"):
@@ -102,6 +106,19 @@ def url_scheme(url: str) -> str:
     return match[1].lower() if match else ""
 
 
+def check_url(url: str) -> None:
+    """Raise UsageError for what cannot be a path or a URL, and for a secret where it would be part of a path."""
+    scheme = url_scheme(url)
+    if not url.partition("://")[2 if scheme == "file" else 0].strip():
+        raise UsageError("an empty path; name a directory or a URL")
+    try:
+        _ = urlsplit(url.partition("?")[0]).port if scheme else None
+    except ValueError as error:
+        raise UsageError(f"{redact(url)}: {error}; write {scheme}://HOST:PORT/PATH") from None
+    if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
+        raise UsageError(f"{redact(url)}: has a secret in its path; give it as an option instead: -o token=...")
+
+
 def local_path(url: str) -> str:
     """Return the path in a ``file://`` URL, or the path itself."""
     if url_scheme(url) != "file":
@@ -118,12 +135,18 @@ def is_secret(option: str) -> bool:
 
 
 def redact(url: str) -> str:
-    """Return ``url`` without the password in it, and for S3 without the key as well."""
+    """Return ``url`` without the passwords and tokens in it, and for S3 without the key as well."""
     scheme = url_scheme(url)
-    rest = url.partition("://")[2]
-    if not scheme or "@" not in rest:
+    if not scheme:
         return url
-    host = urlsplit(url).netloc
+    url = _QUERY.sub(lambda match: f"{match[1]}=***" if is_secret(match[1]) else match[0], url)
+    rest = url.partition("://")[2]
+    try:
+        host = urlsplit(url).netloc
+    except ValueError:  # no telling where a password would end
+        return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url
+    if "@" not in rest:
+        return url
     if "@" not in host and ":" in host and (scheme == "s3" or not host.rpartition(":")[2].isdigit()):
         return f"{scheme}://***@{rest.rpartition('@')[2]}"  # an unescaped '/' in the password
     user, at, place = host.rpartition("@")

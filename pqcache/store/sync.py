@@ -23,7 +23,17 @@ from pqcache.store.history import append_history, unrecorded
 from pqcache.store.hive import is_data, parent
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
 from pqcache.store.plan import Plan, Recipe, plan_sync
-from pqcache.store.source import FIRST, TIMEOUT, Source, is_secret, local_path, open_source, redact, url_scheme
+from pqcache.store.source import (
+    FIRST,
+    TIMEOUT,
+    Source,
+    check_url,
+    is_secret,
+    local_path,
+    open_source,
+    redact,
+    url_scheme,
+)
 from pqcache.store.subset import Subset, select
 from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors, with_retries
 from pqcache.store.workdir import discard
@@ -108,6 +118,12 @@ def sync(
         wait: seconds to wait for another run to end.
         dry_run: work out the report and change nothing.
         on_event: called with what happens, from several threads.
+
+    >>> report = sync("cache/shop", "lake/shop", where="dt >= '2026-11-02'", force=True)
+    >>> report.published, report.removed, report.rows
+    (True, 2, 400)
+    >>> sync("cache/shop").published  # nothing has changed
+    False
 
     Raises UsageError, SourceError, SourceIncomplete (nothing was published), ParquetError, CacheError or
     CacheLocked; the current snapshot stays as it was.
@@ -340,6 +356,7 @@ def _merge(remembered: Config | None, source: str | None, options: Mapping[str, 
     if source is None:
         assert remembered is not None
         return replace(remembered, options={**remembered.options, **known})
+    check_url(source)
     shown = redact(source)
     if url_scheme(source) in ("", "file"):
         shown = os.path.abspath(os.path.expanduser(local_path(source)))

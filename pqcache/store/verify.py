@@ -116,6 +116,10 @@ def verify(
         wait: with ``repair``, seconds to wait for another run to end.
         on_event: called with what happens, from several threads.
 
+    >>> report = verify("cache/shop", deep=True)
+    >>> report.ok, report.files, report.damage
+    (True, 6, ())
+
     Damage is in the report and is not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
     SourceIncomplete.
     """

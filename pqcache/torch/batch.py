@@ -30,7 +30,15 @@ class Place:
 
 
 class Batch(dict[str, Any]):
-    """A dict of column name to tensor, Ragged or dict; ``index`` is its global number in the epoch."""
+    """A dict of column name to tensor, Ragged or dict; ``index`` is its global number in the epoch.
+
+    Tensors have shape (rows,) or (rows, length), and a Ragged has rows items. It pickles as one shared buffer, and
+    moves as a whole:
+
+    >>> batch = Batch({"price": torch.ones(4)}, Place(epoch=1, index=7))
+    >>> batch.index, batch.epoch, batch.to("cpu", non_blocking=True)["price"].shape
+    (7, 1, torch.Size([4]))
+    """
 
     place: Place
 

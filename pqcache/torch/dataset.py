@@ -67,6 +67,18 @@ class ParquetDataset(IterableDataset[Batch]):
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
 
+    >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
+    >>> len(dataset)
+    3
+    >>> batch = next(iter(dataset))
+    >>> batch.index, batch["price"].shape, batch["price"].dtype
+    (0, torch.Size([256]), torch.float64)
+    >>> batch["tokens"].to_padded(length=8).shape, batch["dt"][0][:8]
+    (torch.Size([256, 8]), '2026-11-')
+    >>> dataset.load_state_dict(dataset.state_dict(after=batch))
+    >>> next(iter(dataset)).index
+    1
+
     Options that make no sense, and columns that no tensor can hold, raise UsageError here; files that are
     gone or damaged raise ParquetError by name while iterating.
     """

@@ -17,6 +17,18 @@ class Ragged:
     ``values`` is a tensor, or for nested columns a Ragged or a dict of columns; ``offsets`` is an int64 tensor
     (rows + 1,) that begins with 0. ``kind`` says what an item is: "list" (a view of ``values``), "str" or
     "bytes" (made when asked for, from uint8 ``values``). Slices are Ragged and share memory.
+
+    >>> lists = Ragged(torch.tensor([1, 2, 3, 4, 5, 6]), torch.tensor([0, 2, 2, 6]))
+    >>> len(lists), lists.lengths().tolist(), lists[2]
+    (3, [2, 0, 4], tensor([3, 4, 5, 6]))
+    >>> lists.to_padded(length=3)
+    tensor([[1, 2, 0],
+            [0, 0, 0],
+            [3, 4, 5]])
+    >>> lists[1:].to_list()
+    [[], [3, 4, 5, 6]]
+
+    An item that is not there raises IndexError; what needs a plain tensor of values raises TypeError without one.
     """
 
     __slots__ = ("_ends", "kind", "offsets", "values")
