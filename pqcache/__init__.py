@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pqcache.store.densify import Proposal, dense_proposals
     from pqcache.store.gc import GcReport, gc
     from pqcache.store.history import history
+    from pqcache.store.index_keys import IndexReport, index
     from pqcache.store.inspect import Inspection, inspect
     from pqcache.store.repartition import repartition
     from pqcache.store.repartition_to import RepartitionReport
@@ -49,6 +50,7 @@ __all__ = [
     "CacheLocked",
     "DamagedError",
     "GcReport",
+    "IndexReport",
     "Inspection",
     "Interrupted",
     "ParquetError",
@@ -70,6 +72,7 @@ __all__ = [
     "dense_proposals",
     "gc",
     "history",
+    "index",
     "inspect",
     "parse_size",
     "repartition",
@@ -99,6 +102,7 @@ _HOMES = {
     "pqcache.store.densify": ("Proposal", "dense_proposals"),
     "pqcache.store.gc": ("GcReport", "gc"),
     "pqcache.store.history": ("history",),
+    "pqcache.store.index_keys": ("IndexReport", "index"),
     "pqcache.store.inspect": ("Inspection", "inspect"),
     "pqcache.store.repartition": ("repartition",),
     "pqcache.store.repartition_to": ("RepartitionReport",),

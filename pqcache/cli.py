@@ -292,6 +292,35 @@ def verify(
 @app.command(
     cls=Command,
     epilog=examples(
+        ("Find users by their number and by their address", "pqcache index cache/shop --key user_id --key email"),
+        ("Which key indexes are there?", "pqcache index cache/shop"),
+        ("Drop one", "pqcache index cache/shop --drop email"),
+    ),
+)
+def index(
+    cache: opt.CacheArgument,
+    key: opt.Key = None,
+    drop: opt.Drop = None,
+    jobs: opt.Sorters = None,
+    wait: opt.Wait = 0.0,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Make key indexes, which find the rows of a key without scanning.
+
+    Without options it lists those that there are. Each later snapshot has them too, brought up to date by what changed.
+    """
+    import pqcache
+    from pqcache import console
+
+    with console.reporter(json, quiet) as on_event:
+        report = pqcache.index(cache, keys=key or (), drop=drop or (), jobs=jobs, wait=wait, on_event=on_event)
+    _show(report.to_dict(), json, quiet, lambda: console.print_index(report))
+
+
+@app.command(
+    cls=Command,
+    epilog=examples(
         (
             "How much was fetched in the last thirty runs?",
             "pqcache log cache/shop --last 30 --json | jq -s 'map(.fetched_bytes) | add'",

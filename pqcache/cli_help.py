@@ -9,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 # the groups of options, in the order in which a command shows those it has
 TAKEN, ROW_GROUPS, GUARDS, SHOWN, DESTINATION = "What is taken", "Row groups", "Guards", "What is shown", "Destination"
-CHECKS, STORE, RUN, OUTPUT = "Checks", "Store", "Run", "Output"
+CHECKS, KEYS, STORE, RUN, OUTPUT = "Checks", "Keys", "Store", "Run", "Output"
 
 
 @dataclass(frozen=True)

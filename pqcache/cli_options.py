@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pqcache.cli_help import CHECKS, DESTINATION, GUARDS, OUTPUT, ROW_GROUPS, RUN, SHOWN, STORE, TAKEN
+from pqcache.cli_help import CHECKS, DESTINATION, GUARDS, KEYS, OUTPUT, ROW_GROUPS, RUN, SHOWN, STORE, TAKEN
 
 # of several commands
 Options = Annotated[
@@ -298,6 +298,33 @@ Processes = Annotated[
         metavar="N",
         min=1,
         help="Processes that read; by default one per processor.",
+        rich_help_panel=RUN,
+    ),
+]
+
+# index
+Key = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN", help="Make a key index of this column. May be given several times.", rich_help_panel=KEYS
+    ),
+]
+Drop = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="Remove the key index of this column, and make none any more. May be given several times.",
+        rich_help_panel=KEYS,
+    ),
+]
+Sorters = Annotated[
+    int | None,
+    typer.Option(
+        "-j",
+        "--jobs",
+        metavar="N",
+        min=1,
+        help="Threads that read and sort; by default one per processor, at most 4.",
         rich_help_panel=RUN,
     ),
 ]

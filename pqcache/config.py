@@ -29,6 +29,7 @@ class Config:
     """A cache's source and options; ``row_group_size`` is in bytes, None leaves files as they come.
 
     From ``compression`` on come options of repartition, as it was done last; None leaves out what is not asked for.
+    ``keys`` are the columns that each new snapshot has key indexes of.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Config:
     keep_int96: bool = False
     dense: Mapping[str, str] | None = None
     shuffle: int | None = None
+    keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.keep < 1:
@@ -108,6 +110,7 @@ def read_config(cache: Path) -> Config:
             keep_int96=document.get("keep_int96", False) is True,
             dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
             shuffle=None if document.get("shuffle") is None else int(document["shuffle"]),
+            keys=tuple(map(str, document.get("keys", ()))),
         )
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise CacheError(f"{path}: {error}; mend it, or sync into a new directory") from error
@@ -140,6 +143,7 @@ def write_config(cache: Path, config: Config) -> None:
         "compat": config.compat or None,
         "keep_int96": config.keep_int96 or None,
         "shuffle": config.shuffle,
+        "keys": list(config.keys) or None,
         "dense": None if config.dense is None else dict(config.dense),
     }
     for name, value in values.items():

@@ -23,13 +23,20 @@ from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, S
 from pqcache.store.cache import cache_at
 from pqcache.store.densify import Proposal
 from pqcache.store.gc import GcReport
+from pqcache.store.index_keys import IndexReport
 from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.sync import SyncReport
 from pqcache.store.verify import VerifyReport
 from pqcache.units import format_count, format_seconds, format_size
 
 _LINE_SECONDS = 60.0  # how often a run without a terminal says where it is
-_VERB = {"fetch": "fetching", "rewrite": "rewriting", "read": "reading footers", "verify": "verifying"}
+_VERB = {
+    "fetch": "fetching",
+    "rewrite": "rewriting",
+    "read": "reading footers",
+    "verify": "verifying",
+    "index": "indexing",
+}
 
 
 def out() -> Console:
@@ -154,6 +161,19 @@ def print_verify(report: VerifyReport) -> None:
     if report.repaired is not None:
         text += f"; {damaged} fetched again, {report.repaired} is current"
     console.print(f"{text}; {'all is well' if not report.damage else damaged}" if report.repaired is None else text)
+
+
+def print_index(report: IndexReport) -> None:
+    """Print what was built and dropped, and a line for each key index."""
+    done = [f"built {', '.join(report.built)}"] if report.built else []
+    done += [f"dropped {', '.join(report.dropped)}"] if report.dropped else []
+    if done:
+        out().print(escape(f"{'; '.join(done)} in {format_seconds(report.seconds)}"))
+    for key in report.keys:
+        held = f"{key.type}, {format_count(key.rows, 'row')}, {format_size(key.bytes)}"
+        out().print(escape(f"{key.column}: {held if key.damage is None else key.damage}"))
+    if not (done or report.keys):
+        out().print(escape(f"no key index; 'pqcache index {report.cache} --key COLUMN' makes one"))
 
 
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:

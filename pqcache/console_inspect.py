@@ -35,6 +35,8 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
     partitions = format_count(len(found.partitions), "partition")
     files = format_count(found.files, "file")
     console.print(f"  holds        {partitions}, {files}, {format_count(found.rows, 'row')}")
+    if found.keys:
+        console.print(escape(f"  keys         {', '.join(found.keys)}"))
     codecs = ", ".join(f"{name} {_share(size, found)}" for name, size in found.compression.items())
     ratio = found.uncompressed / max(1, sum(found.compression.values()))
     console.print(f"  size         {format_size(found.bytes)}; {codecs or 'no row groups'}; ratio {ratio:.1f}")

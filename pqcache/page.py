@@ -29,6 +29,8 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
         ("rows", f"{found.rows:,} in {format_count(found.files, 'file')} of {len(found.partitions):,} partitions"),
         ("size", f"{format_size(found.bytes)}, {format_size(found.uncompressed)} decompressed"),
     ]
+    if found.keys:
+        facts.append(("keys", ", ".join(found.keys)))
     if training is not None:
         mixed = f"{training.window} row groups a worker, {100 * training.mixed:.1f} % of the rows, are mixed"
         facts.append(("training", f"with {format_size(training.memory)} and {training.lanes} workers: {mixed}"))

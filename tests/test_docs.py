@@ -26,6 +26,8 @@ from pqcache.config import Config
 from pqcache.forecast import Forecast
 from pqcache.store.cache import FILES, ROW_GROUPS
 from pqcache.store.gc import GcReport
+from pqcache.store.index_keys import IndexReport, KeyView, index
+from pqcache.store.keys import KEYS, Run
 from pqcache.store.inspect import Bin, Column, Inspection, Partition
 from pqcache.store.manifest import FORMAT, read_manifest
 from pqcache.store.repartition_to import RepartitionReport
@@ -282,10 +284,17 @@ def test_event_fields_are_documented(kind: type) -> None:
 
 @pytest.mark.parametrize(
     ("command", "report"),
-    [("sync", SyncReport), ("repartition", RepartitionReport), ("verify", VerifyReport), ("gc", GcReport)],
+    [
+        ("sync", SyncReport),
+        ("repartition", RepartitionReport),
+        ("verify", VerifyReport),
+        ("index", IndexReport),
+        ("gc", GcReport),
+    ],
 )
 def test_summary_fields_are_documented(command: str, report: type) -> None:
     names = {field.name for field in fields(report)} | ({"ok"} if report is VerifyReport else set())
+    names |= {field.name for field in fields(KeyView)} if report is IndexReport else set()
     assert quoted(table_row(README, f"`{command}`")) - {"damaged", "error"} == names
     page = (MAN / f"pqcache-{command}.1").read_text()
     assert names <= set(re.findall(r"^\.(?:It )?Cm (\w+)", page, re.MULTILINE)) | set(re.findall(r" Cm (\w+)", page))
@@ -322,10 +331,11 @@ def test_secret_options_are_secret() -> None:
 
 def test_the_format_page_has_every_field(lake: Path) -> None:
     sync_cache(lake / "cache" / "shop", str(lake / "lake" / "shop"))
+    index(lake / "cache" / "shop", keys=["title"])
     snapshot = lake / "cache" / "shop" / "current"
     page = FORMAT_PAGE.read_text()
-    for name in (FILES, ROW_GROUPS):
-        assert name in page
+    for name in (FILES, ROW_GROUPS, f"{KEYS}/title/index.arrow"):
+        assert Path(name).name in page
         with pa.memory_map(str(snapshot / name)) as file, pa.ipc.open_file(file) as reader:
             schema = reader.schema
         assert set(schema.metadata) <= {name.encode() for name in quoted(page)}
@@ -340,6 +350,7 @@ def test_the_format_page_has_every_field(lake: Path) -> None:
                     assert kind_row(page, f"sources.{inner.name}") == str(inner.type)
             assert kind_row(page, f"C:{what}" if colon and column else field.name) == kind
     assert f'"format": {FORMAT}' in page
+    assert {field.name for field in fields(Run)} <= quoted(page.partition("key indexes\n")[2])
     for option in fields(Config):
         assert re.search(rf"^\| (?:`\w+`, )*`{option.name}`", page, re.MULTILINE), option.name
     assert read_manifest(snapshot / FILES).source == str(lake / "lake" / "shop")

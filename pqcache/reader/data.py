@@ -44,8 +44,8 @@ def open_data(path: str | os.PathLike[str], snapshot: str | None = None) -> tupl
         return Data(found.path, found.index(), found.id, root), lease
     if (root / ROW_GROUPS).is_file():  # CACHE/current, or a snapshot by its own path
         found = Snapshot(root.resolve())
-        leased = found.lease() if (found.path / LEASE).is_file() else None
-        return _same(Data(found.path, found.index(), found.id), snapshot), leased
+        data = _same(Data(found.path, found.index(), found.id), snapshot)
+        return data, found.lease() if (found.path / LEASE).is_file() else None
     if root.is_file():
         return _same(_indexed(root.parent, [root.name]), snapshot), None
     if not root.is_dir():

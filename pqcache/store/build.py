@@ -23,6 +23,7 @@ from pqcache.store.checksum import checksum_of
 from pqcache.store.guards import check_space
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder, build_index
+from pqcache.store.keybuild import refresh_key_indexes
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
 from pqcache.store.plan import DirectoryPlan, Plan
 from pqcache.store.source import Source
@@ -38,6 +39,7 @@ class Job:
     """What a build works on: ``previous`` is the snapshot that ``plan`` was made against.
 
     ``source`` is None when nothing has to be fetched. With ``reindex`` nothing is taken from the index there is.
+    ``keys`` are the columns to have key indexes of.
     """
 
     cache: Cache
@@ -53,6 +55,7 @@ class Job:
     checksum: bool
     on_event: OnEvent
     reindex: bool = False
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -272,6 +275,8 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
     write_checksums(target)
     for name in (ROW_GROUPS, FILES, CHECKSUMS):
         fsync_path(target / name)
+    if job.keys:
+        refresh_key_indexes(job.keys, None if job.reindex else previous, Snapshot(target), job.on_event)
     return target, manifest
 
 

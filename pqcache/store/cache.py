@@ -300,6 +300,36 @@ class Cache:
             sequence=sequence,
         )
 
+    def lookup(self, column: str, values: Any) -> SelectedRows:
+        """Return the rows of the current snapshot whose ``column`` has one of ``values``, without scanning.
+
+        ``column`` is one that 'pqcache index' has made a key index of (``a.b`` inside of a struct), or a partition
+        column. ``values`` is a value, or a list, numpy or Arrow array of values. The rows can be read with ``read``
+        and trained on with ``ParquetDataset(path, rows=...)``.
+
+        Without a key index CacheError names the command that makes one. Values of another type, and None, raise
+        UsageError; a damaged key index raises DamagedError.
+        """
+        from pqcache.store.keys import lookup  # needs snapshots
+
+        snapshot, lease = self.lease()
+        with lease:
+            return lookup(snapshot, column, values)
+
+    def read(self, rows: SelectedRows, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return ``rows`` as an Arrow table, in the order of the files; only their row groups are decoded.
+
+        ``columns`` are names, None for all. The rows' snapshot is read, also when it is not the current one any more;
+        one that is not kept raises CacheError.
+        """
+        import pyarrow as pa
+
+        found = list(self.batches(columns, shuffle=False, rows=rows))
+        if found:
+            return pa.Table.from_batches(found)
+        schema = self.snapshot(rows.snapshot or None).index().schema
+        return (schema if columns is None else pa.schema([schema.field(name) for name in columns])).empty_table()
+
     def create(self) -> None:
         """Make the directory a cache; a directory with other things in it raises UsageError."""
         if self.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from pqcache.parquet.statistics import read_footer, top_level_names
 from pqcache.store.cache import cache_at
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder
+from pqcache.store.keys import columns_indexed
 from pqcache.store.manifest import SourceFile
 from pqcache.store.remote_footer import read_remote_footer
 from pqcache.store.source import Source, open_source, url_scheme
@@ -72,7 +73,7 @@ class Inspection:
     ``block_size``, ``straddling`` those that lie across a block boundary where the files are stored on HDFS, or
     would be, were they stored in blocks of the size that was asked for, with ``blocks_touched`` in all; both are
     None where there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
-    than a quarter of ``block_size``.
+    than a quarter of ``block_size``. ``keys`` are the columns that a cache has a key index of.
     """
 
     target: str
@@ -95,6 +96,7 @@ class Inspection:
     partitions: tuple[Partition, ...]
     columns: tuple[Column, ...]
     under_quarter: int = 0
+    keys: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values."""
@@ -129,11 +131,13 @@ def inspect(
         with lease:
             manifest, index = snapshot.manifest(), snapshot.index()
             encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
+            keys = tuple(columns_indexed(snapshot.path))
         sizes = np.array([entry.size for entry in manifest.files], np.int64)
         about = {"kind": "cache", "source": manifest.source, "snapshot": snapshot.id}
         about["created"] = manifest.created
         blocks = np.full(len(sizes), block_size or 0, np.int64)
-        return _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, blocks, encodings)
+        found = _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, blocks, encodings)
+        return replace(found, keys=keys)
     source = open_source(text, options)
     try:
         files = sorted(list_source(source, on_event).files, key=lambda file: file.path)

@@ -69,6 +69,7 @@ def fetch_again(
             config.checksum,
             counted,
             reindex=True,
+            keys=config.keys,
         )
         published, manifest = build_snapshot(job)
         report = make_report(cache, config, plan, published, manifest, published, counted.bytes, False, watch)

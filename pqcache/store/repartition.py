@@ -162,7 +162,19 @@ def _repartition_cache(
         if not dry_run:
             if not plan.nothing_to_do:
                 job = Job(
-                    cache, current, plan, None, before.source, before.where, Subset(), how, jobs, 0, False, on_event
+                    cache,
+                    current,
+                    plan,
+                    None,
+                    before.source,
+                    before.where,
+                    Subset(),
+                    how,
+                    jobs,
+                    0,
+                    False,
+                    on_event,
+                    keys=config.keys,
                 )
                 published, after = build_snapshot(job)
             write_config(cache.path, config)

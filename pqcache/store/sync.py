@@ -180,7 +180,19 @@ def sync(
         if not dry_run and not (plan.nothing_to_do and current is not None and whole):
             url, where, checksum = redact(config.source), config.where, config.checksum
             job = Job(
-                target, current, plan, opened, url, where, listing.subset, rewrite, jobs, retries, checksum, counted
+                target,
+                current,
+                plan,
+                opened,
+                url,
+                where,
+                listing.subset,
+                rewrite,
+                jobs,
+                retries,
+                checksum,
+                counted,
+                keys=config.keys,
             )
             published, manifest = build_snapshot(job)
         if not dry_run:

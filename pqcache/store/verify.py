@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,6 +15,7 @@ from typing import Any
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
 from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
+from pqcache.store.keys import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.repair import changes_at_source, fetch_again
 from pqcache.store.sync import find_damaged
@@ -77,6 +79,9 @@ class VerifyReport:
             more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
             how = "--deep --repair" if self.deep else "--repair"  # what only --deep finds, only --deep mends
             advice = f"'pqcache verify {self.cache} {how}' fetches that again"
+            if all(path.startswith(KEYS) for path in paths):
+                columns = " ".join(f"--key {shlex.quote(str(item.column))}" for item in wrong)
+                advice = f"'pqcache index {self.cache} {columns}' rebuilds that"
             if self.repaired is not None:
                 advice = "it comes like this from the source: have it written again there"
             raise DamagedError(f"{self.cache}: damaged: {', '.join(paths[:3])}{more}; {advice}")
@@ -197,6 +202,7 @@ class _Check:
         if self._metadata(snapshot, FILES, found):
             manifest = snapshot.manifest()
         indexed = self._metadata(snapshot, ROW_GROUPS, found)
+        self._keys(snapshot, found)
         if manifest is not None:
             self._files(snapshot, [entry for entry in manifest.files if entry not in but], indexed, found)
         return manifest, tuple(sorted(found, key=lambda item: (item.path, item.row_group or 0, item.column or "")))
@@ -220,6 +226,16 @@ class _Check:
             except DamagedError as error:
                 self._tell(found, Damage(name, None, None, _reason(error)))
         return len(found) == before
+
+    def _keys(self, snapshot: Snapshot, found: list[Damage]) -> None:
+        """Look for damage in key indexes; with ``deep`` in their runs too."""
+        for column in columns_indexed(snapshot.path):
+            directory = directory_of(snapshot.path, column)
+            try:
+                check_key_index(directory, self.deep)
+            except DamagedError as error:
+                message = f"{_reason(error)}; '{command_for(directory)}' rebuilds it"
+                self._tell(found, Damage(f"{KEYS}/{directory.name}", None, column, message))
 
     def _files(self, snapshot: Snapshot, entries: Sequence[FileEntry], indexed: bool, found: list[Damage]) -> None:
         misplaced = find_damaged(snapshot, entries)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pqcache import Cache
 from pqcache.store.hive import is_data, parent
 from pqcache.store.index import build_index
+from pqcache.store.keys import check_key_index, columns_indexed, directory_of
 
 Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 
@@ -60,6 +61,12 @@ def check_whole(cache: Path, versions: Sequence[Rows | None]) -> int:
         assert status.st_size == entry.size, f"{entry.path}: {status.st_size} bytes, {entry.size} in the manifest"
     there = {p.relative_to(snapshot.path).as_posix() for p in snapshot.path.rglob("*") if not p.is_dir()}
     extra = there - {entry.path for entry in manifest.files}
+    for column in columns_indexed(snapshot.path):
+        directory = directory_of(snapshot.path, column)
+        known = check_key_index(directory, deep=True)
+        assert known.rows == manifest.rows
+        files = ["index.arrow", "checksums.json", *(run.file for run in known.runs)]
+        extra -= {f"_pqcache/keys/{directory.name}/{name}" for name in files}
     assert extra <= {f"_pqcache/{name}" for name in ("files.arrow", "row_groups.arrow", "checksums.json", "lease")}, (
         extra
     )

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pqcache.store.history import read_history
+from pqcache.store.keys import check_key_index, columns_indexed, directory_of
 from pqcache.store.source import open_source
 from pqcache.store.workdir import file_key
 from tests.datasets import shop_table, write_day
@@ -75,25 +76,32 @@ def today(lake: Path) -> None:
 def make_night(runner: Runner, tmp_path: Path, kind: str) -> Night:
     """Return a night of this kind.
 
-    That is plain, rewritten, columns (some columns and rows of the source), first (there is no cache yet) or cut
-    (a repartition).
+    That is plain, rewritten, columns (some columns and rows of the source), first (there is no cache yet), cut
+    (a repartition), keys (a cache with key indexes) or index (key indexes are made and dropped).
     """
     lake, start, cache = tmp_path / "lake", tmp_path / "start", tmp_path / "cache"
     yesterday(lake)
     extra = ["--jobs", "2", "--keep", "1", "--json"]
     if kind == "columns":
         extra += PART
-    elif kind != "plain":
+    elif kind not in ("plain", "keys", "index"):
         extra += SIZE
     if kind == "first":
         return Night(start, lake, cache, ("sync", lake, cache, *extra), None, rows_at(lake))
     arguments = [argument for argument in extra if argument not in SIZE] if kind == "cut" else extra
     assert runner.run(cache, "sync", lake, cache, *arguments).code == 0
+    if kind in ("keys", "index"):
+        assert runner.run(cache, "index", cache, "--key", "id", "--key", "title").code == 0
+    if kind == "index":
+        (directory_of((cache / "current").resolve(), "id") / "index.arrow").unlink()  # to be made again
     shutil.copytree(cache, start, symlinks=True)
     part = wanted if kind == "columns" else lambda rows: rows
     old = part(rows_at(lake))
     if kind == "cut":  # nothing comes from the source: the same rows in other row groups, and a gc
         return Night(start, lake, cache, ("repartition", cache, *SIZE), old, old)
+    if kind == "index":
+        command = ("index", cache, "--key", "id", "--key", "note", "--drop", "title")
+        return Night(start, lake, cache, command, old, old)
     today(lake)
     return Night(start, lake, cache, ("sync", cache, *extra), old, part(rows_at(lake)))
 
@@ -142,7 +150,7 @@ def finished(runner: Runner, night: Night) -> Ran:
 
 
 @pytest.mark.parametrize(
-    ("kind", "usual"), [("plain", 16), ("rewritten", 20), ("columns", 14), ("first", 12), ("cut", 8)]
+    ("kind", "usual"), [("plain", 16), ("rewritten", 20), ("columns", 14), ("first", 12), ("cut", 8), ("keys", 8)]
 )
 def test_killed_before_each_operation(kind: str, usual: int, runner: Runner, tmp_path: Path) -> None:
     night = make_night(runner, tmp_path, kind)
@@ -162,6 +170,27 @@ def test_killed_before_each_operation(kind: str, usual: int, runner: Runner, tmp
             killed(runner, night, at)
         except AssertionError as error:
             raise AssertionError(f"killed at {at} ({points[at]}): {error}") from error
+
+
+def test_killed_while_key_indexes_are_made(runner: Runner, tmp_path: Path) -> None:
+    """The data is never touched, and there is a whole key index or none."""
+    night = make_night(runner, tmp_path, "index")
+    night.restart()
+    points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+    assert any("keys-" in point for point in points)
+    assert any("os.rename" in point and "removed-" not in point for point in points)
+    for at in instants(points, 16):
+        night.restart()
+        runner.run(night.cache, *night.command, instrument={"kind": "kill", "at": at})
+        snapshot = (night.cache / "current").resolve()
+        there = columns_indexed(snapshot)
+        for column in there:
+            if not (column == "id" and not (directory_of(snapshot, "id") / "index.arrow").exists()):  # not begun yet
+                check_key_index(directory_of(snapshot, column), deep=True)
+        assert rows_at(snapshot) == night.old
+        assert runner.run(night.cache, *night.command).code in ((0, 2) if "title" not in there else (0,)), points[at]
+        assert {"id", "note"} <= set(columns_indexed(snapshot)), points[at]
+        check_clean(night.cache)
 
 
 def test_killed_again_and_again(runner: Runner, tmp_path: Path) -> None:
