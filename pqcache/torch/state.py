@@ -63,7 +63,8 @@ class State:
                 )
         if row_groups != self.row_groups:
             raise UsageError(
-                "the state was taken with other filters, rows or sequence; construct the dataset with the same ones"
+                "the state was taken with other filters or rows, or another sequence; "
+                "construct the dataset with the same ones"
             )
 
 
