@@ -87,19 +87,16 @@ def print_sync(report: SyncReport) -> None:
         text = f"would sync: {moved}, {format_size(report.fetched_bytes)} to fetch"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} to rewrite"
-        out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved, soft_wrap=True)
+        out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)
         return
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.published:
         text = f"synced {moved}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} rewritten"
-        out().print(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}", soft_wrap=True)
+        out().print(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
     else:
-        out().print(
-            f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}",
-            soft_wrap=True,
-        )
+        out().print(f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}")
 
 
 def print_repartition(report: RepartitionReport) -> None:
@@ -119,9 +116,7 @@ def print_repartition(report: RepartitionReport) -> None:
         f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
         f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}{_kept(report)}"
     )
-    out().print(
-        f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}", soft_wrap=True
-    )
+    out().print(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
 
 
 def _kept(report: RepartitionReport) -> str:
@@ -132,9 +127,7 @@ def print_gc(report: GcReport) -> None:
     """Print the one line of a gc."""
     what = "would remove" if report.dry_run else "removed"
     removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
-    out().print(
-        f"{what} {removed}, kept {format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}", soft_wrap=True
-    )
+    out().print(f"{what} {removed}, kept {format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}")
 
 
 def place_of(path: str, row_group: int | None, column: str | None) -> str:
@@ -177,24 +170,28 @@ def print_index(report: IndexReport) -> None:
 
 
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of runs, the newest last."""
+    """Print a table of runs, the newest last; it fits 80 columns, so that names of snapshots can be copied."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("time", "command"):
-        table.add_column(name, no_wrap=True)
-    for name in ("new", "changed", "removed", "fetched", "took"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("snapshot", overflow="fold")
+    for name in ("time (UTC)", "command", "files", "fetched", "took", "snapshot"):
+        table.add_column(name, justify="right" if name in ("fetched", "took") else "left", no_wrap=True)
     for record in records:
         known = "added" in record  # else the run was killed before it could say
         table.add_row(
-            str(record["time"])[:19].replace("T", " "),
+            str(record["time"])[:16].replace("T", " "),
             str(record["command"]),
-            *(f"{record[name]:,}" if known else "-" for name in ("added", "changed", "removed")),
+            _files(record) if known else "killed",
             format_size(record["fetched_bytes"]) if known else "-",
             format_seconds(record["seconds"]) if known else "-",
-            str(record["snapshot"]) + (" (killed)" if not known else "" if record["published"] else " (as before)"),
+            str(record["snapshot"]),
         )
     out().print(table if records else "no run yet")
+
+
+def _files(record: Mapping[str, Any]) -> str:
+    """Return what a run did to the files: new, changed and removed ones, or that nothing was new."""
+    signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
+    moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
+    return " ".join(moved) or ("rewritten" if record["published"] else "as before")
 
 
 def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:

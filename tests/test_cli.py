@@ -124,6 +124,12 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
         (["sync", shop, cache, "--where", "region = 'kr'"], "there is no column region; there are: id, "),
         (["sync", shop, cache, "-o", "endpoint"], "KEY=VALUE"),
         (["sync", "s3://", cache], "no bucket"),
+        (["sync", "", cache], "an empty path"),
+        (["inspect", "file://"], "an empty path"),
+        (["inspect", "webhdfs://u:1[x"], "webhdfs://u:1[x: Invalid IPv6 URL; write webhdfs://HOST:PORT/PATH"),
+        (["sync", "s3://[x", cache], "write s3://BUCKET/PATH"),
+        (["repartition", shop, "hdfs://h:x/y"], "write hdfs://HOST:PORT/PATH"),
+        (["inspect", "webhdfs://h:1/x?delegation=S3CR3T"], "x?delegation=***: has a secret in its path"),
         (["repartition", shop], "needs a directory to write to"),
     ]:
         assert part in error_of(run(*arguments), 2)

@@ -23,7 +23,7 @@ from pqcache.events import Damaged, Fetched
 from pqcache.parquet import footer as thrift
 from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Snapshot
 from pqcache.store.manifest import Manifest, write_manifest
-from pqcache.store.watched import Checker
+from pqcache.store.watched import Checker, ask_all
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
 from tests.pages import real_pages
@@ -485,3 +485,43 @@ def test_a_manifest_that_is_gone(cache: Path, snapshot: Snapshot) -> None:
     (snapshot.path / FILES).unlink()
     with pytest.raises(pqcache.DamagedError, match="not a snapshot"):
         pqcache.verify(cache)
+
+
+def test_files_looked_at_together_are_found_one_by_one(cache: Path, snapshot: Snapshot, tmp_path: Path) -> None:
+    """A quick verify asks for several files at once, and for each of them where not all are well."""
+    pqcache.sync(tmp_path / "many", str(write_shop(tmp_path / "much", days=5, files=4, rows=10)))
+    many = pqcache.Cache(tmp_path / "many").snapshot()
+    paths = files_of(many.path)
+    other = (many.path / paths[8]).read_bytes()
+    for number in (3, 9, 14):
+        (many.path / paths[number]).chmod(0o644)
+    flip(many.path / paths[3], -20)  # in the footer
+    (many.path / paths[9]).write_bytes(other)  # a whole file, but another one
+    truncate(many.path / paths[14], 100)
+    found = []
+    for together in (10**9, 1, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pqcache.store.verify._TOGETHER", together)
+            found.append(pqcache.verify(tmp_path / "many").damage)
+    assert found[0] == found[1] == found[2]
+    assert {item.path for item in found[0]} == {paths[3], paths[9], paths[14]}
+
+
+def test_a_process_that_dies_over_several_files_is_asked_again(snapshot: Snapshot) -> None:
+    told: list[str] = []
+    ended: list[str] = []
+    ones = [{"path": path} for path in files_of(snapshot.path)]
+
+    class Dies(Checker):
+        def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            if "files" in request or request["path"] == ones[1]["path"]:
+                yield {"damage": "the process that read it was ended by SIGSEGV"}
+
+    ask_all(
+        [Dies(snapshot.path)],
+        [{"files": ones}],
+        lambda request, _: told.append(request["path"]),
+        lambda request: ended.append(request["path"]),
+    )
+    assert told == [ones[1]["path"]]
+    assert ended == [one["path"] for one in ones]

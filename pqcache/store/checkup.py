@@ -2,7 +2,7 @@
 
 ``watched.py`` starts this with a snapshot's path and writes one request a line to it. Each request is answered by
 lines of JSON: ``step`` (what comes next, and how many seconds it may take), ``damage``, ``unread`` (a column that the
-second engine cannot read) and ``end``.
+second engine cannot read), ``well`` (nothing is wrong with any of several files) and ``end``.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ def main() -> None:
                 check_arrow(snapshot.path / request["path"], tell)
             elif request["what"] == "index":
                 tables = dict(rows_by_file(snapshot.index()))
+            elif request["what"] == "files":
+                tell(step="footers", seconds=request["seconds"])
+                if all_well(snapshot.path, request["files"], tables):
+                    tell(well=True)
             else:
                 check_file(snapshot.path, request, tables.get(request["path"]), tell)
         except _Enough:
@@ -92,6 +96,34 @@ def check_arrow(path: Path, tell: Tell) -> None:
             reader.read_all().validate(full=True)
     except Exception as error:  # noqa: BLE001  whatever damage makes the reader raise is the finding
         tell(damage=f"cannot be read ({first_line(error)[:200]})")
+
+
+def all_well(root: Path, requests: list[dict[str, Any]], tables: dict[str, pa.Table]) -> bool:
+    """Return whether all these files' footers agree with manifest and index: a tenth of the time of one by one."""
+    alike: list[tuple[pa.Schema, dict[str, list[Any]], list[pa.Table]]] = []
+    for request in requests:
+        with pq.ParquetFile(root / request["path"]) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+        if (metadata.num_rows, metadata.num_row_groups) != (request["rows"], request["row_groups"]):
+            return False
+        if request["path"] not in tables:  # no index to compare with, or none of its row groups is there
+            if tables and metadata.num_row_groups:
+                return False
+            continue
+        columns = row_group_columns(metadata, schema)
+        columns["file"] = [0] * metadata.num_row_groups
+        for known, together, indexed in alike:
+            if known.equals(schema):
+                for name, values in columns.items():
+                    together[name] += values
+                indexed.append(tables[request["path"]])
+                break
+        else:
+            alike.append((schema, columns, [tables[request["path"]]]))
+    for schema, together, indexed in alike:
+        for _ in compare_index(columns_table(together, schema), pa.concat_tables(indexed)):
+            return False
+    return True
 
 
 def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, tell: Tell) -> None:

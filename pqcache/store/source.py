@@ -114,7 +114,8 @@ def check_url(url: str) -> None:
     try:
         _ = urlsplit(url.partition("?")[0]).port if scheme else None
     except ValueError as error:
-        raise UsageError(f"{redact(url)}: {error}; write {scheme}://HOST:PORT/PATH") from None
+        place = "BUCKET" if scheme == "s3" else "HOST:PORT"
+        raise UsageError(f"{redact(url)}: {error}; write {scheme}://{place}/PATH") from None
     if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
         raise UsageError(f"{redact(url)}: has a secret in its path; give it as an option instead: -o token=...")
 

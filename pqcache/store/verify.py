@@ -24,6 +24,7 @@ from pqcache.store.watched import Answer, Checker, Request, ask_all
 from pqcache.units import format_count
 
 FASTPARQUET = "fastparquet"
+_TOGETHER = 64  # files whose footers are compared at once where nothing else is
 _SECONDS = 60.0  # for the smallest step of reading a file, after which it counts as hanging
 
 
@@ -260,6 +261,10 @@ class _Check:
                 }
             )
         requests.sort(key=lambda request: -weight[request["path"]])  # large ones first, so that all end together
+        count = min(self._jobs, len(requests))
+        if not self.deep and len(requests) > _TOGETHER:  # asked and answered alone, each would take a millisecond
+            several = (requests[i : i + _TOGETHER] for i in range(0, len(requests), _TOGETHER))
+            requests = [{"what": "files", "files": files, "seconds": _SECONDS} for files in several]
 
         def answer(request: Request, said: Answer) -> None:
             self._answer(found, request["path"], said)
@@ -269,7 +274,6 @@ class _Check:
 
         opening = {"what": "index"} if indexed else None
         words = [] if self.engine is None else [self.engine]
-        count = min(self._jobs, len(requests))
         ask_all([Checker(snapshot.path, opening, words) for _ in range(count)], requests, answer, end)
 
     def _answer(self, found: list[Damage], path: str, answer: Answer) -> None:

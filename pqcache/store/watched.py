@@ -25,6 +25,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX")  #
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
+WELL: Answer = {"well": True}
 
 
 class Checker:
@@ -129,7 +130,10 @@ def ask_all(
     on_answer: Callable[[Request, Answer], None],
     on_end: Callable[[Request], None],
 ) -> None:
-    """Put all requests to some processes and end these; the callbacks are called from as many threads."""
+    """Put all requests to some processes and end these; the callbacks are called from as many threads.
+
+    A request with ``files``, which are requests too, is answered by ``WELL`` or not; if not, each of them is put alone.
+    """
     waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
     for request in requests:
         waiting.put(request)
@@ -140,9 +144,12 @@ def ask_all(
         try:
             while not stopped.is_set():
                 request = waiting.get_nowait()
-                for answer in checker.ask(request):
-                    on_answer(request, answer)
-                on_end(request)
+                several = request.get("files", ())
+                well = bool(several) and list(checker.ask(request)) == [WELL]
+                for one in several or (request,):
+                    for answer in () if well or stopped.is_set() else checker.ask(one):
+                        on_answer(one, answer)
+                    on_end(one)
         except queue.Empty:
             pass
         except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
