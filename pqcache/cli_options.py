@@ -62,6 +62,15 @@ Columns = Annotated[
         rich_help_panel=TAKEN,
     ),
 ]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/N",
+        help="* Keep only the share of node I of N, from 0/N on: whole files, about as many bytes for each node. "
+        "'' takes all again. With another I or N, files that are left out count as dropped.",
+        rich_help_panel=TAKEN,
+    ),
+]
 Marker = Annotated[
     str | None,
     typer.Option(
@@ -346,4 +355,27 @@ KeepNow = Annotated[
 OlderThan = Annotated[
     str,
     typer.Option(metavar="DURATION", help="Remove only snapshots older than this, like 48h.", rich_help_panel=GUARDS),
+]
+
+# of bench
+LocalTarget = Annotated[str, typer.Argument(metavar="TARGET", help="A cache, a directory or a file.")]
+BenchColumns = Annotated[
+    str | None,
+    typer.Option("--columns", metavar="A,B,...", help="Columns to read; all by default.", rich_help_panel=TAKEN),
+]
+Filters = Annotated[
+    str | None,
+    typer.Option(metavar="CONDITION", help="Rows to read, as the dataset's filters.", rich_help_panel=TAKEN),
+]
+BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a batch.", rich_help_panel=RUN)]
+Memory = Annotated[
+    str, typer.Option(metavar="SIZE", help="Memory for decoded row groups, as the dataset's.", rich_help_panel=RUN)
+]
+Workers = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="Numbers of DataLoader workers; 0, 1, 2, 4 ... cores.", rich_help_panel=RUN),
+]
+ReportJson = Annotated[bool, typer.Option("--json", help="Write one JSON object.", rich_help_panel=OUTPUT)]
+Seconds = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.01, help="How long to measure each.", rich_help_panel=RUN)
 ]

@@ -17,6 +17,7 @@ from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.options import RewriteOptions, parse_compression
 from pqcache.store.cache import CONFIG
 from pqcache.store.guards import MAX_DELETE, parse_max_delete
+from pqcache.store.shard import parse_shard
 from pqcache.store.source import HDFS3, HDFS_NATIVE
 from pqcache.units import parse_duration, parse_size
 
@@ -36,6 +37,7 @@ class Config:
     where: str | None = None
     columns: tuple[str, ...] | None = None
     row_group_size: int | None = None
+    shard: str | None = None
     keep: int = KEEP
     marker: str | None = None
     settle: float = 0.0
@@ -58,6 +60,8 @@ class Config:
         if self.hdfs_driver not in (HDFS_NATIVE, HDFS3):
             raise UsageError(f"--hdfs-driver {self.hdfs_driver}: choose {HDFS_NATIVE} or {HDFS3}")
         parse_max_delete(self.max_delete)
+        if self.shard is not None:
+            parse_shard(self.shard)
         self.rewrite()
 
     def rewrite(self) -> RewriteOptions | None:
@@ -98,6 +102,7 @@ def read_config(cache: Path) -> Config:
             where=document.get("where"),
             columns=tuple(map(str, document["columns"])) if "columns" in document else None,
             row_group_size=None if size is None else parse_size(size),
+            shard=document.get("shard"),
             keep=int(document.get("keep", KEEP)),
             marker=document.get("marker"),
             settle=parse_duration(document.get("settle", 0.0)),
@@ -132,6 +137,7 @@ def write_config(cache: Path, config: Config) -> None:
         "where": config.where,
         "columns": None if config.columns is None else list(config.columns),
         "row_group_size": None if size is None else _size_text(size),
+        "shard": config.shard,
         "keep": config.keep,
         "marker": config.marker,
         "settle": f"{config.settle:g}s" if config.settle else None,

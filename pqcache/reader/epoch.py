@@ -77,11 +77,12 @@ def _read(
         source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, ahead)
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
         held: dict[int, tuple[dict[str, Column], int, int]] = {}  # columns, how many are left, done
+        lap = indices[0] // total
         for index, lane, batch in batches_of_lanes(indices, order.lanes, total):
-            if index >= total:
+            if index // total > lap:  # padding: the epoch begins again
+                lap = index // total
                 readers.clear()
-                yield index, view.finish(next(reader(lane, batch, order.batch_size))), 0
-                continue
+                held.clear()
             columns, left, done = held.get(lane, ({}, 0, 0))
             if not left:
                 if lane not in readers:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -279,6 +279,11 @@ class View:
             found += self.sizes + 8 * self.counts * self.sequences.spec.length
         return found
 
+    @property
+    def decoded_rows(self) -> npt.NDArray[np.int64]:
+        """Rows, or sequences, of each row group among which the view's are selected: pieces are cut of these."""
+        return self.data.index.rows[self.groups] if self.sequences is None else self.counts
+
     def _bytes(
         self, counts: npt.NDArray[np.int64], names: Sequence[str], sequences: Sequences | None = None
     ) -> npt.NDArray[np.int64]:
@@ -362,6 +367,19 @@ def _view_of_sequences(
     return View(data, columns, groups[selected > 0], selection=found, selected=selected[selected > 0])
 
 
+class Sized(Protocol):
+    """Row groups of which it is known what they take: see ``View``."""
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def decoded(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def decoded_rows(self) -> npt.NDArray[np.int64]: ...
+
+
 def window_for(
     sizes: npt.NDArray[np.int64], memory: int, lanes: int, decoded: npt.NDArray[np.int64] | None = None
 ) -> int:
@@ -378,7 +396,7 @@ def window_for(
     return max(fitting, default=0)
 
 
-def fit(view: View, memory: int, lanes: int, name: object = "the dataset") -> tuple[int, int]:
+def fit(view: Sized, memory: int, lanes: int, name: object = "the dataset") -> tuple[int, int]:
     """Return the window for ``lanes`` lanes within ``memory`` bytes, and the rows of a piece (0: whole row groups).
 
     Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
@@ -388,8 +406,7 @@ def fit(view: View, memory: int, lanes: int, name: object = "the dataset") -> tu
     if window:
         return window, 0
     largest = int(np.argmax(view.decoded))
-    size = int(view.decoded[largest])
-    rows = int((view.row_groups.rows if view.sequences is None else view.counts)[largest])
+    size, rows = int(view.decoded[largest]), int(view.decoded_rows[largest])
     pieces = -(-size * (_WINDOW_OF_PIECES // 2 + 1 + _BEYOND) * lanes // max(1, memory))
     text = (
         f"{name}: a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)} "

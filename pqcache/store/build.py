@@ -40,6 +40,7 @@ class Job:
 
     ``source`` is None when nothing has to be fetched. With ``reindex`` nothing is taken from the index there is.
     ``keys`` are the columns to have key indexes of.
+    ``shard`` and ``listing`` are what the manifest says of the share.
     """
 
     cache: Cache
@@ -56,6 +57,8 @@ class Job:
     on_event: OnEvent
     reindex: bool = False
     keys: tuple[str, ...] = ()
+    shard: str | None = None
+    listing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,7 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
     known = _previous_index(previous, job) if previous is not None and kept else None
     index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    manifest = Manifest(tuple(entries), job.source_url, created, job.where)
+    manifest = Manifest(tuple(entries), job.source_url, created, job.where, job.shard, job.listing)
     write_manifest(manifest, target / FILES)
     write_checksums(target)
     for name in (ROW_GROUPS, FILES, CHECKSUMS):

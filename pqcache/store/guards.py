@@ -156,20 +156,32 @@ def parse_max_delete(text: str) -> tuple[float, bool]:
     return float(match[1]), bool(match[2])
 
 
-def check_deletions(plan: Plan, held: Sequence[FileEntry], max_delete: str) -> None:
+def check_deletions(
+    plan: Plan, held: Sequence[FileEntry], max_delete: str, elsewhere: frozenset[str] = frozenset(), shard: str = ""
+) -> None:
     """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
 
     Files are replaced, not dropped, where all that a partition held goes and others arrive: jobs that overwrite
     or compact a partition write new names. In a table without partitions only as many as arrive are replaced.
+
+    ``elsewhere`` are source files that other nodes hold. They count only where ``shard`` says how the shares have
+    changed: the few that change nodes as the source changes are not lost.
     """
     limit, percent = parse_max_delete(max_delete)
     total = len({file.path for entry in held for file in entry.sources})
     removed, added = set(plan.removed), Counter(map(parent, plan.added))
     staying = {parent(file.path) for entry in held for file in entry.sources if file.path not in removed}
     replaced = {directory for directory in added if directory and directory not in staying}
-    dropped = sum(1 for path in removed if parent(path) not in replaced)
-    dropped -= min(added[""], sum(1 for path in removed if not parent(path)))
+    moved = removed & elsewhere
+    lost = removed if shard else removed - moved
+    dropped = sum(1 for path in lost if parent(path) not in replaced)
+    dropped -= min(added[""], sum(1 for path in lost if not parent(path)))
     if dropped > (total * limit / 100 if percent else limit):
+        if shard and moved:
+            raise SourceIncomplete(
+                f"{shard}: {format_count(len(moved), 'file')} of the {total:,} in the snapshot would be other nodes', "
+                f"more than --max-delete {max_delete}; nothing was published, say --force if that is meant"
+            )
         raise SourceIncomplete(
             f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more than "
             f"--max-delete {max_delete} (gone at the source, or left out by --where); nothing was published, "

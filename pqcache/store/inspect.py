@@ -74,6 +74,8 @@ class Inspection:
     would be, were they stored in blocks of the size that was asked for, with ``blocks_touched`` in all; both are
     None where there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
     than a quarter of ``block_size``. ``keys`` are the columns that a cache has a key index of.
+    ``shard`` is the node whose share a cache holds, like ``0/3``, or None for all;
+    ``listing`` is equal for caches that hold shares of the same.
     """
 
     target: str
@@ -97,6 +99,8 @@ class Inspection:
     columns: tuple[Column, ...]
     under_quarter: int = 0
     keys: tuple[str, ...] = ()
+    shard: str | None = None
+    listing: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values."""
@@ -133,10 +137,15 @@ def inspect(
             encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
             keys = tuple(columns_indexed(snapshot.path))
         sizes = np.array([entry.size for entry in manifest.files], np.int64)
-        about = {"kind": "cache", "source": manifest.source, "snapshot": snapshot.id}
-        about["created"] = manifest.created
+        about = {
+            "source": manifest.source,
+            "snapshot": snapshot.id,
+            "created": manifest.created,
+            "shard": manifest.shard,
+            "listing": manifest.listing,
+        }
         blocks = np.full(len(sizes), block_size or 0, np.int64)
-        found = _describe(str(cache.path), about, index, sizes, block_size or BLOCK_SIZE, blocks, encodings)
+        found = _describe(str(cache.path), "cache", about, index, sizes, block_size or BLOCK_SIZE, blocks, encodings)
         return replace(found, keys=keys)
     source = open_source(text, options)
     try:
@@ -149,7 +158,7 @@ def inspect(
     blocks = np.array([block_size or file.block_size for file in files], np.int64)
     sizes = np.array([file.identity.size for file in files], np.int64)
     default = int(blocks.max()) if blocks.all() else BLOCK_SIZE
-    return _describe(source.url, {"kind": kind}, index, sizes, block_size or default, blocks, encodings)
+    return _describe(source.url, kind, {}, index, sizes, block_size or default, blocks, encodings)
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
@@ -166,7 +175,8 @@ def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on
 
 def _describe(
     target: str,
-    about: Mapping[str, str],
+    kind: str,
+    about: Mapping[str, str | None],
     index: Index,
     sizes: npt.NDArray[np.int64],
     block_size: int,
@@ -183,7 +193,7 @@ def _describe(
         straddling, touched = int((count > 1).sum()), int(count.sum())
     return Inspection(
         target=target,
-        kind=about["kind"],
+        kind=kind,
         source=about.get("source"),
         snapshot=about.get("snapshot"),
         created=about.get("created"),
@@ -202,6 +212,8 @@ def _describe(
         partitions=_partitions(index, sizes, groups),
         columns=_columns(index, encodings),
         under_quarter=int((groups < block_size // 4).sum()),
+        shard=about.get("shard"),
+        listing=about.get("listing"),
     )
 
 

@@ -72,12 +72,18 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All files of one snapshot in path order, and what the snapshot was made from."""
+    """All files of one snapshot in path order, and what the snapshot was made from.
+
+    ``shard`` is the node whose share this is, like ``0/3``, or None for all of the source; ``listing`` is the digest
+    of what was shared, equal for all nodes that have shared the same.
+    """
 
     files: tuple[FileEntry, ...]
     source: str
     created: str
     where: str | None = None
+    shard: str | None = None
+    listing: str | None = None
 
     @property
     def size(self) -> int:
@@ -102,6 +108,8 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
         "source": manifest.source,
         "created": manifest.created,
         "where": manifest.where,
+        "shard": manifest.shard,
+        "listing": manifest.listing,
     }
     schema = _SCHEMA.with_metadata({"pqcache": json.dumps(about)})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -111,6 +119,15 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest; a missing, damaged or newer one raises CacheError."""
+    return _read(path, with_files=True)
+
+
+def read_heading(path: Path) -> Manifest:
+    """Read a manifest without its files, which takes no time however many they are; raises as read_manifest does."""
+    return _read(path, with_files=False)
+
+
+def _read(path: Path, with_files: bool) -> Manifest:
     try:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             about = json.loads((reader.schema.metadata or {}).get(b"pqcache", b"{}"))
@@ -119,10 +136,12 @@ def read_manifest(path: Path) -> Manifest:
                     f"{path}: written in format {about.get('format')}, this pqcache reads format {FORMAT}; "
                     "upgrade pqcache, or sync into a new directory"
                 )
-            files = tuple(entry for i in range(reader.num_record_batches) for entry in _entries(reader.get_batch(i)))
+            batches = range(reader.num_record_batches if with_files else 0)
+            files = tuple(entry for i in batches for entry in _entries(reader.get_batch(i)))
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         raise DamagedError(f"{path}: the manifest cannot be read ({error}); the next sync makes it anew") from error
-    return Manifest(files, about["source"], about["created"], about.get("where"))
+    where, shard, listing = about.get("where"), about.get("shard"), about.get("listing")
+    return Manifest(files, about["source"], about["created"], where, shard, listing)
 
 
 def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> list[list[int]]:

@@ -70,6 +70,8 @@ def fetch_again(
             counted,
             reindex=True,
             keys=config.keys,
+            shard=manifest.shard,
+            listing=manifest.listing,
         )
         published, manifest = build_snapshot(job)
         report = make_report(cache, config, plan, published, manifest, published, counted.bytes, False, watch)
@@ -87,5 +89,6 @@ def changes_at_source(
         listing = list_source(opened, on_event, where=config.where, columns=config.columns)
     finally:
         opened.close()
-    plan = make_plan(listing, snapshot, manifest, Recipe(), Waiting(config.marker, config.settle, time.time()))
+    waiting = Waiting(config.marker, config.settle, time.time())
+    plan = make_plan(listing, snapshot, manifest, Recipe(), waiting, config.shard)
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))

@@ -175,6 +175,8 @@ def _repartition_cache(
                     False,
                     on_event,
                     keys=config.keys,
+                    shard=before.shard,
+                    listing=before.listing,
                 )
                 published, after = build_snapshot(job)
             write_config(cache.path, config)

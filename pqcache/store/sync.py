@@ -23,6 +23,7 @@ from pqcache.store.history import append_history, unrecorded
 from pqcache.store.hive import is_data, parent
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
 from pqcache.store.plan import Plan, Recipe, plan_sync
+from pqcache.store.shard import owners, parse_shard, shared
 from pqcache.store.source import (
     FIRST,
     TIMEOUT,
@@ -46,7 +47,8 @@ class SyncReport:
     """What a run did, or with ``dry_run`` what it would do.
 
     File counts are of source files, ``fetched_bytes`` of what came from the source, ``bytes``, ``rows``,
-    ``files`` and ``row_groups`` of the snapshot that is current now (0 before the first one).
+    ``files`` and ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node
+    whose share is kept, like ``0/3``, or None; files that have become another node's count as removed.
     """
 
     cache: str
@@ -65,6 +67,7 @@ class SyncReport:
     rows: int
     bytes: int
     seconds: float
+    shard: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -77,6 +80,7 @@ def sync(
     *,
     where: str | None = None,
     columns: Sequence[str] | None = None,
+    shard: str | None = None,
     row_group_size: int | None = None,
     options: Mapping[str, str] | None = None,
     keep: int | None = None,
@@ -104,6 +108,8 @@ def sync(
         where: a condition; an empty string takes all again. Partitions, then row groups by their statistics, are
             left out before anything of them is fetched, and rows that do not satisfy it are filtered out.
         columns: fetch only these columns' bytes; an empty list takes all again.
+        shard: keep only one node's share, ``"i/n"`` with i from 0: whole partitions or files, about as many bytes
+            for each, and every file on exactly one node; an empty string takes all again.
         row_group_size: bytes on disk; files are repartitioned as they come.
         options: the store's options, such as ``{"endpoint": "http://..."}``.
         keep: how many snapshots are left by the end, the new one among them.
@@ -135,6 +141,7 @@ def sync(
     given = {
         "where": where,
         "columns": None if columns is None else tuple(columns) or "",
+        "shard": shard,
         "row_group_size": row_group_size,
         "keep": keep,
         "marker": marker,
@@ -169,15 +176,20 @@ def sync(
         rewrite = config.rewrite()
         recipe = Recipe(listing.subset.recipe, rewrite.recipe if rewrite is not None else "")
         waiting = Waiting(config.marker, config.settle, time.time())
-        plan = make_plan(listing, current, manifest, recipe, waiting)
+        plan = make_plan(listing, current, manifest, recipe, waiting, config.shard)
+        digest = shared(listing.files, listing.paths, config.shard, waiting, listing.subset.recipe, opened.url)
         if manifest is not None and not force:
-            check_deletions(plan, manifest.files, config.max_delete)
+            changed = manifest.shard != config.shard and config.shard is not None
+            was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
+            elsewhere = frozenset(file.path for file in listing.files) if config.shard is not None else frozenset()
+            check_deletions(plan, manifest.files, config.max_delete, elsewhere, was)
         if not plan.directories:
             raise SourceIncomplete(f"{opened.url}: every file there has to wait; nothing was published")
         if not dry_run and current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(target.path, config)
         published, counted = None, Counted(on_event)
-        if not dry_run and not (plan.nothing_to_do and current is not None and whole):
+        same = manifest is not None and (manifest.shard, manifest.listing) == (config.shard, digest)
+        if not dry_run and not (plan.nothing_to_do and current is not None and whole and same):
             url, where, checksum = redact(config.source), config.where, config.checksum
             job = Job(
                 target,
@@ -193,6 +205,8 @@ def sync(
                 checksum,
                 counted,
                 keys=config.keys,
+                shard=config.shard,
+                listing=digest,
             )
             published, manifest = build_snapshot(job)
         if not dry_run:
@@ -266,11 +280,19 @@ def make_plan(
     manifest: Manifest | None,
     recipe: Recipe,
     waiting: Waiting,
+    shard: str | None = None,
 ) -> Plan:
-    """Return the plan for ``listing`` against what the current snapshot really has on disk."""
+    """Return the plan for ``listing``, or a node's share of it, against what the current snapshot really has on disk.
+
+    What is held and not listed any more, because it is being replaced, stays on the node that holds it.
+    """
     held = manifest.files if manifest is not None else ()
     damaged = find_damaged(current, held) if current is not None else frozenset()
     files = taken(listing.files, listing.paths, held, waiting)
+    if shard is not None:
+        mine = parse_shard(shard)
+        owner = owners(listing.files, mine.nodes)
+        files = [file for file in files if owner.get(file.path, mine.node) == mine.node]
     return plan_sync(files, held, recipe, damaged)
 
 
@@ -343,6 +365,7 @@ def make_report(
         rows=manifest.rows if manifest else 0,
         bytes=manifest.size if manifest else 0,
         seconds=watch.seconds,
+        shard=config.shard,
     )
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.view import View, decoders_for, fit, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
+from pqcache.torch.nodes import Nodes, agree, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.share import worker_pool
 from pqcache.torch.state import Progress, State, check_lanes, check_worker, replicas_and_rank
@@ -115,7 +117,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self._nulls, self._ragged = Nulls.of(nulls), tuple(ragged)
         self._window, self._lanes, self._piece = window, lanes, 0
         self._replicas = None if num_replicas is None or rank is None else (num_replicas, rank)
-        check_rank(*self._rank(), lanes)
+        self._nodes: Nodes | None = None
         self._masked: frozenset[str] = frozenset()
         self._open(columns, getattr(rows, "snapshot", "") or None)
         self._progress = Progress()
@@ -123,6 +125,8 @@ class ParquetDataset(IterableDataset[Batch]):
             if name not in self._view.columns:
                 raise UsageError(f"ragged names {name!r}, which is not among the columns")
         self._check_columns()
+        self._agree()
+        check_rank(*self._rank(), lanes)
 
     @property
     def schema(self) -> pa.Schema:
@@ -142,10 +146,12 @@ class ParquetDataset(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a whole epoch on each rank."""
         replicas, rank = self._rank()
-        return Part(self._total(), replicas, replicas, rank, drop_last=self.drop_last).rounds()
+        return Part(self._total(replicas), replicas, replicas, rank, drop_last=self.drop_last).rounds()
 
-    def _total(self) -> int:
-        """Return the number of batches (or rows) of a whole epoch on all ranks together."""
+    def _total(self, replicas: int, start: int = 0) -> int:
+        """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node."""
+        if self._nodes is not None:
+            return self._nodes.total(self.batch_size or 1, start, replicas, self.drop_last)
         return self._order(self._view, 0, 1, 1).batches(self.drop_last)
 
     def set_epoch(self, epoch: int) -> None:
@@ -163,15 +169,15 @@ class ParquetDataset(IterableDataset[Batch]):
         is the same on every rank: it counts all ranks' batches of that step as consumed.
         """
         replicas, _ = self._rank()
-        place = self._progress.consumed(after, self._lanes, replicas, self._total(), self.drop_last)
+        place = self._progress.consumed(after, self._lanes, replicas, partial(self._total, replicas), self.drop_last)
         found = self._state(place.lanes, replicas, place.epoch, place.index)
         return replace(found, worker=self._progress.of_worker()).to_dict()
 
     def _state(self, lanes: int, replicas: int, epoch: int = 0, batch: int = 0) -> State:
         window, piece = self._shape(lanes, replicas)
         return State(
-            snapshot=self._data.snapshot,
-            row_groups=self._view.fingerprint,
+            snapshot=self._content[0],
+            row_groups=self._content[1],
             columns=list(self._view.columns),
             shuffle=self.shuffle,
             seed=self.seed,
@@ -195,18 +201,23 @@ class ParquetDataset(IterableDataset[Batch]):
         in_worker = check_worker(loaded.worker)
         replicas, _ = self._rank()
         self._take_over(loaded, replicas)
-        left = Part(self._total(), loaded.lanes, replicas, 0, start=loaded.batch, drop_last=self.drop_last).rounds()
+        total = self._total(replicas, loaded.batch)
+        left = Part(total, loaded.lanes, replicas, 0, start=loaded.batch, drop_last=self.drop_last).rounds()
         self._progress.resume(loaded, in_worker, ended=loaded.batch > 0 and not left)
 
     def _take_over(self, loaded: State, replicas: int) -> None:
         """Take a state's snapshot, lanes and window; raise UsageError where options differ."""
-        if loaded.snapshot != self._data.snapshot:
+        if loaded.snapshot != self._content[0]:
             if self._data.cache is None:
                 raise UsageError(
                     f"{self._path}: the state belongs to {loaded.snapshot}, this is {self._data.snapshot}; "
                     "its files have changed since the state was taken"
                 )
-            self._open(self._view.columns, loaded.snapshot)
+            name = loaded.snapshot
+            if self._nodes is not None:
+                name = snapshot_of(self._data.cache, name)
+            self._open(self._view.columns, name)
+            self._agree()
         mine = {
             "seed": self.seed,
             "batch_size": self.batch_size,
@@ -215,7 +226,7 @@ class ParquetDataset(IterableDataset[Batch]):
             "lanes": self._lanes or loaded.lanes,
             "window": self._window or loaded.window,
         }
-        loaded.check(mine, self._view.fingerprint)
+        loaded.check(mine, self._content[1])
         check_lanes(loaded.lanes, replicas)
         self._lanes, self._window, self._piece = loaded.lanes, loaded.window, loaded.piece
 
@@ -229,7 +240,7 @@ class ParquetDataset(IterableDataset[Batch]):
         window, piece = self._shape(lanes, replicas)
         view = self._view.in_pieces(piece)
         order = self._order(view, place.epoch, lanes, window)
-        total = order.batches(self.drop_last)
+        total = self._total(replicas, place.start)
         part = Part(total, lanes, replicas, rank, workers, worker, place.start, self.drop_last)
         indices = part.indices(place.next)
         self._progress.next = indices[0] if indices else part.after(total)
@@ -267,7 +278,7 @@ class ParquetDataset(IterableDataset[Batch]):
         in_worker: bool,
     ) -> Iterator[Any]:
         make = self._whole if self.batch_size is not None else self._rows
-        with closing(make(view, order, indices, part.total, threads)) as found:
+        with closing(make(view, order, indices, order.batches(self.drop_last), threads)) as found:
             for batch in found:
                 index = batch.index
                 result = batch if self.batch_size is not None else dict(batch)
@@ -319,7 +330,8 @@ class ParquetDataset(IterableDataset[Batch]):
             return batch
         in_worker = get_worker_info() is not None
         kept = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
-        words = np.random.SeedSequence([self.seed & (2**64 - 1), *number]).generate_state(3)
+        node = () if self._nodes is None else (self._nodes.node,)
+        words = np.random.SeedSequence([self.seed & (2**64 - 1), *number, *node]).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))  # the generator that transforms use, old as it is
         torch.default_generator.manual_seed(int(words[2]))
@@ -346,16 +358,32 @@ class ParquetDataset(IterableDataset[Batch]):
             return 1, 0
         each = -(-lanes // replicas)
         if each not in self._fitted:
-            self._fitted[each] = fit(self._view, self.memory, each, self._path)
+            self._fitted[each] = fit(self._nodes or self._view, self.memory, each, self._path)
         return self._fitted[each]
 
+    @property
+    def _content(self) -> tuple[str, str]:
+        """Name the snapshot and the row groups that are read, over all nodes."""
+        if self._nodes is not None:
+            return self._nodes.listing, self._nodes.row_groups
+        return self._data.snapshot, self._view.fingerprint
+
+    def _agree(self) -> None:
+        """Agree with the other nodes, where this is one's share and no ranks were given to read it by itself."""
+        if self._nodes is not None or self._replicas is None:
+            self._nodes = agree(self._data, self._view)
+
     def _rank(self) -> tuple[int, int]:
+        if self._nodes is not None:
+            return self._nodes.replicas, self._nodes.rank
         return replicas_and_rank(self._replicas)
 
     def _check_for_mix(self, name: str) -> None:
         """Raise UsageError for options that a mix decides."""
         if self.batch_size is None:
             raise UsageError(f"dataset {name!r}: a mix draws whole batches; give it a batch_size")
+        if self._nodes is not None:
+            raise UsageError(f"dataset {name!r}: holds a node's share; a mix needs the whole of it on every node")
         if self._lanes is not None or self._replicas is not None:
             raise UsageError(f"dataset {name!r}: give lanes, num_replicas and rank to the mix instead")
 

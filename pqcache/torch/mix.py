@@ -100,7 +100,7 @@ class Mix(IterableDataset[Batch]):
     def state_dict(self, after: Batch | int | None = None) -> dict[str, Any]:
         """Return where to go on, as a small dict for JSON; see ``ParquetDataset.state_dict``."""
         replicas, _ = self._rank()
-        place = self._progress.consumed(after, self._lanes, replicas, self._draws.total, self.drop_last)
+        place = self._progress.consumed(after, self._lanes, replicas, lambda _: self._draws.total, self.drop_last)
         return MixState(
             counts=self.counts,
             datasets={name: _without_place(ds._state(place.lanes, replicas)) for name, ds in self.datasets.items()},
@@ -169,7 +169,7 @@ class Mix(IterableDataset[Batch]):
 
     def _count(self) -> None:
         """Find how many batches an epoch has of each dataset."""
-        sizes = {name: dataset._total() for name, dataset in self.datasets.items()}
+        sizes = {name: dataset._total(1) for name, dataset in self.datasets.items()}
         self._sizes = list(sizes.values())
         self._draws = Draws(draws_of_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -226,11 +226,12 @@ class Progress:
         return Begin(int(self._shared[_EPOCH]), start, None)
 
     def consumed(
-        self, after: Batch | int | None, lanes: int | None, replicas: int, total: int, drop_last: bool
+        self, after: Batch | int | None, lanes: int | None, replicas: int, total: Callable[[int], int], drop_last: bool
     ) -> Place:
         """Return the place to go on from when ``after`` was consumed, as ``state_dict`` has it: a batch or its index.
 
-        ``lanes`` of None are one for each worker of each rank; ``total`` is the number of batches of an epoch.
+        ``lanes`` of None are one for each worker of each rank; ``total`` gives the number of batches of an epoch
+        by where it begins.
         """
         worker = get_worker_info()
         if after is None:
@@ -245,7 +246,9 @@ class Progress:
         epoch = place.epoch if place else self.epoch
         start = self.start if epoch == self.epoch else 0
         lanes = place.lanes if place else lanes or replicas * max(1, self.workers)
-        return Place(epoch, Part(total, lanes, replicas, 0, start=start, drop_last=drop_last).after(index), lanes)
+        return Place(
+            epoch, Part(total(start), lanes, replicas, 0, start=start, drop_last=drop_last).after(index), lanes
+        )
 
     def of_worker(self) -> list[int] | None:
         """Return what marks a state as one worker's own; None in the trainer."""
