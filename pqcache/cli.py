@@ -64,6 +64,7 @@ def sync(
     cache: opt.OptionalCache = None,
     where: opt.Where = None,
     columns: opt.Columns = None,
+    shard: opt.Shard = None,
     marker: opt.Marker = None,
     settle: opt.Settle = None,
     row_group_size: opt.CutAs = None,
@@ -94,9 +95,10 @@ def sync(
             target,
             where_from,
             where=where,
-            columns=None if columns is None else [name.strip() for name in columns.split(",") if name.strip()],
+            columns=_names(columns),
             row_group_size=None if row_group_size is None else _size(row_group_size),
             options=_options(option),
+            shard=shard,
             keep=keep,
             marker=marker,
             settle=None if settle is None else parse_duration(settle),
@@ -372,6 +374,53 @@ def gc(
             cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
         )
     _show(report.to_dict(), json, quiet, lambda: console.print_gc(report))
+
+
+@app.command(
+    cls=Command,
+    epilog=examples(
+        ("A cache as a training reads it", "pqcache bench cache/shop --columns id,price,tokens --batch-size 1024"),
+        ("With other numbers of workers", "pqcache bench cache/shop --workers 0,4,12 --seconds 10"),
+    ),
+)
+def bench(
+    target: opt.LocalTarget,
+    columns: opt.BenchColumns = None,
+    filters: opt.Filters = None,
+    batch_size: opt.BatchSize = 256,
+    memory: opt.Memory = "2GB",
+    workers: opt.Workers = None,
+    seconds: opt.Seconds = 2.0,
+    json: opt.ReportJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure how fast this machine reads a dataset, and recommend settings for training."""
+    from pqcache import bench as benching
+    from pqcache import console
+    from pqcache.console_bench import print_bench
+
+    with console.reporter(json_lines=False, quiet=quiet or json) as on_event:
+        report = benching.bench(
+            target,
+            columns=_names(columns),
+            filters=filters,
+            batch_size=batch_size,
+            memory=memory,
+            workers=None if workers is None else [_number(word) for word in workers.split(",")],
+            seconds=seconds,
+            on_event=on_event,
+        )
+    _show(report.to_dict(), json, quiet, lambda: print_bench(report))
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _number(word: str) -> int:
+    if not word.strip().isdigit():
+        raise UsageError(f"--workers {word!r}: give numbers, like 0,2,4")
+    return int(word)
 
 
 def _only_one(views: dict[str, Any]) -> str | None:

@@ -36,6 +36,7 @@ _VERB = {
     "read": "reading footers",
     "verify": "verifying",
     "index": "indexing",
+    "measure": "measuring",
 }
 
 
@@ -90,6 +91,8 @@ def print_sync(report: SyncReport) -> None:
         out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)
         return
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
+    if report.shard is not None:
+        held += f", share {report.shard}"
     if report.published:
         text = f"synced {moved}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
@@ -208,6 +211,18 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
     words += [word for item in proposals for word in ("--dense", item.column)]
     words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
     console.print("to do that:", escape(shlex.join(words)), soft_wrap=True)
+
+
+def bar(console: Console, part: float, whole: float, width: int) -> str:
+    """Return a bar of up to ``width`` characters; one that is not 0 can be seen."""
+    full, thin = ("#", "|") if is_plain(console) else ("█", "▏")
+    return full * round(width * part / max(1, whole)) or (thin if part else "")
+
+
+def is_plain(console: Console) -> bool:
+    """Return whether only ASCII is wanted: Python writes UTF-8 in the C locale too."""
+    name = next((os.environ[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(key)), "")
+    return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
 
 
 def _changes(report: SyncReport) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pqcache.console import out, print_json
+from pqcache.console import bar, is_plain, out, print_json
 from pqcache.errors import UsageError
 from pqcache.forecast import Forecast
 from pqcache.page import inspection_page
@@ -32,6 +31,8 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
     if found.source:
         console.print(f"  source       {escape(found.source)}")
         console.print(f"  snapshot     {found.snapshot}, {_age(found.created)} old")
+    if found.shard is not None:
+        console.print(f"  share        {found.shard} of listing {found.listing}")
     partitions = format_count(len(found.partitions), "partition")
     files = format_count(found.files, "file")
     console.print(f"  holds        {partitions}, {files}, {format_count(found.rows, 'row')}")
@@ -209,9 +210,9 @@ def _print_histogram(console: Console, found: Inspection, training: Forecast | N
             continue
         low, high = format_size(item.low - (item.low % 2)), format_size(item.high - 1)
         label = f"over {low}" if over and item.high - 1 > 2 * found.block_size else f"{low} to {high}"
-        bar = _bar(console, item.count, most, 32)
         limit = "  <- limit" if item.high - 1 == found.block_size else ""
-        console.print(f"  {label:>20}  [{'red' if over else 'green'}]{bar:<32}[/] {item.count:>8,}{limit}")
+        part = f"[{'red' if over else 'green'}]{bar(console, item.count, most, 32):<32}[/]"
+        console.print(f"  {label:>20}  {part} {item.count:>8,}{limit}")
     console.print(
         f"  {'[red]' if found.over_block else '[yellow]' if found.under_quarter else '[green]'}{verdict(found)}[/]"
     )
@@ -259,7 +260,7 @@ def _print_partitions(console: Console, found: Inspection, most: int | None) -> 
             f"{item.row_groups:,}",
             f"{item.rows:,}",
             format_size(item.bytes),
-            f"[green]{_bar(console, item.bytes, largest, 12)}[/]",
+            f"[green]{bar(console, item.bytes, largest, 12)}[/]",
         )
     console.print()
     console.print(table)
@@ -272,19 +273,8 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _bar(console: Console, part: float, whole: float, width: int) -> str:
-    full, thin = ("#", "|") if _is_plain(console) else ("█", "▏")
-    return full * round(width * part / max(1, whole)) or (thin if part else "")
-
-
 def _dots(console: Console) -> str:
-    return "..." if _is_plain(console) else "…"
-
-
-def _is_plain(console: Console) -> bool:
-    """Return whether only ASCII is wanted: Python writes UTF-8 in the C locale too."""
-    name = next((os.environ[key] for key in ("LC_ALL", "LC_CTYPE", "LANG") if os.environ.get(key)), "")
-    return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
+    return "..." if is_plain(console) else "…"
 
 
 def _age(created: str | None) -> str:

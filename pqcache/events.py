@@ -19,9 +19,9 @@ class Listed:
 
 @dataclass(frozen=True)
 class Started:
-    """A phase (``fetch``, ``rewrite``, ``read``, ``verify``) begins and will advance by ``total`` in all.
+    """A phase (``fetch``, ``rewrite``, ``read``, ``verify``, ``measure``) begins and will advance by ``total`` in all.
 
-    ``total`` counts bytes, or files where ``unit`` says so.
+    ``total`` counts bytes, or what ``unit`` says: files or settings.
     """
 
     phase: str

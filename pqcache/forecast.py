@@ -9,7 +9,7 @@ from typing import Any
 
 from pqcache.errors import PqcacheError
 from pqcache.reader.data import open_data
-from pqcache.reader.view import WINDOW, held, view_of, window_for
+from pqcache.reader.view import WINDOW, View, held, view_of, window_for
 from pqcache.store.source import local_path, url_scheme
 
 MEMORY = 2 << 30
@@ -56,9 +56,13 @@ def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = 
         return None
     window, rows = window_for(sizes, memory, lanes), int(view.counts.sum())
     mixed = min(1.0, lanes * min(window, len(sizes)) * float(view.counts.mean()) / rows) if rows else 0.0
-    suggested = None
-    if window < WINDOW and len(sizes) >= 1:
-        scale = memory / lanes / (held(sizes, WINDOW) + _BEYOND * float(sizes.max()))
-        largest = int(data.index.numbers("bytes").max())
-        suggested = max(_SMALLEST, min(_LARGEST, 1 << (int(scale * largest).bit_length() - 1)))
+    suggested = row_group_size_for(view, memory, lanes) if window < WINDOW else None
     return Forecast(memory, lanes, int(sizes.max()), window, mixed, suggested)
+
+
+def row_group_size_for(view: View, memory: int, lanes: int) -> int:
+    """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
+    sizes = view.sizes
+    scale = memory / lanes / (held(sizes, WINDOW) + _BEYOND * float(sizes.max()))
+    largest = int(view.data.index.numbers("bytes").max())
+    return max(_SMALLEST, min(_LARGEST, 1 << (int(scale * largest).bit_length() - 1)))

@@ -21,14 +21,15 @@ import pytest
 import typer
 
 from pqcache import errors, events
+from pqcache.bench import Advice, BenchReport, Measured
 from pqcache.cli import app
 from pqcache.config import Config
 from pqcache.forecast import Forecast
 from pqcache.store.cache import FILES, ROW_GROUPS
 from pqcache.store.gc import GcReport
 from pqcache.store.index_keys import IndexReport, KeyView, index
-from pqcache.store.keys import KEYS, Run
 from pqcache.store.inspect import Bin, Column, Inspection, Partition
+from pqcache.store.keys import KEYS, Run
 from pqcache.store.manifest import FORMAT, read_manifest
 from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.source import is_secret
@@ -315,6 +316,15 @@ def test_inspect_json_is_documented() -> None:
     page = (MAN / "pqcache-inspect.1").read_text()
     for field in fields(Inspection):
         assert re.search(rf"^\.It .*\bCm {field.name}\b", page, re.MULTILINE), field.name
+
+
+def test_bench_json_is_documented() -> None:
+    text = README.read_text().partition("`pqcache bench --json` writes")[2].partition("\n## ")[0]
+    page = (MAN / "pqcache-bench.1").read_text()
+    for kind in (BenchReport, Measured, Advice):
+        names = {field.name for field in fields(kind)}
+        assert names <= quoted(text)
+        assert names <= set(re.findall(r"Cm (\w+)", page))
 
 
 def test_exit_codes_are_documented() -> None:

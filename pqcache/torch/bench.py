@@ -1,0 +1,41 @@
+"""The part of ``pqcache bench`` that needs torch: batches as a DataLoader yields them, in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from pqcache.measure import child, timed
+from pqcache.torch.dataset import ParquetDataset
+
+
+def measure(job: dict[str, Any]) -> dict[str, Any]:
+    """Measure a DataLoader with ``job["workers"]`` workers; nulls come as masks, since that always works."""
+    warnings.simplefilter("ignore")
+    names = ("columns", "filters", "batch_size", "memory")
+    how = {name: job[name] for name in names}
+    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **how)
+    workers = job["workers"]
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    window = 0  # of the batches
+
+    def epochs() -> Iterator[Iterator[int]]:
+        for epoch in range(sys.maxsize):
+            dataset.set_epoch(epoch)
+            yield rows()
+
+    def rows() -> Iterator[int]:
+        nonlocal window
+        for batch in loader:
+            window = batch.place.window
+            yield len(next(iter(batch.values())))
+
+    return {**timed(epochs(), job["seconds"]), "window": window}
+
+
+if __name__ == "__main__":
+    child(measure)
