@@ -617,6 +617,15 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     assert sorted(ids_of_ranks(pieces, order, 2, 1)) == [i for i in range(rows) if i % 100 == 7]
 
 
+def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:
+    image = [bytes([i % 256]) * 10_000 for i in range(1000)]
+    pq.write_table(pa.table({"id": range(1000), "image": image}), tmp_path / "a.parquet")
+    seen = view_of(open_data(tmp_path)[0], ["image"], "id in (3, 700)")
+    (column,) = seen.load(0, 0, 2)
+    assert 20_000 <= column.values.get_total_buffer_size() < 30_000
+    assert [row.as_py() for row in column.values] == [image[3], image[700]]
+
+
 def test_dense_columns_and_drifting_files(lake: Path, tmp_path: Path) -> None:
     pqcache.sync(tmp_path / "c", str(lake))
     pqcache.repartition(tmp_path / "c", row_group_size=200_000, dense=["tokens"])

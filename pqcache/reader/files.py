@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.reader.columns import Column, Form, NotConstant, cut, hold, take
+from pqcache.reader.columns import Column, Form, NotConstant, compact, cut, hold, take
 from pqcache.reader.order import Ints
 
 Choose = Callable[[Iterable[pa.Table]], Ints]
@@ -73,7 +73,8 @@ class RowGroups:
         the forms. Another number of rows than ``count`` raises ParquetError, as does what `read` raises it for.
         """
         found, chosen = self.read_around(group, low, high, count, columns, choose)
-        return [take(column, chosen) for column in found]
+        few = 2 * len(chosen) < self.rows[group]  # without the bytes that the others point to
+        return [compact(take(column, chosen)) if few else take(column, chosen) for column in found]
 
     def read_around(
         self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
