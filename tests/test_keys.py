@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -277,7 +277,10 @@ class Nights:
         there = sorted(self.lake.rglob("*.parquet"))
         for path in self.random.choice(np.array(there, object), min(len(there) - 1, 2), replace=False):
             number = int(path.stem[-5:])
-            path.unlink() if self.random.integers(2) else self.write(number)
+            if self.random.integers(2):
+                path.unlink()
+            else:
+                self.write(number)
         self.write(int(self.random.integers(20)))
 
     def check(self) -> None:
@@ -358,6 +361,9 @@ def test_rows_belong_to_their_snapshot(cache: Cache, lake: Path) -> None:
         cache.read(rows)
     assert cache.read(cache.lookup("id", [5, 100_005]), ["id"])["id"].to_pylist() == [5, 100_005]
     assert cache.read(cache.lookup("id", -1), ["id", "dt"]).schema.names == ["id", "dt"]
+    for wanted in ([5], [-1]):
+        with pytest.raises(UsageError, match="no column 'nothing'"):
+            cache.read(cache.lookup("id", wanted), ["nothing"])
 
 
 def test_lookup_without_torch(cache: Cache) -> None:
@@ -416,17 +422,18 @@ def run_of(snapshot: Snapshot, column: str) -> Path:
 
 
 @pytest.mark.parametrize("what", ["run cut", "run gone", "run flipped", "index flipped", "checksums gone"])
-def test_damage_is_found_and_mended(cache: Cache, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_found_and_mended(cache: Cache, what: str) -> None:
     snapshot = cache.snapshot()
     directory = directory_of(snapshot.path, "title")
     run = run_of(snapshot, "title")
-    {
+    damages: dict[str, Callable[[], object]] = {
         "run cut": lambda: truncate(run, 4000),
         "run gone": run.unlink,
         "run flipped": lambda: flip(run, 4000),
         "index flipped": lambda: flip(directory / "index.arrow", 700),
         "checksums gone": (directory / "checksums.json").unlink,
-    }[what]()
+    }
+    damages[what]()
     report = pqcache.verify(cache.path, deep=what == "run flipped")
     (damage,) = report.damage
     assert (damage.path, damage.column) == ("_pqcache/keys/title", "title")

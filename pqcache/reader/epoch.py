@@ -124,16 +124,34 @@ def record_batches(
     view: View, order: Order, indices: Sequence[int], total: int, threads: int | None = None
 ) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield (global index, Arrow record batch) as ``batches`` does."""
-    axes = {name: axis for name in view.columns if (axis := view.axis(name)) is not None}
-    types = {f.name: form_of(f).type for f in view.row_schema}
-    types.update({name: pa.list_(types[name], axis) for name, axis in axes.items()})
-    schema = pa.schema([(f.name, types[f.name], f.nullable, f.metadata) for f in view.row_schema])
+    axes = _axes(view)
+    schema = _schema_of(view)
     with closing(batches(view, order, indices, total, threads or cpu_count())) as found:
         for index, columns in found:
             arrays = {name: to_arrow(columns[name]) for name in view.columns}
             for name, axis in axes.items():
                 arrays[name] = pa.FixedSizeListArray.from_arrays(arrays[name], axis)
             yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+
+
+def _axes(view: View) -> dict[str, int]:
+    """Return how many steps of a sequence each column has; columns without such an axis are left out."""
+    return {name: axis for name in view.columns if (axis := view.axis(name)) is not None}
+
+
+def _schema_of(view: View) -> pa.Schema:
+    types = {f.name: form_of(f).type for f in view.row_schema}
+    types.update({name: pa.list_(types[name], axis) for name, axis in _axes(view).items()})
+    return pa.schema([(f.name, types[f.name], f.nullable, f.metadata) for f in view.row_schema])
+
+
+def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequence[str] | None) -> pa.Table:
+    """Return ``rows`` in the order of the files; see ``Cache.read``."""
+    if len(rows):
+        return pa.Table.from_batches(list(read_batches(path, columns, shuffle=False, rows=rows)))
+    data, lease = open_data(path, rows.snapshot or None)
+    with lease or nullcontext():
+        return _schema_of(view_of(data, columns)).empty_table()
 
 
 def read_batches(

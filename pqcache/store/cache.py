@@ -322,13 +322,9 @@ class Cache:
         ``columns`` are names, None for all. The rows' snapshot is read, also when it is not the current one any more;
         one that is not kept raises CacheError.
         """
-        import pyarrow as pa
+        from pqcache.reader.epoch import read_rows  # as above
 
-        found = list(self.batches(columns, shuffle=False, rows=rows))
-        if found:
-            return pa.Table.from_batches(found)
-        schema = self.snapshot(rows.snapshot or None).index().schema
-        return (schema if columns is None else pa.schema([schema.field(name) for name in columns])).empty_table()
+        return read_rows(self.path, rows, columns)
 
     def create(self) -> None:
         """Make the directory a cache; a directory with other things in it raises UsageError."""

@@ -166,7 +166,7 @@ def _make_runs(
     jobs: int | None,
     number: int = 0,
 ) -> tuple[list[Run], dict[str, list[int]]]:
-    """Write the runs of some rows into ``directory``, durably; return them, numbered from ``number``, and their stretches."""
+    """Write the runs of some rows into ``directory``, durably; return them, from ``number`` on, and their stretches."""
     stretches: dict[str, list[int]] = {name: [] for name in STRETCHES.names}
     writing: deque[Future[Run]] = deque()
     durable: list[Future[None]] = []
@@ -208,8 +208,8 @@ def _make_runs(
             write()
         for future in writing:
             wrote(future.result())
-        for done in durable:
-            done.result()
+        for synced in durable:
+            synced.result()
     return runs, stretches
 
 
@@ -266,7 +266,7 @@ def _write_run(directory: Path, buffer: _Buffer) -> Run:
         about = {"descr": "<u8", "fortran_order": False, "shape": (len(parts), len(words))}
         np.lib.format.write_array_header_1_0(file, about)
         for part in parts:
-            file.write(part)
+            file.write(part.data)
         os.fchmod(file.fileno(), 0o444)
     return run
 

@@ -1,7 +1,7 @@
 """What choosing rows costs: filters, keys and sequences, beside DuckDB and pyarrow.dataset on the same files.
 
-    python benchmarks/select.py                          # everything: 20 million rows in 10,000 row groups
-    python benchmarks/select.py --small --only lookup    # 2 million rows; filter, sorted, lookup, build, sequence
+    python benchmarks/selecting.py                          # everything: 20 million rows in 10,000 row groups
+    python benchmarks/selecting.py --small --only lookup    # 2 million rows; filter, sorted, lookup, build, sequence
 
 What takes turns in a round sees the same noise; figures are medians over rounds. Bytes are those that the process asked
 the system for (rchar in /proc/self/io), with files read rather than mapped, so they are what a cold disk would have to
@@ -130,7 +130,7 @@ def by_range(path: Path, rows: int, rounds: int) -> None:
     def duck() -> int:
         with duckdb.connect() as connection:
             query = f"select {names} from {files(path)} where ts >= {low} and ts < {high}"
-            return int(connection.execute(query).to_arrow_table().num_rows)
+            return int(connection.sql(query).to_arrow_table().num_rows)
 
     def ours() -> int:
         for counts in (path / "current" / "_pqcache").glob("counts*"):  # so that rows are counted each time
@@ -172,7 +172,9 @@ def by_key(path: Path, rows: int, rounds: int) -> None:
             "pqcache, integer": lambda: len(cache.lookup("user_id", next(keys))),
             "pqcache, string": lambda: len(cache.lookup("user", f"user-{next(keys)}")),
             "pqcache, 1,000 integers": lambda: len(cache.lookup("user_id", many)),
-            "pqcache, and their rows are read": lambda: cache.read(cache.lookup("user_id", next(keys)), ["ts"]).num_rows,
+            "pqcache, and their rows are read": lambda: (
+                cache.read(cache.lookup("user_id", next(keys)), ["ts"]).num_rows
+            ),
             "pyarrow.dataset, integer": lambda: arrow("user_id", next(keys)),
             "pyarrow.dataset, string": lambda: arrow("user", f"user-{next(keys)}"),
             "DuckDB, integer": lambda: duck("user_id", next(keys)),
@@ -235,10 +237,10 @@ def sequences(path: Path, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path("/tmp/pqcache-bench-select"))
+    parser.add_argument("--data", type=Path, default=Path("/tmp/pqcache-bench-selecting"))
     parser.add_argument("--only", default="filter,sorted,lookup,build,sequence")
     parser.add_argument("--small", action="store_true", help="a tenth of the rows, fewer rounds")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--make", action="store_true", help="only write the data")
     options = parser.parse_args()
     rows = (2_000_000 if options.small else 20_000_000) // (PARTITIONS * GROUPS) * PARTITIONS * GROUPS
@@ -250,8 +252,8 @@ def main() -> None:
     steps: dict[str, Callable[[], None]] = {
         "filter": lambda: by_partition(large, rounds),
         "sorted": lambda: by_range(small, rows, rounds),
-        "lookup": lambda: by_key(small, rows, 4 * rounds),
-        "build": lambda: building((small, large), min(rounds, 3)),
+        "lookup": lambda: by_key(small, rows, 2 * rounds),
+        "build": lambda: building((small, large), rounds),
         "sequence": lambda: sequences(large, rounds),
     }
     for name in options.only.split(","):
