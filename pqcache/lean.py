@@ -1,8 +1,14 @@
-"""Keeps pandas out of a process that does not need it."""
+"""Keeps out of a process what it does not need: pandas, and threads for algebra."""
 
 from __future__ import annotations
 
+import os
 import sys
+
+
+def without_algebra() -> None:
+    """Let numpy start no threads for products of matrices; they wait in a loop. To be called before its import."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def without_pandas() -> None:

@@ -15,7 +15,6 @@ from pqcache.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.errors import DamagedError, ParquetError
 from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
-from pqcache.parquet.rewrite import rewrite_directory
 from pqcache.parquet.statistics import read_footer
 from pqcache.store.bring import Bringer, brought, pool
 from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Cache, Snapshot, write_checksums
@@ -220,6 +219,8 @@ def _rewrite_files(
     stopped: Callable[[], bool],
 ) -> None:
     """Rewrite ``files`` into ``target``, which appears only when it is whole and durable."""
+    from pqcache.parquet.rewrite import rewrite_directory  # a tenth of a second that a plain sync need not wait for
+
     assert job.rewrite is not None
     how = job.rewrite
     made = [made_alike(recipe, job.plan.recipe.text) for recipe in recipes]

@@ -21,7 +21,6 @@ from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tenacity
 
 from pqcache.errors import (
     ParquetError,
@@ -55,6 +54,7 @@ class Copied:
 ALL = Subset()
 RETRIES = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
+_DURABLE_EVERY = 32 << 20  # bytes of a file
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 MOVED = 3  # how often a file may change while it is copied before the run gives up
 
@@ -139,13 +139,24 @@ def with_retries(
     After ``retries`` tries in a row without any ``progress`` (a number that grows), or once ``within`` seconds
     have passed, the error is raised.
     """
-    seen, idle = progress(), 0
+    began, seen, idle = time.monotonic(), progress(), 0
+    failed: list[SourceUnavailable] = []
+    try:
+        return call()
+    except SourceUnavailable as error:
+        failed.append(error)  # the usual case needs neither tenacity nor the time that importing it takes
+    import tenacity
 
-    def is_enough(state: tenacity.RetryCallState) -> bool:
+    def again() -> T:
+        if failed:
+            raise failed.pop()
+        return call()
+
+    def is_enough(_: object) -> bool:
         nonlocal seen, idle
         before, seen = seen, progress()
         idle = 0 if seen > before else idle + 1
-        return idle > retries or (state.seconds_since_start or 0) > within
+        return idle > retries or time.monotonic() - began > within
 
     def report(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
@@ -158,7 +169,7 @@ def with_retries(
         retry=tenacity.retry_if_exception_type(SourceUnavailable),
         before_sleep=report,
         reraise=True,
-    )(call)
+    )(again)
 
 
 def _fetch_version(
@@ -240,7 +251,7 @@ def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopp
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            written = min(os.fstat(descriptor).st_size, size)
+            written = durable = min(os.fstat(descriptor).st_size, size)
             seen = new_checksum()
             feed(seen, descriptor, written)
             for chunk in source.read(file.path, written, size - written, file.identity.tag) if written < size else ():
@@ -251,6 +262,9 @@ def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopp
                 _write_all(descriptor, chunk, written)
                 written += len(chunk)
                 on_event(Advanced("fetch", len(chunk)))
+                if written - durable >= _DURABLE_EVERY:
+                    os.fdatasync(descriptor)  # the disk has work while others download, and little at the end
+                    durable = written
             if written < size:
                 raise SourceUnavailable(
                     f"{file_url(source, file.path)}: the connection ended after {written:,} of {size:,} bytes"

@@ -223,9 +223,9 @@ def _no_fsync() -> None:
 
 
 def _unsynced_rewrite() -> None:
-    import pqcache.store.build as build
+    import pqcache.parquet.rewrite as module
 
-    real = build.rewrite_directory
+    real = module.rewrite_directory
 
     def rewrite_directory(*arguments: Any) -> Any:
         result = real(*arguments)
@@ -233,7 +233,7 @@ def _unsynced_rewrite() -> None:
             os.utime(output.path, ns=(1, 1))
         return result
 
-    build.rewrite_directory = rewrite_directory
+    module.rewrite_directory = rewrite_directory
 
 
 def _no_directory_fsync() -> None:
