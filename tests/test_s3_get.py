@@ -1,0 +1,257 @@
+"""S3: GETs without the client, and asking for many files at once; both must be what the client would do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.errors import SourceChanged, SourceDenied, SourceIncomplete, SourceNotFound, SourceUnavailable
+from pqcache.events import Event, Fetched
+from pqcache.store.drivers.s3 import S3Source
+from pqcache.store.manifest import Identity
+from tests.datasets import rows_of, shop_table
+from tests.faults import proxy as faults
+from tests.faults.proxy import Proxy
+
+if TYPE_CHECKING:
+    from tests.conftest import Bucket
+    from tests.servers.s3 import S3
+
+pytestmark = pytest.mark.s3
+
+NAMES = [
+    "dt=2026%2F11/x.parquet",
+    "dt=2026/11/x.parquet",
+    "a b+c&d=é.parquet",
+    "a%20b+c&d=é.parquet",
+    "zahl=€/größe=%25/ÿ.parquet",
+    "x=%C3%A9/é.parquet",
+    "tilde~and-dash_.!*'();:@,$=.parquet",
+    'quote"back\\slash<>{}|^`[].parquet',
+    "?query=1#fragment.parquet",
+    "😀/part.parquet",
+    "trailing space /x.parquet ",
+    "..a/b../c.parquet",
+]
+
+
+@pytest.fixture
+def source(s3_bucket: Bucket) -> Iterator[S3Source]:
+    made = S3Source(f"{s3_bucket.url}/wh", {}, 5)
+    yield made
+    made.close()
+
+
+def put(bucket: Bucket, path: str, data: bytes) -> None:
+    bucket.client.put_object(Bucket=bucket.name, Key=f"wh/{path}", Body=data)
+
+
+def read(source: S3Source, path: str, identity: Identity) -> bytes:
+    return b"".join(source.read(path, 0, identity.size, identity.tag))
+
+
+def count(source: S3Source) -> list[str]:
+    """Return the list to which the name of every operation that goes through the client is added."""
+    calls: list[str] = []
+    source._client.meta.events.register("before-call.s3", lambda model, **_: calls.append(model.name))
+    return calls
+
+
+def test_every_name_is_read_as_the_client_reads_it(source: S3Source, s3_bucket: Bucket) -> None:
+    """Each key has contents of its own, and keys that are one when decoded once are among them."""
+    for name in NAMES:
+        put(s3_bucket, name, name.encode() * 3)
+    calls = count(source)
+    listed = {file.path: file.identity for file in source.list()}
+    assert set(listed) == set(NAMES)
+    for name in (*NAMES, *reversed(NAMES)):
+        assert read(source, name, listed[name]) == name.encode() * 3
+    assert calls == ["GetObject"], "but for the first, GETs do not go through the client"
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_errors_are_those_of_the_client(learned: bool, source: S3Source, s3_bucket: Bucket) -> None:
+    put(s3_bucket, "x.parquet", b"one")
+    put(s3_bucket, "other.parquet", b"other")
+    old = source.stat("x.parquet")
+    if learned:
+        read(source, "other.parquet", source.stat("other.parquet"))
+    put(s3_bucket, "x.parquet", b"two")
+    with pytest.raises(SourceChanged, match=r"wh/x\.parquet: is not the version that was listed"):
+        read(source, "x.parquet", old)
+    with pytest.raises(SourceNotFound, match=r"wh/gone\.parquet: no such object"):
+        read(source, "gone.parquet", Identity(3, 0, ""))
+    assert b"".join(source.read("x.parquet", 1, 1)) == b"w"
+    assert read(source, "x.parquet", source.stat("x.parquet")) == b"two"
+
+
+def test_keys_that_expire_are_told_without_the_secret(s3: S3, s3_bucket: Bucket, tmp_path: Path) -> None:
+    """What signs a GET is asked for each time, so refreshed credentials are used and lost ones are an error."""
+    put(s3_bucket, "x.parquet", b"one")
+    source = S3Source(f"{s3_bucket.url}/wh", {"key": s3.access_key, "secret": s3.secret_key}, 5)
+    identity = source.stat("x.parquet")
+    assert read(source, "x.parquet", identity) == b"one"
+    credentials = source._getter._credentials
+    credentials.secret_key = wrong = "not-the-secret"
+    with pytest.raises(SourceDenied) as error:
+        read(source, "x.parquet", identity)
+    assert wrong not in str(error.value)
+    assert s3.secret_key not in str(error.value)
+    credentials.secret_key = s3.secret_key
+    assert read(source, "x.parquet", identity) == b"one"
+    source.close()
+
+
+def test_public_data_is_read_unsigned(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("x.parquet", "y.parquet"):
+        s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=f"wh/{name}", Body=name.encode(), ACL="public-read")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    source = S3Source(f"{s3_bucket.url}/wh", {"anon": "true"}, 5)
+    for name in ("x.parquet", "y.parquet", "x.parquet"):
+        assert b"".join(source.read(name, 0, len(name))) == name.encode()
+    assert source._getter._like is not None
+    source.close()
+
+
+FAULTS = {"503": faults.status(503), "429": faults.status(429), "reset": faults.reset(-1), "stall": faults.stall(-1)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_server_in_trouble_is_worth_another_try(
+    fault: str, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(s3_bucket, "x.parquet", b"one")
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        source = S3Source(f"{s3_bucket.url}/wh", {}, 0.5)
+        identity = source.stat("x.parquet")
+        assert read(source, "x.parquet", identity) == b"one"
+        proxy.rule(FAULTS[fault], method="GET", path=r"x\.parquet$", count=1)
+        with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet"):
+            read(source, "x.parquet", identity)
+        assert read(source, "x.parquet", identity) == b"one"
+        source.close()
+
+
+@pytest.mark.parametrize("code", [301, 307, 400])
+def test_what_only_the_client_understands_goes_to_the_client(
+    code: int, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(s3_bucket, "x.parquet", b"one")
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
+        identity = source.stat("x.parquet")
+        assert read(source, "x.parquet", identity) == b"one"
+        calls = count(source)
+        proxy.rule(faults.status(code), method="GET", path=r"x\.parquet$", count=1)
+        assert read(source, "x.parquet", identity) == b"one"
+        assert calls == ["GetObject"]
+        source.close()
+
+
+def test_a_strange_request_is_never_imitated(s3_bucket: Bucket) -> None:
+    """A header that is not known here (a session's, a plug-in's) may matter."""
+    put(s3_bucket, "x.parquet", b"one")
+    source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
+    source._client.meta.events.register(
+        "before-sign.s3.GetObject", lambda request, **_: request.headers.add_header("x-amz-strange", "1")
+    )
+    calls: list[str] = []
+    source._client.meta.events.register("before-call.s3", lambda model, **_: calls.append(model.name))
+    for _ in range(3):
+        assert b"".join(source.read("x.parquet", 0, 3)) == b"one"
+    assert calls == ["GetObject"] * 3
+    source.close()
+
+
+def test_many_files_are_asked_for_by_listings(source: S3Source, s3_bucket: Bucket) -> None:
+    names = [*NAMES, *(f"dt={day:02d}/part-{part:03d}.parquet" for day in range(4) for part in range(20))]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: put(s3_bucket, name, name.encode()), [*names, *(f"m/{i}" for i in range(300))]))
+    calls = count(source)
+    one_by_one = {name: source.stat(name) for name in names}
+    assert calls == ["HeadObject"] * len(names)
+    calls.clear()
+    assert source.stat_all([*names, "gone.parquet", "zz/gone.parquet"]) == one_by_one
+    assert calls.count("ListObjectsV2") in range(1, 5)
+    assert calls.count("HeadObject") <= 20
+    calls.clear()
+    assert source.stat_all(names[:3]) == {name: one_by_one[name] for name in names[:3]}
+    assert calls == ["HeadObject"] * 3
+
+
+def make_table(bucket: Bucket, directory: Path, files: int) -> list[str]:
+    names = [f"dt=2026-11-{1 + n % 3:02d}/part-{n:05d}.parquet" for n in range(files)]
+    for number, name in enumerate(names):
+        put_table(bucket, directory, name, number * 10)
+    return names
+
+
+def put_table(bucket: Bucket, directory: Path, name: str, first: int) -> None:
+    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(shop_table(first, 10), directory / name)
+    put(bucket, name, (directory / name).read_bytes())
+
+
+def acting_once(change: Callable[[], Any], on: str) -> Callable[[Event], None]:
+    """Return a callback that changes the source as soon as ``on`` has been fetched."""
+    done: list[Event] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Fetched) and event.path == on and not done:
+            done.append(event)
+            change()
+
+    return on_event
+
+
+@pytest.mark.parametrize("size", [None, 1 << 20])
+def test_a_file_that_changes_after_its_copy_is_fetched_again(
+    size: int | None, s3_bucket: Bucket, tmp_path: Path
+) -> None:
+    """Seen by the listing that comes after all copies, whether files are rewritten or not."""
+    made = tmp_path / "made"
+    names = make_table(s3_bucket, made, 30)
+    first = sorted(names)[0]
+    on_event = acting_once(lambda: put_table(s3_bucket, made, first, 5000), first)
+    pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh", row_group_size=size, on_event=on_event)
+    assert rows_of(tmp_path / "cache" / "current") == rows_of(made)
+    report = pqcache.sync(tmp_path / "cache")
+    assert not report.published, "what was recorded is the version that was fetched"
+    assert sorted(os.listdir(tmp_path / "cache" / "tmp")) == []
+
+
+def test_a_file_that_vanishes_after_its_copy_publishes_nothing(s3_bucket: Bucket, tmp_path: Path) -> None:
+    names = make_table(s3_bucket, tmp_path / "made", 30)
+    first = sorted(names)[0]
+    on_event = acting_once(lambda: s3_bucket.client.delete_object(Bucket=s3_bucket.name, Key=f"wh/{first}"), first)
+    with pytest.raises(SourceIncomplete, match=f"{first}: vanished") as error:
+        pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh", on_event=on_event)
+    assert error.value.exit_code == 3
+    assert not (tmp_path / "cache" / "current").exists()
+
+
+def test_a_file_that_never_holds_still_publishes_nothing(
+    s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    first = sorted(make_table(s3_bucket, made, 30))[0]
+    real, turn = S3Source.stat_all, iter(range(100))
+
+    def stat_all(self: S3Source, paths: Any) -> Any:
+        put_table(s3_bucket, made, first, 10_000 + 10 * next(turn))
+        return real(self, paths)
+
+    monkeypatch.setattr(S3Source, "stat_all", stat_all)
+    with pytest.raises(SourceIncomplete, match=f"{first}: keeps changing"):
+        pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh")
+    assert not (tmp_path / "cache" / "current").exists()
