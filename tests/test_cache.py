@@ -38,6 +38,10 @@ def test_a_directory_that_is_no_cache_is_named(tmp_path: Path) -> None:
         pqcache.Cache(tmp_path).create()
 
 
+def test_a_cache_may_be_named_by_text(cache: pqcache.Cache) -> None:
+    assert pqcache.Cache(str(cache.path)) == cache  # type: ignore[arg-type]
+
+
 def test_current_is_a_relative_link(cache: pqcache.Cache) -> None:
     target = os.readlink(cache.path / "current")
     assert target == f"snapshots/{cache.snapshot().id}"

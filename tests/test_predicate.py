@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.store.predicate import matching, where_columns
+from pqcache.store.predicate import matching, parse_where, where_columns
 
 TABLE = pa.table(
     {
@@ -133,3 +133,10 @@ def test_long_chains_do_not_nest() -> None:
     assert matching(table, " or ".join(f"n = {n}" for n in range(3, 3000))) == [3, 4]
     with pytest.raises(UsageError):
         matching(table, "not " * 5000 + "n = 1")
+
+
+def test_a_time_without_its_zone_is_refused_with_advice() -> None:
+    schema = pa.schema([("ts", pa.timestamp("us", "UTC"))])
+    with pytest.raises(UsageError, match="say in which zone, like '2026-11-20T04:00:00Z'"):
+        parse_where("ts >= '2026-11-20'", schema)
+    parse_where("ts >= '2026-11-20T04:00:00Z'", schema)

@@ -148,6 +148,9 @@ class Cache:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
     @staticmethod
     def open(path: str | os.PathLike[str]) -> Cache:
         """Open an existing cache; a directory that is none raises CacheError.

@@ -295,4 +295,6 @@ def _cast(text: str, field: Operand) -> pa.Scalar:
 
 def no_value(text: str, field: Operand) -> UsageError:
     """Return the error for a constant that does not fit what it is compared with."""
-    return UsageError(f"{text!r} is not a value of {field.name}, which is {field.type}")
+    kind = value_type(field.type)
+    zone = "; say in which zone, like '2026-11-20T04:00:00Z'" if pt.is_timestamp(kind) and kind.tz else ""
+    return UsageError(f"{text!r} is not a value of {field.name}, which is {field.type}{zone}")
