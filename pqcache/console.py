@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,14 +20,15 @@ from rich.table import Table
 
 from pqcache.errors import PqcacheError
 from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
-from pqcache.store.cache import cache_at
-from pqcache.store.densify import Proposal
-from pqcache.store.gc import GcReport
-from pqcache.store.index_keys import IndexReport
-from pqcache.store.repartition_to import RepartitionReport
-from pqcache.store.sync import SyncReport
-from pqcache.store.verify import VerifyReport
 from pqcache.units import format_count, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from pqcache.store.densify import Proposal
+    from pqcache.store.gc import GcReport
+    from pqcache.store.index_keys import IndexReport
+    from pqcache.store.repartition_to import RepartitionReport
+    from pqcache.store.sync import SyncReport
+    from pqcache.store.verify import VerifyReport
 
 _LINE_SECONDS = 60.0  # how often a run without a terminal says where it is
 _VERB = {
@@ -206,6 +207,8 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
     for item in proposals:
         smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
         console.print(escape(f"{item.column}: {item.type}, can be stored as {item.dense}{smaller}"))
+    from pqcache.store.cache import cache_at  # with pyarrow, which an error need not wait for
+
     where = [str(dest)] if dest is not None else [] if cache_at(source) is not None else ["DEST"]
     words = ["pqcache", "repartition", source, *where]
     words += [word for item in proposals for word in ("--dense", item.column)]

@@ -22,7 +22,6 @@ from pqcache.store.checksum import checksum_of
 from pqcache.store.guards import check_space
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder, build_index
-from pqcache.store.keybuild import refresh_key_indexes
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
 from pqcache.store.plan import DirectoryPlan, Plan
 from pqcache.store.source import Source
@@ -280,6 +279,8 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
     for name in (ROW_GROUPS, FILES, CHECKSUMS):
         fsync_path(target / name)
     if job.keys:
+        from pqcache.store.keybuild import refresh_key_indexes  # and pyarrow.compute, which few syncs need
+
         refresh_key_indexes(job.keys, None if job.reindex else previous, Snapshot(target), job.on_event)
     return target, manifest
 
