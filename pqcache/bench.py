@@ -41,6 +41,7 @@ _SAMPLED = 0.1  # seconds between two looks at the memory
 _DOMINATES = 0.3  # of the time to decode
 _SMALL = 1 << 20  # bytes of a row group when decoded, below which the cost of each shows
 _SMALL_BATCH = 256 << 10  # bytes, the same
+_COLD = 0.1  # of what was read
 _SLOW = 0.5  # of the decode limit
 
 
@@ -78,8 +79,8 @@ class BenchReport:
 
     ``columns`` of ``rows`` rows in ``row_groups`` row groups were read, which take ``bytes`` on disk and ``decoded``
     bytes in memory. ``limit`` is the decode limit in rows per second on ``cores`` cores: the better of columns and row
-    groups decoded in parallel, without making batches. ``recommended`` is the number of workers to take, None without
-    torch.
+    groups decoded in parallel, without making batches; ``limit_from_disk`` is as in ``Measured``. ``recommended`` is
+    the number of workers to take, None without torch.
     """
 
     target: str
@@ -94,6 +95,7 @@ class BenchReport:
     bytes: int
     decoded: int
     limit: float
+    limit_from_disk: float | None
     measured: tuple[Measured, ...]
     recommended: int | None
     advice: tuple[Advice, ...]
@@ -155,14 +157,13 @@ def bench(
         on_event(Started("measure", len(numbers) + 1, "settings"))
         limit, _ = _run("pqcache.measure", {**job, "what": "limit"})
         on_event(Advanced("measure", 1))
+        top = limit["rows"] / limit["seconds"]
         per_row = float(view.sizes.sum()) / int(view.counts.sum())
         measured = []
         for number in numbers:
             module = "pqcache.measure" if number is None else "pqcache.torch.bench"
             found, peak = _run(module, {**job, "what": "batches", "workers": number})
-            rate, top = found["rows"] / found["seconds"], max(limit["rates"].values())
-            read = found["rows"] * _disk_size(view) / int(view.counts.sum())
-            disk = None if found["disk"] is None or not read else min(1.0, found["disk"] / read)
+            rate, disk = found["rows"] / found["seconds"], _from_disk(found, view)
             measured.append(
                 Measured(number, rate, rate * per_row, rate / top, found["first"], peak, disk, found["window"])
             )
@@ -179,7 +180,8 @@ def bench(
             row_groups=len(view.groups),
             bytes=_disk_size(view),
             decoded=int(view.sizes.sum()),
-            limit=max(limit["rates"].values()),
+            limit=top,
+            limit_from_disk=_from_disk(limit, view),
             measured=tuple(measured),
             recommended=recommended(measured),
             advice=(),
@@ -240,8 +242,8 @@ def advise(report: BenchReport, view: View, dense: dict[str, float]) -> Iterator
         yield Advice("torch is not installed, so only Cache.batches was measured: pip install 'pqcache[torch]'")
     if chosen.workers == 0:
         yield Advice("workers are for a transform that takes time; the dataset itself decodes on all cores without")
-    disk = [item.from_disk for item in report.measured if item.from_disk is not None]
-    if disk and max(disk) > 0.1:
+    disk = [share for share in (report.limit_from_disk, *(m.from_disk for m in report.measured)) if share is not None]
+    if disk and max(disk) > _COLD:
         yield Advice("part of it came from the disk: run it again to see what a warm page cache gives")
 
 
@@ -262,6 +264,12 @@ def _has_torch() -> bool:
         return importlib.util.find_spec("torch") is not None
     except ImportError:
         return False
+
+
+def _from_disk(found: dict[str, Any], view: View) -> float | None:
+    """Return the share of what a setting read of the files that came from the disk, as readahead may bring more: 1."""
+    read = found["rows"] * _disk_size(view) / int(view.counts.sum())
+    return None if found["disk"] is None or not read else min(1.0, found["disk"] / read)
 
 
 def _disk_size(view: View) -> int:

@@ -87,6 +87,8 @@ def print_sync(report: SyncReport) -> None:
     moved = _changes(report)
     if report.dry_run:
         text = f"would sync: {moved}, {format_size(report.fetched_bytes)} to fetch"
+        if report.shard is not None:
+            text += f" for share {report.shard}"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} to rewrite"
         out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)

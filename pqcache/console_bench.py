@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pqcache.bench import BenchReport, Measured
+from pqcache.bench import BenchReport
 from pqcache.console import bar, out
 from pqcache.units import format_count, format_size
 
@@ -25,7 +25,7 @@ def print_bench(report: BenchReport) -> None:
         f"{format_size(report.bytes)} on disk, {format_size(report.decoded)} decoded"
     )
     console.print(f"  as           batch_size={report.batch_size}, memory={format_size(report.memory)!r}, shuffled")
-    console.print(f"  machine      {format_count(report.cores, 'core')}; {_cache(report.measured)}")
+    console.print(f"  machine      {format_count(report.cores, 'core')}; {_cache(report)}")
     console.print()
     console.print(_table(console, report))
     console.print()
@@ -61,8 +61,9 @@ def _table(console: Console, report: BenchReport) -> Table:
     return table
 
 
-def _cache(measured: tuple[Measured, ...]) -> str:
-    known = [item.from_disk for item in measured if item.from_disk is not None]
+def _cache(report: BenchReport) -> str:
+    shares = (report.limit_from_disk, *(item.from_disk for item in report.measured))
+    known = [share for share in shares if share is not None]
     if not known:
         return "whether the page cache was warm is not known here"
     if max(known) < _WARM:

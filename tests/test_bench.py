@@ -155,6 +155,7 @@ def advice_for(
         bytes=1,
         decoded=int(view.sizes.sum()),
         limit=1,
+        limit_from_disk=None,
         measured=(Measured(2, 1.0, 1.0, of_limit, 0.1, None, None, window),),
         recommended=2,
         advice=(),

@@ -238,7 +238,7 @@ def test_the_command_line_remembers_and_shows_it(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "pqcache", *words]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
-    assert "would sync" in run("sync", "shop", "cache", "--shard", "1/3", "--dry-run")
+    assert "for share 1/3" in run("sync", "shop", "cache", "--shard", "1/3", "--dry-run")
     assert run("sync", "shop", "cache", "--shard", "1/3").rstrip().endswith(", share 1/3")
     assert 'shard = "1/3"' in (tmp_path / "cache" / "pqcache.toml").read_text()
     assert "nothing to do" in run("sync", "cache")

@@ -81,6 +81,10 @@ class ParquetDataset(IterableDataset[Batch]):
     >>> next(iter(dataset)).index
     1
 
+    A cache that holds one node's share (``pqcache sync --shard``) is opened on every rank, after
+    ``init_process_group()``: ranks then belong to their node, and all nodes have the same number of batches. With
+    ``num_replicas`` and ``rank`` it is read by itself.
+
     Options that make no sense, and columns that no tensor can hold, raise UsageError here; files that are
     gone or damaged raise ParquetError by name while iterating.
     """
