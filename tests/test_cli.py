@@ -312,3 +312,17 @@ def test_a_missing_extra_is_named(url: str, module: str, extra: str, tmp_path: P
         [sys.executable, "-c", code, "sync", url, str(tmp_path / "c")], capture_output=True, text=True, timeout=60
     )
     assert extra in error_of(result, 2)
+
+
+def test_a_plain_sync_imports_only_what_it_needs(tmp_path: Path) -> None:
+    """Half of the time of a sync that finds nothing to do would go into modules that it does not use."""
+    write_day(tmp_path / "lake", "2026-11-01", files=1, rows=10)
+    unused = ("tenacity", "pandas", "pqcache.parquet.rewrite", "pqcache.store.keybuild")
+    code = (
+        "import json, sys; from pqcache import cli; cli.without_pandas(); code = cli.run(sys.argv[1:]); "
+        f"print(json.dumps([code, [name for name in {unused!r} if name in sys.modules]]))"
+    )
+    for _ in range(2):
+        command = [sys.executable, "-c", code, "sync", str(tmp_path / "lake"), str(tmp_path / "cache"), "-q"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == [0, []]
