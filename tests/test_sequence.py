@@ -400,6 +400,8 @@ def test_gaps_of_times(tmp_path: Path, kind: pa.DataType, gap: int, delta: dt.ti
         (pa.array(["b", "a", None, "c"]), None, [[1, 0], [0, 3]]),
         (pa.array(["b", "a", None, "c"]).dictionary_encode(), None, [[1, 0], [0, 3]]),
         (pa.array([3, 1, 2], pa.decimal128(5, 1)), None, [[1, 2], [2, 0]]),
+        (pa.array([True, False, None, True]), None, [[1, 0], [0, 3]]),
+        (pa.array([b"b", b"a", None, b"c"]), None, [[1, 0], [0, 3]]),
         (pa.array([5, 5, 5, 4], pa.int16()), 0, [[0, 1], [1, 2]]),
     ],
 )
@@ -423,6 +425,12 @@ def test_nulls_inside_lists_are_refused_by_name(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ts": [1, 2, 3], "v": [[1], [None], [2, 3]]}), tmp_path / "a.parquet")
     with pytest.raises(ParquetError, match="'v' has nulls inside its lists"):
         list(ParquetDataset(tmp_path, sequence=Sequence(2, "ts")))
+
+
+def test_a_column_without_an_order_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "nothing": pa.nulls(2)}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="order_by='nothing' is null, which has no order"):
+        ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "nothing"))
 
 
 def test_none_there(drive: Path) -> None:

@@ -169,15 +169,21 @@ class Draws:
         line = self._turned(indices, epoch, 1)
         at = np.flatnonzero(self.line[line] == source)
         draws = epoch * count + np.searchsorted(places, line[at])
+        passes = draws // size
+        order = np.argsort(passes, kind="stable")
+        numbers, firsts = np.unique(passes[order], return_index=True)
         found = []
-        for number in np.unique(draws // size).tolist():
-            whole = np.arange(number * size, (number + 1) * size)
-            lanes = self._turned(places[whole % count], whole // count, -1) % self.lanes
-            mine = draws // size == number
-            batches = draws[mine] - number * size
-            shares = np.bincount(lanes, minlength=self.lanes)
-            order = np.argsort(lanes, kind="stable")
-            turns = np.empty(size, np.int64)
-            turns[order] = np.arange(size) - np.repeat(np.cumsum(shares) - shares, shares)
-            found.append(Pass(number, at[mine], batches, lanes[batches], turns[batches], shares, int(lanes[-1])))
+        for number, some in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):  # none splits into one
+            found.append(self._pass(source, places, number, size, at[some], draws[some] - number * size))
         return found
+
+    def _pass(self, source: int, places: Ints, number: int, size: int, at: Ints, batches: Ints) -> Pass:
+        """Return where ``batches`` of a pass are; ``places`` are the dataset's in the line."""
+        draws = np.arange(number * size, (number + 1) * size)
+        epochs, nth = np.divmod(draws, self.counts[source])
+        lanes = self._turned(places[nth], epochs, -1) % self.lanes
+        shares = np.bincount(lanes, minlength=self.lanes)
+        order = np.argsort(lanes, kind="stable")
+        turns = np.empty(size, np.int64)
+        turns[order] = np.arange(size) - np.repeat(np.cumsum(shares) - shares, shares)
+        return Pass(number, at, batches, lanes[batches], turns[batches], shares, int(lanes[-1]))

@@ -121,6 +121,11 @@ class Sequences:
         # a row group has one value of each partition column
         names = dict.fromkeys([sequence.order_by, *(name for name in sequence.groups if name not in inside)])
         self._fields = working(pa.schema([schema.field(name) for name in names]))
+        try:
+            _sortable(pa.chunked_array([], self._fields.field(sequence.order_by).type))
+        except pa.ArrowException as error:
+            kind = schema.field(sequence.order_by).type
+            raise UsageError(f"sequence: order_by={sequence.order_by!r} is {kind}, which has no order") from error
         self._gap = _gap_in(sequence, schema.field(sequence.order_by).type)
         self.columns = tuple(dict.fromkeys([*(chosen.columns if chosen else ()), *self._fields.names]))
         said = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
