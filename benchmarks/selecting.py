@@ -206,11 +206,8 @@ def building(paths: tuple[Path, Path], rounds: int) -> None:
 
 def sequences(path: Path, rounds: int) -> None:
     """Samples of three consecutive rows, beside as many rows alone."""
-    try:
-        from pqcache import Sequence
-        from pqcache.torch import ParquetDataset
-    except ImportError:
-        return print("\nSequences: left out, they need torch")
+    from pqcache import Sequence
+    from pqcache.torch import ParquetDataset
 
     def read(batch_size: int, sequence: Any = None) -> int:
         dataset = ParquetDataset(path, columns=COLUMNS, batch_size=batch_size, window=4, sequence=sequence)
@@ -232,7 +229,6 @@ def sequences(path: Path, rounds: int) -> None:
     for name, found in times.items():
         median = statistics.median(found)
         print(f"  {name:<34}{median:>11.2f} s   x {median / plain:.2f}", flush=True)
-    return None
 
 
 def main() -> None:

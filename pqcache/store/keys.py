@@ -6,8 +6,8 @@
       0a1b2c3d.npy     a run: the keys of up to two million rows, sorted
 
 A run is sorted by itself, so building needs memory for a few runs and no merging, and a lookup searches each run whose
-keys may be those wanted: a microsecond each. The next snapshot links the runs whose rows it still has, and makes new
-ones for new rows only. ``docs/cache-format.md`` has the format.
+keys may be those wanted: tens of microseconds each. The next snapshot links the runs whose rows it still has, and makes
+new ones for new rows only. ``docs/cache-format.md`` has the format.
 """
 
 from __future__ import annotations
