@@ -120,7 +120,7 @@ def test_a_job_that_fails_ends_the_run_and_the_next_goes_on(cluster: Cluster, tm
     shop = write_shop(tmp_path / "shop", days=4)
     bad = shop / "dt=2026-11-04" / "part-00001.parquet"
     good = bad.read_bytes()
-    bad.write_bytes(b"not parquet")
+    bad.write_bytes(good[:4] + b"\xff" * 20 + good[24:])  # the footer is read before anything is begun
     cluster.add(1)
     with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
         run(shop, tmp_path / "out", cluster)

@@ -97,7 +97,7 @@ def test_a_run_that_failed_goes_on(remote: Remote, shop: Path, tmp_path: Path) -
     whole = expected(shop, tmp_path)
     bad = shop / "dt=2026-11-03" / "part-00001.parquet"
     good = bad.read_bytes()
-    bad.write_bytes(b"not parquet")
+    bad.write_bytes(good[:4] + b"\xff" * 20 + good[24:])  # the footer is read before anything is begun
     events: list[Event] = []
     with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
         pqcache.repartition(shop, remote.url, row_group_size=LIMIT, on_event=events.append)

@@ -110,11 +110,11 @@ def open_source(path: Path, int96_unit: str = "ns") -> pq.ParquetFile:
         raise ParquetError(f"{path}: cannot be read as Parquet ({first_line(error)}); fetch it again") from error
 
 
-def sources_of(paths: Sequence[Path]) -> list[Source]:
-    """Return the source files with INT96 time stamps in the unit that holds all of them without loss."""
-    opened = [_source(path, "us") for path in paths]
-    if has_int96(opened):
-        unit = int96_unit(opened)
+def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[Source]:
+    """Return the source files with INT96 time stamps in the unit ``int96``, by default one that loses nothing."""
+    opened = [_source(path, int96 or "us") for path in paths]
+    if int96 is None and has_int96(opened):
+        unit = int96_unit([(str(source.path), *_int96_span(source)) for source in opened])
         if unit != "us":
             opened = [_source(path, unit) for path in paths]
     return opened
@@ -133,47 +133,56 @@ def _source(path: Path, unit: str) -> Source:
 
 def has_int96(sources: Sequence[Source]) -> bool:
     """Return whether any file has a column of INT96 time stamps."""
-    return any(_int96_columns(source) for source in sources)
+    return any(int96_columns(source.metadata) for source in sources)
 
 
-def _int96_columns(source: Source) -> list[str]:
-    schema = source.metadata.schema
-    columns = (schema.column(number) for number in range(len(schema)))
+def int96_columns(metadata: pq.FileMetaData) -> list[str]:
+    """Return the paths of the columns of INT96 time stamps."""
+    columns = (metadata.schema.column(number) for number in range(len(metadata.schema)))
     return [column.path for column in columns if column.physical_type == "INT96"]
 
 
-def int96_unit(sources: Sequence[Source]) -> str:
-    """Return "us" if that holds every INT96 value of ``sources``, else "ns".
+def int96_unit(spans: Sequence[tuple[str, bool, bool]]) -> str:
+    """Return "us" if that holds every INT96 value, else "ns", given each file's name and `int96_span`.
 
     Microseconds come first: that is what Spark and Hive mean, and it spans 290,000 years around 1970.
 
     Raises:
         ParquetError: neither unit holds all values.
     """
-    finer: Path | None = None
-    farther: Path | None = None
-    for source in sources:
-        columns = _int96_columns(source)
-        if not columns or source.metadata.num_rows == 0:
-            continue
-        with open_source(source.path, "us") as coarse, open_source(source.path, "ns") as fine:
-            batches = zip(coarse.iter_batches(columns=columns), fine.iter_batches(columns=columns), strict=True)
-            try:
-                for one, other in batches:
-                    for us, ns in zip(_leaf_values(one), _leaf_values(other), strict=True):
-                        with np.errstate(over="ignore"):  # out of range, both wrap alike
-                            if finer is None and not np.array_equal(us * _NS_PER_US, ns):
-                                finer = source.path
-                        if farther is None and len(us) and max(us.max(), -us.min()) > _NS_RANGE_US:
-                            farther = source.path
-            except (pa.ArrowException, OSError) as error:
-                raise ParquetError(f"{source.path}: cannot be decoded ({first_line(error)}); fetch it again") from error
+    finer = next((name for name, found, _ in spans if found), None)
+    farther = next((name for name, _, found in spans if found), None)
     if finer and farther:
         raise ParquetError(
             f"{finer} has INT96 times finer than a microsecond and {farther} has some outside the years 1677 to 2262: "
             "no 64-bit time holds both; round or repair them at the source"
         )
     return "ns" if finer else "us"
+
+
+def _int96_span(source: Source) -> tuple[bool, bool]:
+    columns = int96_columns(source.metadata)
+    if not columns or source.metadata.num_rows == 0:
+        return False, False
+    try:
+        with open_source(source.path, "us") as coarse, open_source(source.path, "ns") as fine:
+            return int96_span(coarse, fine, columns)
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(f"{source.path}: cannot be decoded ({first_line(error)}); fetch it again") from error
+
+
+def int96_span(coarse: pq.ParquetFile, fine: pq.ParquetFile, columns: list[str]) -> tuple[bool, bool]:
+    """Return whether ``columns`` hold INT96 times that microseconds cannot, and some that nanoseconds cannot hold.
+
+    ``coarse`` and ``fine`` are the same file, opened with INT96 as microseconds and as nanoseconds.
+    """
+    finer = farther = False
+    for one, other in zip(coarse.iter_batches(columns=columns), fine.iter_batches(columns=columns), strict=True):
+        for us, ns in zip(_leaf_values(one), _leaf_values(other), strict=True):
+            with np.errstate(over="ignore"):  # out of range, both wrap alike
+                finer = finer or not np.array_equal(us * _NS_PER_US, ns)
+            farther = farther or bool(len(us) and max(us.max(), -us.min()) > _NS_RANGE_US)
+    return finer, farther
 
 
 def _leaf_values(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.int64]]:

@@ -16,7 +16,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,17 @@ def dense_in(schema: pa.Schema) -> dict[str, Dense]:
     """Return the dense columns of a schema by name."""
     found = {field.name: dense_of(field) for field in schema}
     return {name: dense for name, dense in found.items() if dense is not None}
+
+
+def common_dense(schemas: Sequence[pa.Schema]) -> dict[str, Dense]:
+    """Return the columns that are dense, and alike, in every schema that has them."""
+    found = [(set(schema.names), dense_in(schema)) for schema in schemas]
+    any_of_them = {name: dense for _, known in found for name, dense in known.items()}
+    return {
+        name: dense
+        for name, dense in any_of_them.items()
+        if all(known.get(name) == dense for present, known in found if name in present)
+    }
 
 
 def as_dense(field: pa.Field, dense: Dense) -> pa.Field:

@@ -77,15 +77,19 @@ def with_range(
     return {**metadata, PANDAS: json.dumps({**about, "index_columns": new}).encode()}
 
 
-def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool) -> dict[bytes, bytes] | None:
+def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool = True) -> dict[bytes, bytes] | None:
     """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and brought back in others.
 
-    Spark believes it rather than the file, and it says that they are lists.
+    Spark believes it rather than the file, and it says that they are lists. It is dropped unless the types are the
+    ``same`` as in the file it comes from: Spark would fail on wider ones, and not see columns that were added.
     """
     if not metadata:
         return None
     old, new = (SPARK, SET_ASIDE) if dense else (SET_ASIDE, SPARK)
     found = dict(metadata)
+    if not same:
+        found.pop(SPARK, None)
+        found.pop(SET_ASIDE, None)
     if old in found:
         found = {new: found.pop(old), **found}
     return found

@@ -20,7 +20,7 @@ from pqcache.disk import fsync_path, link_or_copy
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet import footer
 from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
-from pqcache.parquet.dense import Dense, applied, as_lists, dense_in
+from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.keyvalues import conflicts, range_index, with_spark
 from pqcache.parquet.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
@@ -126,6 +126,7 @@ def rewrite_directory(
     on_progress: Callable[[int], None] | None = None,
     schema: pa.Schema | None = None,
     made: Sequence[bool] = (),
+    int96: str | None = None,
 ) -> RewriteResult:
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
 
@@ -140,6 +141,7 @@ def rewrite_directory(
         on_progress: called with the bytes of the sources that were done since the last call.
         schema: what the files' schemas are to be unified with, where a whole table must agree.
         made: for each source, whether it is known to be made with these options but for the size.
+        int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
 
     Raises:
         ParquetError: a source is damaged, or schemas do not mix without loss; names the files.
@@ -150,12 +152,14 @@ def rewrite_directory(
         raise UsageError(f"{target}: there are no files to rewrite into it")
     _make_empty(target)
     report = on_progress or (lambda done: None)
-    opened = sources_of(sources)
-    named = [(str(source.path), as_lists(source.schema)) for source in opened]
-    declared = unified(named if schema is None else [("the table's schema", as_lists(schema)), *named])
+    opened = sources_of(sources, int96)
+    declared = _declared(opened, schema)
     dense = _dense(opened, options)
-    declared = applied(declared, dense).with_metadata(with_spark(declared.metadata, bool(dense)))
-    keep = _prefix(opened, declared, options, made)
+    keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
+    declared = applied(declared, dense).with_metadata(keyvalues)
+    # A table of which some partitions are rewritten would have INT96 in the others.
+    turned = int96 is not None and not options.keep_int96 and has_int96(opened)
+    keep = 0 if turned else _prefix(opened, declared, options, made)
     all_fit = keep == len(opened) and len({source.path.name for source in opened}) == len(opened)
     outputs = []
     for number, source in enumerate(opened[:keep]):
@@ -229,18 +233,22 @@ def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator
         done = piece.done
 
 
+def _declared(opened: list[Source], schema: pa.Schema | None) -> pa.Schema:
+    """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
+    named = [(str(source.path), as_lists(source.schema)) for source in opened]
+    own = unified(named)
+    if schema is None:
+        return own
+    whole = as_lists(schema).remove_metadata()
+    return own if own.equals(whole) else unified([("the table's schema", whole), *named])
+
+
 def _dense(opened: list[Source], options: RewriteOptions) -> dict[str, Dense]:
     """Return the columns to store dense: those asked for, or else those that are so in every file that has them."""
     names = {name for source in opened for name in source.schema.names}
     if options.dense is not None:
         return {name: dense for name, dense in options.dense if name in names}
-    found = [(source.schema.names, dense_in(source.schema)) for source in opened]
-    all_of_them = {name: dense for _, known in found for name, dense in known.items()}
-    return {
-        name: dense
-        for name, dense in all_of_them.items()
-        if all(known.get(name) == dense for present, known in found if name in present)
-    }
+    return common_dense([source.schema for source in opened])
 
 
 def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions, made: Sequence[bool]) -> int:

@@ -15,7 +15,7 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError
 
 _UNITS = ("s", "ms", "us", "ns")
-_FLOATS = (pa.float16(), pa.float32(), pa.float64())
+_FLOATS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}  # bits of an integer that each holds exactly
 
 
 class _Differ(Exception):
@@ -28,6 +28,13 @@ def _wider_int(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
     signed, unsigned = (a, b) if pt.is_signed_integer(a) else (b, a)
     bits = max(signed.bit_width, 2 * unsigned.bit_width)
     return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(bits)
+
+
+def _wider_float(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
+    """Return the narrowest float, no narrower than the one given, that holds every value of the integer type too."""
+    number, integer = (a, b) if a in _FLOATS else (b, a)
+    bits = integer.bit_width - pt.is_signed_integer(integer)
+    return next((t for t, exact in _FLOATS.items() if t.bit_width >= number.bit_width and exact >= bits), None)
 
 
 def _wider_decimal(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
@@ -86,6 +93,8 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
         found = _wider_int(a, b)
     elif a in _FLOATS and b in _FLOATS:
         found = max(a, b, key=lambda t: t.bit_width)
+    elif (a in _FLOATS and pt.is_integer(b)) or (b in _FLOATS and pt.is_integer(a)):
+        found = _wider_float(a, b)
     elif pt.is_decimal(a) and pt.is_decimal(b):
         found = _wider_decimal(a, b)
     elif pt.is_dictionary(a) or pt.is_dictionary(b):

@@ -9,14 +9,14 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from shutil import disk_usage
-from typing import TypeVar
+
+import pyarrow as pa
 
 import pqcache
 from pqcache.disk import remove_tree
@@ -28,10 +28,9 @@ from pqcache.parquet.statistics import read_footer
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import Source, local_path, open_source, url_scheme
 from pqcache.store.target import Done, Record, Staged, Target, check_own, open_target
-from pqcache.store.transfer import RETRIES, disk_errors, fetch, with_retries
+from pqcache.store.transfer import RETRIES, disk_errors, fetch, in_parallel, with_retries
 from pqcache.units import format_size
 
-T = TypeVar("T")
 _SPOOL = "pqcache-spool-"
 _TRANSFERS = 4  # files of one partition fetched or sent at once
 _SPARE = 64 << 20
@@ -51,6 +50,8 @@ class PartitionJob:
         whole: no other partition lies below this one, so it can be published by one rename.
         version: of the pqcache that made the job.
         run: the run that the target has to be of.
+        schema: of the whole table, as an Arrow IPC message; empty where the partition is all there is.
+        int96: the unit in which the whole table's INT96 time stamps are read, or None.
     """
 
     source: str = field(repr=False)  # Dask logs the arguments of what fails
@@ -65,6 +66,8 @@ class PartitionJob:
     whole: bool
     version: str
     run: str = ""
+    schema: bytes = field(default=b"", repr=False)
+    int96: str | None = None
 
     @property
     def size(self) -> int:
@@ -111,7 +114,10 @@ def do_job(
         out = own / "out"
         with turn or nullcontext():
             before = sum(read_footer(path)[0].num_row_groups for path in paths)
-            result = rewrite_directory(paths, out, job.how, lambda amount: on_event(Advanced("rewrite", amount)))
+            schema = pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None
+            result = rewrite_directory(
+                paths, out, job.how, lambda amount: on_event(Advanced("rewrite", amount)), schema, (), job.int96
+            )
         if paths[0].parent.parent.parent != own:
             _check_unchanged(job, source, on_event)  # fetch has done so
         remove_tree(own / "in")
@@ -158,7 +164,7 @@ def _brought(job: PartitionJob, source: Source, own: Path, on_event: OnEvent) ->
         fetch(source, file, lambda _: copy, on_event)
         return copy
 
-    return _in_parallel([partial(bring, number, file) for number, file in enumerate(job.files)])
+    return in_parallel([partial(bring, number, file) for number, file in enumerate(job.files)], _TRANSFERS)
 
 
 def _publish(
@@ -181,20 +187,10 @@ def _publish(
 
     retried(lambda: check_own(target, job.run))
     note = partial(retried, lambda: target.write(record.path, record.encoded()))
-    _in_parallel([note, *(partial(send, file) for file in new)])
+    in_parallel([note, *(partial(send, file) for file in new)], _TRANSFERS)
     staged.sort(key=lambda item: item.path)
     retried(lambda: check_own(target, job.run))
     retried(lambda: target.commit(token, job.directory, staged, job.whole))
-
-
-def _in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
-    with ThreadPoolExecutor(_TRANSFERS) as pool:
-        futures = [pool.submit(call) for call in calls]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _check_unchanged(job: PartitionJob, source: Source, on_event: OnEvent) -> None:

@@ -12,15 +12,16 @@ from pqcache.store.source import Source, file_url
 _TAIL = 64 << 10  # most footers fit
 
 
-def read_remote_footer(source: Source, file: SourceFile) -> tuple[pq.FileMetaData, pa.Schema]:
-    """Return a remote file's footer and Arrow schema; only the end of the file is read."""
+def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return a file's footer and Arrow schema, with ``int96`` as INT96's unit; only the end of the file is read."""
     size = file.identity.size
     tail = b"".join(source.read(file.path, max(0, size - _TAIL), min(size, _TAIL)))
     length = int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == b"PAR1" else 0
     if len(tail) < length <= size - 4:
         tail = b"".join(source.read(file.path, size - length, length))
+    end = pa.BufferReader(b"PAR1" + tail[-length:] if length else tail)
     try:
-        with pq.ParquetFile(pa.BufferReader(b"PAR1" + tail[-length:] if length else tail)) as parquet:
+        with pq.ParquetFile(end, coerce_int96_timestamp_unit=int96) as parquet:
             return parquet.metadata, parquet.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise not_parquet(file_url(source, file.path), error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from pqcache.store.manifest import SourceFile
 from pqcache.store.partition import PartitionJob, do_job, spooled
 from pqcache.store.source import Source, check_url, local_path, open_source, redact, url_scheme
 from pqcache.store.sync import list_source
+from pqcache.store.table import Table, table_of
 from pqcache.store.target import Done, Target, check_apart, forget, open_target, own, take_over
 from pqcache.store.transfer import Stopwatch, with_retries
 from pqcache.store.workdir import rewrite_key
@@ -111,7 +113,10 @@ def repartition_to(
             root = local_root(where.source) if wanted.looks else Path()
             dense = wanted.resolved([root / file.path for file in files])
             how = replace(how, dense=tuple((name, parse_dense(kind)) for name, kind in sorted(dense.items())))
-        plan = _jobs(source, where, how, files)
+        table = table_of(source, files, on_event) if files else None
+        if table is not None and how.dense is None:
+            how = replace(how, dense=table.dense)
+        plan = _jobs(source, where, how, files, table)
         held, broken = with_retries(lambda: take_over(target), target.url, 2, on_event)
         keys = {job.directory: job.key for job in plan}
         kept = {record.directory: record.done for record in held if keys.get(record.directory) == record.key}
@@ -162,15 +167,20 @@ def repartition_to(
     )
 
 
-def _jobs(source: Source, where: Places, how: RewriteOptions, files: Sequence[SourceFile]) -> list[PartitionJob]:
+def _jobs(
+    source: Source, where: Places, how: RewriteOptions, files: Sequence[SourceFile], table: Table | None
+) -> list[PartitionJob]:
     """Return one job for each partition directory, in path order."""
+    schema = table.schema.serialize().to_pybytes() if table is not None else b""
+    int96 = table.int96 if table is not None else None
     groups = {d: tuple(group) for d, group in groupby(files, key=lambda file: parent(file.path))}
     above = {""}  # directories that others lie in
     for directory in groups:
         while directory := parent(directory):
             above.add(directory)
     run = os.urandom(8).hex()
-    recipe = f"{how!r} blocks of {where.block_size} by {pqcache.__version__}"
+    common = hashlib.sha256(schema).hexdigest()
+    recipe = f"{how!r} blocks of {where.block_size} schema {common} int96 {int96} by {pqcache.__version__}"
     return [
         PartitionJob(
             source=where.source,
@@ -185,6 +195,8 @@ def _jobs(source: Source, where: Places, how: RewriteOptions, files: Sequence[So
             whole=directory not in above,
             version=pqcache.__version__,
             run=run,
+            schema=schema,
+            int96=int96,
         )
         for directory, group in groups.items()
     ]

@@ -13,7 +13,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -335,3 +336,14 @@ class Stopwatch:
     def seconds(self) -> float:
         """Seconds since the start, to the millisecond."""
         return round(time.monotonic() - self._start, 3)
+
+
+def in_parallel(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
+    """Return what each call returns; the first error is raised once what has begun has ended."""
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

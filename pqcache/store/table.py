@@ -1,0 +1,124 @@
+"""What the files of a whole table have to agree on before its partitions are rewritten apart from one another.
+
+It is worked out once, from the footers: one schema that holds every value, one unit for INT96 time stamps, and which
+columns are dense.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.events import OnEvent, ignore
+from pqcache.parquet.decode import int96_columns, int96_span, int96_unit
+from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in
+from pqcache.parquet.schema import unified
+from pqcache.store.manifest import SourceFile
+from pqcache.store.remote_footer import read_remote_footer
+from pqcache.store.source import Source, file_url
+from pqcache.store.transfer import RETRIES, in_parallel, with_retries
+
+T = TypeVar("T")
+_JOBS = 16  # footers read at once
+
+
+@dataclass(frozen=True)
+class Table:
+    """What all files have in common.
+
+    Attributes:
+        schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
+        int96: the unit that INT96 time stamps are read in, or None where there are none.
+        dense: the columns that are stored dense, alike in every file that has them; None if no file has any.
+    """
+
+    schema: pa.Schema
+    int96: str | None
+    dense: tuple[tuple[str, Dense], ...] | None
+
+
+def table_of(source: Source, files: Sequence[SourceFile], on_event: OnEvent = ignore) -> Table:
+    """Return what all of ``files`` agree on, by their footers; INT96 columns are read, as no footer tells of them.
+
+    Raises:
+        ParquetError: a file is damaged, or types do not mix without loss; names the two files and the types.
+        SourceError: a file cannot be read.
+    """
+
+    def of_each(call: Callable[[SourceFile], T], some: Sequence[SourceFile]) -> list[T]:
+        calls = [partial(with_retries, partial(call, file), file.path, RETRIES, on_event) for file in some]
+        return in_parallel(calls, _JOBS)
+
+    found = of_each(lambda file: _schema_of(source, file, "us"), files)
+    columns = {file: names for file, (_, names) in zip(files, found, strict=True) if names}
+    unit = None
+    if columns:
+        spans = of_each(lambda file: _span_of(source, file, columns[file]), list(columns))
+        unit = int96_unit([(file_url(source, file.path), *span) for file, span in zip(columns, spans, strict=True)])
+    if unit == "ns":
+        found = of_each(lambda file: _schema_of(source, file, "ns"), files)
+    distinct: dict[bytes, tuple[str, pa.Schema]] = {}
+    for file, (schema, _) in zip(files, found, strict=True):
+        plain = schema.remove_metadata()  # pandas' key-value is another one in each file
+        distinct.setdefault(plain.serialize().to_pybytes(), (file_url(source, file.path), plain))
+    schemas = [schema for _, schema in distinct.values()]
+    dense = tuple(sorted(common_dense(schemas).items())) if any(map(dense_in, schemas)) else None
+    return Table(unified([(name, as_lists(schema)) for name, schema in distinct.values()]), unit, dense)
+
+
+def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str]]:
+    """Return a file's Arrow schema and the paths of its INT96 columns."""
+    metadata, schema = read_remote_footer(source, file, unit)
+    return schema, int96_columns(metadata) if metadata.num_rows else []
+
+
+def _span_of(source: Source, file: SourceFile, columns: list[str]) -> tuple[bool, bool]:
+    try:
+        with _opened(source, file, "us") as coarse, _opened(source, file, "ns") as fine:
+            return int96_span(coarse, fine, columns)
+    except pa.ArrowException as error:
+        name = file_url(source, file.path)
+        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); write it again at the source") from error
+
+
+@contextmanager
+def _opened(source: Source, file: SourceFile, unit: str) -> Iterator[pq.ParquetFile]:
+    stream = io.BufferedReader(_Remote(source, file), 1 << 20)
+    with pq.ParquetFile(pa.PythonFile(stream, "r"), coerce_int96_timestamp_unit=unit, pre_buffer=True) as opened:
+        yield opened
+
+
+class _Remote(io.RawIOBase):
+    """A source's file as Python's files are read."""
+
+    def __init__(self, source: Source, file: SourceFile) -> None:
+        self.source, self.file, self.at = source, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.file.identity.size}[whence]
+        self.at = base + offset
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        length = max(0, min(len(buffer), self.file.identity.size - self.at))
+        data = b"".join(self.source.read(self.file.path, self.at, length)) if length else b""
+        buffer[: len(data)] = data
+        self.at += len(data)
+        return len(data)
