@@ -232,15 +232,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_below_pyarrow(tmp_path: Path) -> None:
-    """The file fails inside the ParquetWriter, which then still wants to write its end."""
-    full = RowGroupFile(Path("/dev/full"), form=None, disk=None)  # type: ignore[arg-type]
-    table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
-    refused = pytest.raises(PqcacheError, match="/dev/full: cannot be written: No space left")
-    with Path("/dev/full").open("wb", buffering=0) as full.file, refused:
-        full.append(table, w.Encodings())
-
-
 def test_types_that_parquet_lacks_are_refused(tmp_path: Path) -> None:
     table = pa.table({"u": pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])})
     with pytest.raises(ParquetError, match="cannot be written as Parquet"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,12 @@ import pyarrow as pa
 from pqcache.parquet.decode import Floats
 from pqcache.parquet.encodings import Encodings, Size, sizes
 
-_MIN_MARGIN, _FIRST_MARGIN, _MAX_MARGIN = 0.0005, 0.0075, 0.03
+_FIRST_SPREAD = 0.1  # of a guess that follows from a sample
+_FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty by the first slice, at least and at most: the next one fills it
+_LATER_MARGIN, _MAX_LATER = 0.1, 0.3  # by a later slice, which costs little when it has to be done again
+_FIRST_WHOLE = 0.005
+_SURE, _UNSURE = 0.0005, 0.03  # margins of columns that are encoded in one piece
+_WEIGHTY = 0.1  # of a row group: what a slice must have for its ``k`` to be taken as it is
 _NOISE = 0.02  # what two row groups of one kind differ by
 _MAX_DICTIONARY = 1 << 20  # pyarrow's dictionary_pagesize_limit; past it, a column goes on plain
 
@@ -23,28 +29,56 @@ class Guess:
 
     def __init__(self, k: Floats) -> None:
         self.k = k
-        self.learned = False  # from a row group, not from a sample
-        self.margin = _FIRST_MARGIN
-        self.spread = _FIRST_MARGIN / 2
+        self.learned = False  # from a whole row group, not from a sample
+        self.spread = _FIRST_SPREAD  # how far off guesses were of late: of slices,
+        self.whole = _FIRST_WHOLE  # and of columns that are encoded in one piece
+        self.unsteady = 0.0  # how far they were off, or would have been without a look at a sample of the rows
 
-    def of(self, weights: Floats) -> float:
-        """Return the bytes that rows of these weights are guessed to take."""
-        return float(np.dot(self.k, weights))
+    def of(self, weights: Floats, columns: Sequence[int]) -> float:
+        """Return the bytes that ``columns`` of rows of these weights are guessed to take."""
+        return float(np.dot(self.k[columns], weights[columns]))
 
-    def learn(self, weights: Floats, taken: Floats, missed: bool) -> None:
-        """Set ``k`` to what it should have been; half way only, where it was as good as right."""
-        found = np.where(weights > 0, taken / np.maximum(weights, 1e-9), self.k)
+    def margin(self, first: bool) -> float:
+        """Return the share of the room that is left empty beside a slice."""
+        if first:
+            return min(_MAX_FIRST, _FIRST_MARGIN + 4 * self.spread)
+        return min(_MAX_LATER, max(_LATER_MARGIN, 2 * self.spread))
+
+    @property
+    def whole_margin(self) -> float:
+        """The share that columns encoded in one piece may take more than guessed."""
+        return min(_UNSURE, max(_SURE, 1.5 * self.whole))
+
+    def learn_slice(self, weights: Floats, taken: Floats, columns: Sequence[int], share: float) -> None:
+        """Learn from a slice of ``columns`` that took ``share`` of a row group: the more, the larger it is."""
+        guessed, size = self.of(weights, columns), float(taken[columns].sum())
+        if guessed and size:
+            error = abs(size / guessed - 1)
+            part = min(1.0, share / _WEIGHTY)
+            self.spread = max(part * error, (1 - 0.3 * part) * self.spread)
+            self.unsteady = max(part * error, (1 - 0.2 * part) * self.unsteady)
+            self.k[columns] += part * (self._found(weights, taken) - self.k)[columns]
+
+    def look(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
+        """Guess ``columns`` anew from a sample of the rows that are next."""
+        guessed, size = self.of(weights, columns), float(taken[columns].sum())
+        if guessed and size:
+            self.unsteady = max(abs(size / guessed - 1), 0.9 * self.unsteady)
+            self.k[columns] = self._found(weights, taken)[columns]
+
+    def learn_whole(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
+        """Learn from ``columns`` of a whole row group; half way only, where the guess was as good as right."""
+        guessed, size = self.of(weights, columns), float(taken[columns].sum())
+        if self.learned and guessed:
+            self.whole = max(min(_UNSURE, abs(size / guessed - 1)), 0.8 * self.whole)
+        found = self._found(weights, taken)
         noise = np.abs(found - self.k) < _NOISE * found
-        trusted = self.learned and not missed
-        self.k = np.where(noise & trusted, (self.k + found) / 2, found)
+        self.k[columns] = np.where(noise & self.learned, (self.k + found) / 2, found)[columns]
         self.learned = True
 
-    def judge(self, guessed: float, size: int) -> None:
-        """Widen or narrow the margin by how far off a guess was, unless it was a first guess."""
-        if self.learned and guessed:
-            error = min(_MAX_MARGIN, abs(size / guessed - 1))
-            self.spread = max(error, 0.8 * self.spread)
-            self.margin = min(_MAX_MARGIN, max(_MIN_MARGIN, 1.5 * self.spread))
+    def _found(self, weights: Floats, taken: Floats) -> Floats:
+        found: Floats = np.where(weights > 0, taken / np.maximum(weights, 1e-9), self.k)
+        return found
 
 
 def foreseen(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:

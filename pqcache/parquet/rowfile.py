@@ -1,4 +1,4 @@
-"""A Parquet file that grows by row groups that can be taken back, and gets its one footer at the end."""
+"""A Parquet file that grows by whole row groups, and gets its one footer at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pqcache.errors import PqcacheError
 from pqcache.parquet import footer
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.keyvalues import RangeIndex, with_range
-from pqcache.parquet.pageindex import PageIndex, placed, taken
+from pqcache.parquet.pageindex import PageIndex, placed, shifted
+from pqcache.parquet.stitch import Order, RowGroup, orders_of
 
 ARROW_SCHEMA = b"ARROW:schema"
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
@@ -55,12 +56,14 @@ class Form:
         schema: the schema elements of the footer.
         paths: path_in_schema of each leaf.
         tops: the top-level column of each leaf.
+        orders: how minima and maxima of each leaf compare.
     """
 
     template: footer.Struct
     schema: list[footer.Struct]
     paths: list[tuple[bytes, ...]]
     tops: npt.NDArray[np.int64]
+    orders: list[Order]
 
 
 @dataclass(frozen=True)
@@ -71,18 +74,6 @@ class Output:
     rows: int
     row_groups: int
     linked: bool = False
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """One row group as it lies in the output, its offsets still counted from ``start``."""
-
-    fields: footer.Struct
-    template: footer.Struct
-    columns: list[int]
-    start: int
-    size: int
-    index: PageIndex | None = None
 
 
 def form_of(layout: Layout, plain: Encodings) -> Form:
@@ -96,7 +87,7 @@ def form_of(layout: Layout, plain: Encodings) -> Form:
         schema = footer.with_names_of(written, layout.elements, "the source's schema") or written
     leaves = footer.leaves_of(schema, "the new schema")
     tops = np.array([leaf.column for leaf in footer.leaves_of(written, "the new schema")], np.int64)
-    return Form(template, schema, [leaf.path for leaf in leaves], tops)
+    return Form(template, schema, [leaf.path for leaf in leaves], tops, orders_of(template, "the new schema"))
 
 
 def _footer_of(schema: pa.Schema, plain: Encodings) -> footer.Struct:
@@ -144,32 +135,6 @@ def arrow_schema(schema: pa.Schema) -> bytes:
     return base64.b64encode(schema.serialize().to_pybytes())
 
 
-class _Sink:
-    """What a ParquetWriter writes to: pages go to the file, all that follows them is kept in ``tail``."""
-
-    closed = False
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.size = 0
-        self.tail: bytearray | None = None
-
-    def write(self, data: bytes) -> int:
-        if self.tail is not None:
-            self.tail += data
-        else:
-            magic = max(0, min(len(footer.MAGIC) - self.size, len(data)))  # the file has its own
-            self.file.write(memoryview(data)[magic:])
-            self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass
 class RowGroupFile:
     """One output file that is being written."""
@@ -194,27 +159,6 @@ class RowGroupFile:
             self.file.seek(0, os.SEEK_END)
         return self.file
 
-    def append(self, table: pa.Table, encodings: Encodings) -> Encoded:
-        """Write ``table`` as one row group; `keep` or `undo` must follow."""
-        name = str(self.path)
-        with told(self.path):
-            sink = _Sink(self.open())
-            writer = encodings.open(sink, table.schema, page_index=True)
-            try:
-                writer.write_table(table, row_group_size=table.num_rows)
-            finally:
-                sink.tail = bytearray()  # also after an error: the writer still wants to end its file
-                writer.close()
-        end = len(sink.tail) - 8
-        begin = end - int.from_bytes(sink.tail[end : end + 4], "little")
-        template = footer.decode(bytes(sink.tail[begin:end]), name)
-        group = footer.row_groups_of(template, name)[0]
-        columns = footer.compressed_sizes(group, name)
-        size = max(sum(columns), sink.size - len(footer.MAGIC))
-        delta = self.position - len(footer.MAGIC)
-        index = taken(group, bytes(sink.tail[:begin]), sink.size, delta, name)
-        return Encoded(group, template, columns, self.position, size, index)
-
     def skip(self, count: int) -> None:
         """Leave a hole of ``count`` bytes, which no reader looks at, before the next row group."""
         with told(self.path):
@@ -223,26 +167,22 @@ class RowGroupFile:
             file.truncate(self.position)
             file.seek(self.position)
 
-    def undo(self, encoded: Encoded) -> None:
-        """Take the row group just written off again."""
+    def append(self, found: RowGroup) -> None:
+        """Write a row group at the end of the file, and have the disk begin with it."""
+        delta = self.position - len(footer.MAGIC)
         with told(self.path):
             file = self.open()
-            file.seek(encoded.start)
-            file.truncate()
-
-    def keep(self, encoded: Encoded, rows: int) -> None:
-        """Make the row group just written part of the file, and have the disk begin with it."""
-        delta = encoded.start - len(footer.MAGIC)
-        group = footer.moved(encoded.fields, delta, len(self.groups), self.form.paths, str(self.path))
-        if encoded.index is not None:
-            self.indexes[len(self.groups)] = encoded.index
-        self.groups.append(footer.encode(group) if encoded.index is None else group)
-        self.template = encoded.template
-        self.rows += rows
-        with told(self.path):
-            file = self.open()
+            for data in found.data:
+                file.write(data)
             file.flush()
             self.position = file.tell()
+        group = footer.moved(found.fields, delta, len(self.groups), self.form.paths, str(self.path))
+        index = shifted(found.offsets, found.columns, delta)
+        if index is not None:
+            self.indexes[len(self.groups)] = index
+        self.groups.append(footer.encode(group) if index is None else group)
+        self.rows += found.rows
+        with told(self.path):
             if self.syncing is None or self.syncing.done():
                 self._synced()
                 self.syncing = self.disk.submit(os.fsync, file.fileno())

@@ -2,17 +2,19 @@
 
 How many rows fill a row group is predicted, tried, measured and learned. The size of some rows is guessed as
 the sum over the columns of ``k * weight``, where the weight is the rows' Arrow bytes times the column's
-compression at the source, and ``k`` is learned from the row group written last. Each row group is written by a
-ParquetWriter of its own, straight into the output; its footer is taken off and its offsets are shifted; one
-footer goes at the end. What turns out too big is truncated and done again, what is too small is extended.
+compression at the source, and ``k`` is learned from what was encoded last. A row group is encoded slice by slice, in
+memory: the size of each slice is exact, so the next one only has to fill what it left. Columns with a dictionary
+come last, in one piece. What turns out too large is taken back. One footer goes at the end of the file.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +22,35 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.decode import Floats, Piece, piece_of, weigh
+from pqcache.parquet import footer
+from pqcache.parquet.decode import Floats, Piece, weigh
 from pqcache.parquet.encodings import Encodings, chosen, total
 from pqcache.parquet.guess import Guess, foreseen
-from pqcache.parquet.rowfile import Encoded, Layout, Output, RowGroupFile, form_of, keyvalues_of, widened
+from pqcache.parquet.pending import Pending
+from pqcache.parquet.rowfile import Layout, Output, RowGroupFile, form_of, keyvalues_of, widened
+from pqcache.parquet.stitch import Chunk, Part, RowGroup, encode, stitched
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
-_MAX_TRIES = 16  # two or three, but for data that changes its nature within a row group
+_MAX_GUESSES, _MAX_TRIES = 5, 40  # at columns that are encoded in one piece; after the former, bisect
+_FULL = 0.004  # of a row group: so little may stay empty
+_SPARE = 0.0002
+_WELL, _CHEAP = 0.985, 0.1  # fill a row group better if what has to be done again is cheap
+_FAR_OFF = 1.5  # row-group sizes
+_PAGE_HEADER = 64  # bytes, about
+_ENCODERS = min(2, os.cpu_count() or 1)
+_WORTH_A_THREAD = 256 << 10  # Arrow bytes
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
 _PROBE_EVERY = 16  # row groups; and after the first and the fourth
 _MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
 _MAX_ARROW_RATIO = 16  # decoded bytes of one row group, in row-group sizes: what a reader has to hold
 _MIN_MAX_ARROW = 1 << 30
-_SAMPLE_SLICES = 8
 _PROBE_SHARE = 80  # the sample is an eightieth of a row group
 _MIN_PROBE, _MAX_PROBE = 1 << 19, 32 << 20
+_SAMPLE_SLICES = 8
+_UNSTEADY = 0.05  # guesses that are so far off are helped by a look at the rows themselves,
+_LOOK_SHARE, _LOOK_SLICES, _MIN_LOOK = 40, 32, 1 << 17  # a fortieth of them,
+_LOOK_ROOM = 0.03  # while so much of a row group is to be filled
 _MAX_WARNINGS = 20
 _MAX_HOLE = 0.05  # of a block
 
@@ -75,118 +90,48 @@ class Written:
     warnings: tuple[str, ...] = ()
 
 
-class _Pending:
-    """Rows that wait to be written: pieces in order, and what they weigh."""
+@dataclass
+class _Slice:
+    """Some rows of a row group: its columns that are encoded in slices, and all of them as they were decoded."""
 
-    def __init__(self, stream: Iterator[Piece]) -> None:
-        self.stream = stream
-        self.queue: deque[Piece] = deque()
-        self.total: Floats | float = 0.0
-        self.rows = 0
-        self.bytes = 0
-        self.exhausted = False
+    rows: int
+    size: int
+    parts: list[tuple[list[int], Part]]
+    pieces: list[Piece]
 
-    def _pull(self) -> bool:
-        piece = next(self.stream, None)
-        if piece is None:
-            self.exhausted = True
-            return False
-        if piece.table.num_rows:
-            self.queue.append(piece)
-            self.total = self.total + piece.weights
-            self.rows += piece.table.num_rows
-            self.bytes += piece.nbytes
-        return True
 
-    def fill(self, goal: float, k: Floats, max_bytes: int) -> None:
-        """Take pieces in until they are guessed to exceed ``goal``, or are too many for one row group."""
-        while not self.exhausted and self.rows <= _MAX_ROWS and self.bytes <= max_bytes:
-            if self.rows and float(np.dot(k, self.total)) > goal:
-                return
-            self._pull()
+@dataclass
+class _Group:
+    """A row group in the making.
 
-    def more(self, max_bytes: int) -> None:
-        """Take one more piece in, if there is one and room for it."""
-        before = self.rows
-        while self.rows == before and not self.exhausted and self.rows <= _MAX_ROWS and self.bytes <= max_bytes:
-            self._pull()
+    Attributes:
+        sliced: columns whose pages can be added slice by slice.
+        whole: columns with a dictionary, which are encoded when it is known which rows there will be.
+        size: bytes of the ``slices``.
+        weights: of all rows so far; ``held`` are their decoded bytes.
+        most: rows that the next slice may have, after one was too large; None for any number.
+        wanting: it has to grow, whatever is guessed.
+        probed: its encodings were chosen from its own rows.
+        fits, over: rows with which the row group is known to fit, and not to fit.
+        tries: how often ``whole`` has been encoded.
+        force: add so many rows, whatever is guessed.
+    """
 
-    def weights(self, rows: int) -> Floats:
-        """Return the weights of the first ``rows`` rows."""
-        result: Floats = np.zeros(len(self.queue[0].weights))
-        for piece in self.queue:
-            if rows <= 0:
-                break
-            whole = rows >= piece.table.num_rows
-            result = result + (piece.weights if whole else weigh(piece.table.slice(0, rows), piece.ratios))
-            rows -= piece.table.num_rows
-        return result
-
-    def cut(self, goal: float, k: Floats, max_bytes: int) -> int:
-        """Return how many rows are guessed to take at most ``goal`` bytes; at least one."""
-        rows = held = 0
-        guess = 0.0
-        for piece in self.queue:
-            more = float(np.dot(k, piece.weights))
-            held += piece.nbytes
-            if rows and held > max_bytes:
-                break
-            if guess + more > goal:
-                low, high = 0, piece.table.num_rows  # low rows of this piece fit, high do not
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    part = float(np.dot(k, weigh(piece.table.slice(0, middle), piece.ratios)))
-                    low, high = (middle, high) if guess + part <= goal else (low, middle)
-                rows += low
-                break
-            guess += more
-            rows += piece.table.num_rows
-        return max(1, min(rows, _MAX_ROWS))
-
-    def head(self, rows: int) -> pa.Table:
-        """Return the first ``rows`` rows."""
-        parts = []
-        for piece in self.queue:
-            parts.append(piece.table.slice(0, rows))
-            rows -= parts[-1].num_rows
-            if not rows:
-                break
-        table = pa.concat_tables(parts)
-        if any(pt.is_dictionary(column.type) for column in table.schema):
-            table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
-        return table
-
-    def drop(self, rows: int) -> None:
-        """Forget the first ``rows`` rows."""
-        self.rows -= rows
-        while rows:
-            piece = self.queue.popleft()
-            self.bytes -= piece.nbytes
-            if piece.table.num_rows > rows:
-                rest = piece_of(piece.table.slice(rows), piece.ratios, piece.numbers[rows:], piece.done)
-                self.queue.appendleft(rest)
-                self.bytes += rest.nbytes
-                rows = 0
-            else:
-                rows -= piece.table.num_rows
-        self.total = np.sum([piece.weights for piece in self.queue], axis=0) if self.queue else 0.0
-
-    def ratios(self) -> Floats:
-        """Return the mean of the pieces' ratios."""
-        rows = [piece.table.num_rows for piece in self.queue]
-        result: Floats = np.average([piece.ratios for piece in self.queue], axis=0, weights=rows)
-        return result
-
-    def sample(self, size: int) -> pa.Table:
-        """Return about ``size`` Arrow bytes in slices spread over all rows."""
-        share = min(1.0, size / max(1, self.bytes))
-        rows = max(1, int(self.rows * share / _SAMPLE_SLICES))
-        step = self.rows / _SAMPLE_SLICES
-        if rows >= step:
-            return self.head(self.rows)
-        whole = pa.concat_tables([piece.table for piece in self.queue])
-        table = pa.concat_tables([whole.slice(int(turn * step), rows) for turn in range(_SAMPLE_SLICES)])
-        return table.unify_dictionaries().combine_chunks()
+    sliced: list[int]
+    whole: list[int]
+    slices: list[_Slice] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+    weights: Floats | float = 0.0
+    held: int = 0
+    most: int | None = None
+    failed: int = 0
+    fits: int = 0
+    over: int | None = None
+    tries: int = 0
+    wanting: bool = False
+    probed: bool = False
+    force: int = 0
 
 
 class _Writer:
@@ -201,8 +146,9 @@ class _Writer:
         first: int,
         files: list[RowGroupFile],
         disk: Executor,
+        encoders: Executor,
     ) -> None:
-        self.pending = _Pending(stream)
+        self.pending = Pending(stream)
         self.target, self.layout, self.settings, self.next_number = target, layout, settings, first
         self.limit = settings.row_group_size
         self.max_bytes = max(_MIN_MAX_ARROW, _MAX_ARROW_RATIO * self.limit)
@@ -210,162 +156,257 @@ class _Writer:
         self.encodings = Encodings(decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
         self.form = form_of(layout, self.encodings)
         self.dictionaries: dict[str, int] = {}
-        self.files, self.disk = files, disk
+        self.files, self.disk, self.encoders = files, disk, encoders
         self.encoded = self.again = 0
         self.warnings: list[str] = []
         self.unreported = 0
 
     def run(self) -> None:
         """Write everything that the stream gives, row group by row group."""
-        self.pending.fill(self.limit, self.guess.k, self.max_bytes)
-        if not self.pending.rows:
-            return
         number = 0
-        while self.pending.rows:
+        while True:
+            self.pending.fill(self.limit, self.guess.k, _MAX_ROWS, self.max_bytes)
+            if not self.pending.rows:
+                return
             if number in (0, 1, 4) or number % _PROBE_EVERY == 0:
                 self.probe()
-            self.write_group(self.file())
+            self.write(self.row_group())
             number += 1
-            self.pending.fill(self.limit, self.guess.k, self.max_bytes)
 
-    def probe(self) -> None:
-        """Choose the encodings and make a first guess, from a sample of what is pending."""
+    def probe(self, anew: bool = False) -> None:
+        """Choose the encodings, unless those there are do as well, and make a first guess, from a sample."""
         size = min(max(self.pending.bytes // _PROBE_SHARE, _MIN_PROBE), _MAX_PROBE)
-        sample = self.pending.sample(size)
+        sample = self.pending.sample(size, _SAMPLE_SLICES)
         settings = self.settings
         plain = Encodings(level=settings.level, decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
         encodings = chosen(sample, settings.codec, plain, settings.compat)
-        if self.encoded and total(sample, encodings) > _WORTH_A_CHANGE * total(sample, self.encodings):
+        if self.encoded and not anew and total(sample, encodings) > _WORTH_A_CHANGE * total(sample, self.encodings):
             return  # what was learned is better than what a sample tells
         self.encodings = encodings
         rows, leaves = foreseen(sample, encodings, self.limit)
         weights = weigh(sample, self.pending.ratios()) * (rows / sample.num_rows)
-        self.guess = Guess(self.by_column(leaves) / np.maximum(weights, 1e-9))
+        self.guess = Guess(self.by_column(range(len(leaves)), leaves) / np.maximum(weights, 1e-9))
 
-    def by_column(self, leaves: Sequence[float]) -> Floats:
+    def by_column(self, leaves: Sequence[int], sizes: Sequence[float]) -> Floats:
         """Return sizes of leaf columns summed by top-level column."""
-        return np.bincount(self.form.tops, weights=leaves, minlength=len(self.layout.working)).astype(np.float64)
+        tops = self.form.tops[list(leaves)]
+        return np.bincount(tops, weights=sizes, minlength=len(self.layout.working)).astype(np.float64)
 
-    def write_group(self, file: RowGroupFile) -> None:
-        """Write one row group: predict, encode, measure; again where it does not fit or fill."""
-        pending, guess, limit = self.pending, self.guess, self.limit
-        fits: tuple[int, int] | None = None  # rows and bytes of the largest attempt within the limit
-        over: tuple[int, int] | None = None  # of the smallest attempt beyond it
-        tries = 0
+    def row_group(self) -> RowGroup:
+        """Encode rows, slice by slice, until a row group is full; take the last ones back where they are too many."""
+        group, limit = self.begun(), self.limit
         while True:
-            rows = self.rows_to_try(fits, over, tries)
-            weights = pending.weights(rows)
-            guessed = guess.of(weights)
-            self.align(file, min(int(guessed), limit))
-            result = self.encode(file, rows)
-            tries += 1
-            if tries == 1:
-                guess.judge(guessed, result.size)
-            guess.learn(weights, self.by_column(result.columns), missed=result.size > limit)
-            if result.size > limit and rows > 1:
-                over = (rows, result.size)
-                self.undo(file, result)
-                if fits is None or (rows - fits[0] > 1 and tries < _MAX_TRIES):
-                    continue
-                rows = fits[0]
-                result = self.encode(file, rows)  # known to fit
-            elif result.size < MIN_FILL * limit and tries < _MAX_TRIES and self.can_extend(rows, over):
-                fits = (rows, result.size)
-                self.undo(file, result)
+            if count := self.rows_to_add(group):
+                self.add(group, count)
                 continue
-            if result.size > limit:
-                self.warn_single(result.size)
-            elif result.size < MIN_FILL * limit and rows < pending.rows and self.full():
-                self.warn_capped(result.size)
-            if straddles(result.start, result.size, self.settings.block_size):  # the guess had said that it fits
-                self.undo(file, result)
-                self.align(file, result.size)
-                result = self.encode(file, rows)
-            file.keep(result, rows)
-            pending.drop(rows)
+            whole = self.encode([piece for part in group.slices for piece in part.pieces], group.whole)
+            bytes_of_whole = sum(part.size for _, part in whole)
+            size = group.size + bytes_of_whole
+            group.tries += 1
+            if group.whole:
+                self.guess.learn_whole(np.asarray(group.weights), self.taken(whole), group.whole)
+            if size <= limit:
+                group.fits = group.rows
+            if size > limit and group.rows > 1:
+                self.again += bytes_of_whole
+                group.over = group.rows
+                self.take_back(group, size > _FAR_OFF * limit and not group.probed)
+                if size > _FAR_OFF * limit and not group.probed:
+                    self.probe(anew=True)  # it may not be worth a dictionary any more
+                    group = replace(self.begun(), probed=True)
+            elif self.wants_more(group, size, bytes_of_whole):
+                self.again += bytes_of_whole
+                group.wanting = True
+                if group.tries >= _MAX_GUESSES and group.over is not None:
+                    self.take_back(group, True)
+            else:
+                if size > limit:
+                    self.warn_single(size, int(group.slices[0].pieces[0].numbers[0]))
+                elif size < MIN_FILL * limit and self.pending.rows and self.full(group):
+                    self.warn_capped(size)
+                return self.put_together(group, whole)
+
+    def begun(self) -> _Group:
+        """Return an empty row group: which of its columns are encoded in slices follows from their encodings."""
+        names = footer.leaves_of(footer.schema_of(self.form.template, "the new schema"), "the new schema")
+        paths = [b".".join(leaf.path).decode("utf-8", "replace") for leaf in names]
+        dictionary = set(self.encodings.dictionary)
+        whole = {int(top) for path, top in zip(paths, self.form.tops, strict=True) if path in dictionary}
+        columns = range(len(self.layout.working))
+        return _Group([n for n in columns if n not in whole], sorted(whole))
+
+    def rows_to_add(self, group: _Group) -> int:
+        """Return how many rows to encode next as a slice of ``group``; 0 where it is full."""
+        pending, guess, limit = self.pending, self.guess, self.limit
+        max_rows = min(_MAX_ROWS, sys.maxsize if group.over is None else group.over - 1) - group.rows
+        if group.most is not None:
+            max_rows = min(max_rows, group.most)
+        if group.force:
+            return group.force if not group.rows else 0
+        if max_rows <= 0:
+            return 0
+        margin = guess.margin(not group.slices)
+        k = guess.k.copy()
+        k[group.whole] *= 1 + guess.whole_margin
+        room = limit * (1 - _SPARE) - group.size
+        if group.rows:
+            room -= float(np.dot(k[group.whole], np.asarray(group.weights)[group.whole]))
+        headers = _PAGE_HEADER * sum(int(top) in set(group.sliced) for top in self.form.tops)
+        pending.fill(room, k, max_rows, self.max_bytes - group.held)
+        if not pending.rows or (group.rows and group.held + pending.queue[0].nbytes > self.max_bytes):
+            return 0
+        if group.sliced and guess.unsteady > _UNSTEADY and room > _LOOK_ROOM * limit and group.most is None:
+            self.look(group)
+            k[group.sliced] = guess.k[group.sliced]
+        needed = not group.rows or group.wanting
+        if not needed and room < max(_FULL * limit, 3 * headers):
+            return 0
+        all_of_it = float(np.dot(k, pending.total)) * (1 + guess.spread) + headers
+        if pending.exhausted and pending.rows <= max_rows and all_of_it <= room:
+            return pending.rows
+        k[group.sliced] /= 1 - margin
+        count = pending.cut(room - headers, k, max_rows, self.max_bytes - group.held)
+        if group.failed > 2 and group.most is not None:
+            count = min(count, max(1, group.most // 2))
+        full = limit - room >= MIN_FILL * limit
+        if count == 1 and full and not needed and guess.of(pending.weights(1), group.sliced) > room:
+            return 0
+        return count
+
+    def look(self, group: _Group) -> None:
+        """Guess anew what pending rows will take, from a sample of them."""
+        pending = self.pending
+        sample = pending.sample(max(pending.bytes / _LOOK_SHARE, _MIN_LOOK), _LOOK_SLICES).select(group.sliced)
+        part = encode(sample, self.encodings, str(self.target))
+        self.encoded += part.size
+        self.again += part.size
+        weights = np.zeros(len(self.layout.working))
+        weights[group.sliced] = weigh(sample, pending.ratios()[group.sliced])
+        leaves = [int(leaf) for n in group.sliced for leaf in np.flatnonzero(self.form.tops == n)]
+        self.guess.look(weights, self.taken([(leaves, part)]), group.sliced)
+
+    def add(self, group: _Group, count: int) -> None:
+        """Encode the first pending rows as a slice of ``group``, unless they turn out to be too many."""
+        pending, guess = self.pending, self.guess
+        weights = pending.weights(count)
+        pieces = pending.drop(count)
+        parts = self.encode(pieces, group.sliced)
+        size = sum(part.size for _, part in parts)
+        if group.sliced:
+            guess.learn_slice(weights, self.taken(parts), group.sliced, size / self.limit)
+        later = guess.of(np.asarray(group.weights + weights), group.whole) * (1 - guess.whole_margin)
+        if group.size + size + (0 if group.force else later) > self.limit and (group.rows or count > 1):
+            self.again += size
+            pending.back(pieces)
+            group.most, group.failed = count - 1, group.failed + 1
+            if group.force:
+                group.over, group.force = count, max(1, (group.fits + count) // 2)
+            elif group.size + size > self.limit:
+                group.over = min(group.over or sys.maxsize, group.rows + count)
             return
+        group.slices.append(_Slice(count, size, parts, pieces))
+        group.rows += count
+        group.size += size
+        group.weights = group.weights + weights
+        group.held += sum(piece.nbytes for piece in pieces)
+        group.most, group.failed, group.wanting = None, 0, False
 
-    def align(self, file: RowGroupFile, size: int) -> None:
-        """Go on at the next block if ``size`` bytes would lie in two, and fit into one."""
+    def take_back(self, group: _Group, everything: bool) -> None:
+        """Take rows off ``group``: the slices that are too many, or all, as where guessing has failed too often."""
+        bisect = group.tries >= _MAX_GUESSES
+        while group.slices:
+            last = group.slices.pop()
+            self.pending.back(last.pieces)
+            self.again += last.size
+            group.rows -= last.rows
+            group.size -= last.size
+            group.held -= sum(piece.nbytes for piece in last.pieces)
+            weights = np.sum([piece.weights for part in group.slices for piece in part.pieces], axis=0)
+            group.weights = weights if group.slices else 0.0
+            if (
+                not (bisect or everything)
+                and group.slices
+                and group.size + self.guess.of(weights, group.whole) <= self.limit
+            ):
+                break
+        group.most, group.failed, group.force = None, 0, 0
+        if bisect and group.over is not None:
+            group.force = max(1, (group.fits + group.over) // 2)
+
+    def wants_more(self, group: _Group, size: int, whole: int) -> bool:
+        """Return whether a row group of ``size`` bytes that fits should get more rows, ``whole`` being done again."""
+        if group.tries > _MAX_TRIES or group.most == 0 or (group.over or sys.maxsize) <= group.rows + 1:
+            return False
+        worth = size < MIN_FILL * self.limit or (size < _WELL * self.limit and whole < _CHEAP * self.limit)
+        if not worth or self.full(group) or (group.tries > 1 and size >= MIN_FILL * self.limit):
+            return False
+        self.pending.fill(1, self.guess.k, _MAX_ROWS, self.max_bytes)
+        return self.pending.rows > 0
+
+    def full(self, group: _Group) -> bool:
+        """Return whether as much is in ``group`` as may be held at once."""
+        return group.held + self.pending.bytes > self.max_bytes or group.rows + self.pending.rows > _MAX_ROWS
+
+    def encode(self, pieces: Sequence[Piece], columns: Sequence[int]) -> list[tuple[list[int], Part]]:
+        """Return ``columns`` of ``pieces``, encoded on as many threads as help, each part with its leaf columns."""
+        if not columns:
+            return []
+        table = pa.concat_tables([piece.table.select(list(columns)) for piece in pieces])
+        if any(pt.is_dictionary(column.type) for column in table.schema):
+            table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
+            for name, column in zip(table.schema.names, table.columns, strict=True):
+                if pt.is_dictionary(column.type) and column.num_chunks:
+                    self.dictionaries[name] = max(self.dictionaries.get(name, 0), len(column.chunk(0).dictionary))
+        sizes = np.sum([piece.weights for piece in pieces], axis=0)[list(columns)]
+        shares = _shares(sizes, _ENCODERS if table.nbytes > _WORTH_A_THREAD else 1)
+        calls = [partial(encode, table.select(share), self.encodings, str(self.target)) for share in shares]
+        parts = [calls[0]()] if len(calls) == 1 else list(self.encoders.map(lambda call: call(), calls))
+        self.encoded += sum(part.size for part in parts)
+        leaves = [
+            [int(leaf) for n in share for leaf in np.flatnonzero(self.form.tops == columns[n])] for share in shares
+        ]
+        return list(zip(leaves, parts, strict=True))
+
+    def taken(self, parts: Sequence[tuple[list[int], Part]]) -> Floats:
+        """Return the bytes that parts take by top-level column."""
+        leaves = [leaf for some, _ in parts for leaf in some]
+        return self.by_column(leaves, [chunk.size for _, part in parts for chunk in part.chunks])
+
+    def put_together(self, group: _Group, whole: Sequence[tuple[list[int], Part]]) -> RowGroup:
+        """Return ``group`` as it is to be written."""
+        found: list[list[Chunk]] = [[] for _ in self.form.paths]
+        for leaves, part in [*(pair for piece in group.slices for pair in piece.parts), *whole]:
+            for leaf, chunk in zip(leaves, part.chunks, strict=True):
+                found[leaf].append(chunk)
+        return stitched([part.rows for part in group.slices], found, self.form.orders)
+
+    def write(self, group: RowGroup) -> None:
+        """Append a row group to the last file, or to a new one where that is full or a block would stay empty."""
         block = self.settings.block_size
-        if block is not None and size <= block and straddles(file.position, size, block):
+        file = self.files[-1] if self.files else None
+        if file is not None:
+            hole = -file.position % block if block and straddles(file.position, group.size, block) else 0
+            if file.position + self.limit > self.settings.max_file or (block and hole > _MAX_HOLE * block):
+                file.pause()
+                file = None
+        file = file or self.begin_file()
+        if block and group.size <= block and straddles(file.position, group.size, block):
             file.skip(-file.position % block)
+        file.append(group)
 
-    def rows_to_try(self, fits: tuple[int, int] | None, over: tuple[int, int] | None, tries: int) -> int:
-        """Return how many rows to encode next, given what was tried."""
-        pending, k = self.pending, self.guess.k
-        goal = self.limit * (1 - self.guess.margin)
-        if over is None:
-            pending.fill(goal, k, self.max_bytes)
-            all_of_it = float(np.dot(k, pending.total))
-            if pending.exhausted and not self.full() and all_of_it <= (goal + self.limit) / 2:
-                return pending.rows
-            rows = pending.cut(goal, k, self.max_bytes)
-        elif fits is None:
-            # ``k`` was learned from these very rows. Should that fail again and again, halve.
-            rows = pending.cut(goal, k, self.max_bytes) if tries < _MAX_TRIES // 3 else over[0] // 2
-        else:
-            # Rows are not alike, or the guess had hit: search between what fits and what does not.
-            low, high = (float(np.dot(k, pending.weights(known[0]))) for known in (fits, over))
-            part = (goal - fits[1]) / (over[1] - fits[1]) if 2 * fits[1] > goal else 0.5
-            rows = pending.cut(low + part * (high - low), k, self.max_bytes)
-        least = 1 if fits is None else fits[0] + 1
-        most = pending.rows if over is None else over[0] - 1
-        return max(1, min(max(rows, least), most))
-
-    def full(self) -> bool:
-        """Return whether as much is pending as may be held at once."""
-        return self.pending.bytes > self.max_bytes or self.pending.rows > _MAX_ROWS
-
-    def can_extend(self, rows: int, over: tuple[int, int] | None) -> bool:
-        """Return whether a row group of ``rows`` rows could be larger."""
-        if over is not None:
-            return over[0] > rows + 1
-        if rows >= self.pending.rows:
-            self.pending.more(self.max_bytes)
-        return rows < self.pending.rows and not self.full()
-
-    def encode(self, file: RowGroupFile, rows: int) -> Encoded:
-        """Append the first pending rows to ``file`` as one row group."""
-        table = self.pending.head(rows)
-        for name, column in zip(table.schema.names, table.columns, strict=True):
-            if pt.is_dictionary(column.type):
-                self.dictionaries[name] = max(self.dictionaries.get(name, 0), len(column.chunk(0).dictionary))
-        result = file.append(table, self.encodings)
-        self.encoded += result.size
-        return result
-
-    def undo(self, file: RowGroupFile, result: Encoded) -> None:
-        """Take the row group just written off ``file`` again."""
-        self.again += result.size
-        file.undo(result)
-
-    def file(self) -> RowGroupFile:
-        """Return the output to append to: the last one, or a new one where that is full."""
-        if self.files and self.files[-1].position + self.limit <= self.settings.max_file and not self.wastes():
-            return self.files[-1]
-        if self.files:
-            self.files[-1].pause()
+    def begin_file(self) -> RowGroupFile:
+        """Return a new output."""
         path = self.target / f"part-{self.next_number:05d}.parquet"
         self.next_number += 1
         self.files.append(RowGroupFile(path, self.form, self.disk))
         return self.files[-1]
 
-    def wastes(self) -> bool:
-        """Return whether the next row group would leave more of a block empty than a file of its own is worth."""
-        block, position = self.settings.block_size, self.files[-1].position
-        if block is None or not straddles(
-            position, min(int(np.dot(self.guess.k, self.pending.total)), self.limit), block
-        ):
-            return False
-        return -position % block > _MAX_HOLE * block
-
-    def warn_single(self, size: int) -> None:
-        """Note that the first pending row is larger than a row group may be."""
+    def warn_single(self, size: int, number: int) -> None:
+        """Note that row ``number`` is larger than a row group may be."""
         if len(self.warnings) == _MAX_WARNINGS:
             self.unreported += 1
             return
-        name = self.settings.name_of(int(self.pending.queue[0].numbers[0]))
+        name = self.settings.name_of(number)
         self.warnings.append(
             f"{name} alone takes {format_size(size)}, more than the row-group size of {format_size(self.limit)}; "
             "it stands alone in a row group"
@@ -383,13 +424,24 @@ class _Writer:
     def finish(self) -> tuple[Output, ...]:
         """Write the footers, bring everything to disk, and return the outputs."""
         if not self.files:
-            self.file()
+            self.begin_file()
         layout = widened(self.layout, self.dictionaries)
         first, outputs = 0, []
         for file in self.files:
             outputs.append(file.finish(keyvalues_of(layout, first, file.rows)))
             first += file.rows
         return tuple(outputs)
+
+
+def _shares(sizes: Floats, number: int) -> list[list[int]]:
+    """Return columns dealt into at most ``number`` shares that are about as large as one another."""
+    shares: list[list[int]] = [[] for _ in range(number)]
+    totals = [0.0] * number
+    for column in np.argsort(-sizes):
+        least = totals.index(min(totals))
+        shares[least].append(int(column))
+        totals[least] += float(sizes[column])
+    return [sorted(share) for share in shares if share]
 
 
 def write_row_groups(
@@ -406,9 +458,9 @@ def write_row_groups(
         PqcacheError: an output cannot be written.
     """
     files: list[RowGroupFile] = []
-    with ThreadPoolExecutor(1, "pqcache-disk") as disk:
+    with ThreadPoolExecutor(1, "pqcache-disk") as disk, ThreadPoolExecutor(_ENCODERS, "pqcache-encode") as encoders:
         try:
-            writer = _Writer(stream, target, layout, settings, first, files, disk)
+            writer = _Writer(stream, target, layout, settings, first, files, disk, encoders)
             writer.run()
             outputs = writer.finish()
         except BaseException as error:

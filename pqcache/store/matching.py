@@ -22,6 +22,7 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.projection import keyvalues_of, project
 from pqcache.parquet.rowfile import Form, Layout, RowGroupFile, form_of, told, widened
 from pqcache.parquet.schema import conformed, working
+from pqcache.parquet.stitch import alone, encode
 from pqcache.store.condition import condition_columns, expression_of, rows_where
 from pqcache.store.predicate import parse_condition
 
@@ -141,7 +142,7 @@ class _Output:
                     size = len(values.chunk(0).dictionary)
                     self.dictionaries[column] = max(self.dictionaries.get(column, 0), size)
         assert self.encodings is not None
-        self.file.keep(self.file.append(table, self.encodings), table.num_rows)
+        self.file.append(alone(encode(table, self.encodings, self.name)))
         self.waiting, self.size = [], 0
 
     def copy(self, group: int) -> None:

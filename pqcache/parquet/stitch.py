@@ -1,0 +1,320 @@
+"""Row groups put together from columns and slices of rows that were encoded apart from one another.
+
+A column chunk is a row of pages, and a page depends on nothing but the chunk's dictionary. So a chunk without one may
+be the pages of several writers, one after the other; its metadata is theirs, added up. A chunk with a dictionary has to
+come from one writer. Fields are those of parquet.thrift in https://github.com/apache/parquet-format.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from pqcache.parquet import footer
+from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
+
+_OFFSET_INDEX, _COLUMN_INDEX = (4, 5), (6, 7)  # of a ColumnChunk: where its index lies, and how long it is
+_ENCODINGS, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY = 2, 5, 6, 7, 9, 11  # of ColumnMetaData
+_STATISTICS, _PAGES, _SIZES = 12, 13, 16
+_OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
+_ASCENDING, _DESCENDING = 1, 2  # of BoundaryOrder
+
+Order = Callable[[bytes], Any]
+"""What brings the minima and maxima of a column into the order of its values."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A column chunk as a writer of its own has left it; offsets count from the beginning of ``data``."""
+
+    fields: Struct
+    data: list[memoryview]
+    size: int
+    offsets: Struct | None
+    columns: bytes | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of some columns, encoded: one chunk for each leaf column."""
+
+    rows: int
+    chunks: list[Chunk]
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(chunk.size for chunk in self.chunks)
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A row group in memory, with offsets as in a file of its own."""
+
+    rows: int
+    fields: Struct
+    data: list[memoryview]
+    size: int
+    offsets: Mapping[int, Struct]
+    columns: Mapping[int, bytes]
+
+
+class _Sink:
+    """What a ParquetWriter writes to: keeps what it gets as it comes, since one buffer would have to grow."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.starts: list[int] = []
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.parts.append(bytes(data))  # the same, if it is bytes
+        self.starts.append(self.size)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def between(self, start: int, end: int) -> list[memoryview]:
+        """Return what was written from ``start`` to ``end``."""
+        first, last = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
+        found = []
+        for part, at in zip(self.parts[first:last], self.starts[first:last], strict=True):
+            found.append(memoryview(part)[max(0, start - at) : end - at])
+        return found
+
+    def read(self, start: int, size: int) -> bytes:
+        return b"".join(self.between(start, start + size))
+
+
+def encode(table: pa.Table, encodings: Encodings, name: str) -> Part:
+    """Return ``table`` as one row group would hold it; ``name`` is the file to blame."""
+    sink = _Sink()
+    with encodings.open(sink, table.schema, page_index=True) as writer:
+        writer.write_table(table, row_group_size=max(1, table.num_rows))
+    end = sink.size - 8
+    length = int.from_bytes(sink.read(end, 4), "little")
+    (group,) = footer.row_groups_of(footer.decode(sink.read(end - length, length), name), name)
+
+    def index(chunk: Struct, place: tuple[int, int]) -> bytes | None:
+        return sink.read(chunk[place[0]][1], chunk[place[1]][1]) if place[0] in chunk else None
+
+    chunks = []
+    for chunk in group[1][1].values:
+        meta = chunk[3][1]
+        start = min(meta[field][1] for field in (_DATA, _DICTIONARY) if field in meta)
+        size = meta[_COMPRESSED][1]
+        stored = index(chunk, _OFFSET_INDEX)
+        offsets = None if stored is None else footer.decode(stored, name)
+        for page in () if offsets is None else offsets[1][1].values:
+            page[1] = (I64, page[1][1] - start)
+        fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
+        data = sink.between(start, start + size)
+        chunks.append(Chunk(fields, data, size, offsets, index(chunk, _COLUMN_INDEX)))
+    return Part(table.num_rows, chunks)
+
+
+def _moved(meta: Struct, delta: int) -> Struct:
+    found = dict(meta)
+    for field in (_DATA, _DICTIONARY):
+        if field in found:
+            found[field] = (I64, found[field][1] + delta)
+    return found
+
+
+def stitched(counts: Sequence[int], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
+    """Return the row group that holds, for each leaf column, the chunks ``slices`` has of it, one after the other.
+
+    Args:
+        counts: the rows of each slice.
+        slices: for each leaf column of the row group its chunks, in the order of the rows: one for each slice, or
+            one for all.
+        orders: for each leaf column how its minima and maxima compare.
+    """
+    rows = sum(counts)
+    chunks: list[Struct] = []
+    data: list[memoryview] = []
+    offsets: dict[int, Struct] = {}
+    columns: dict[int, bytes] = {}
+    begin = at = len(footer.MAGIC)
+    uncompressed = 0
+    for number, (some, order) in enumerate(zip(slices, orders, strict=True)):
+        meta = _moved(_added([chunk.fields[3][1] for chunk in some], order), at)
+        fields = {field: value for field, value in some[0].fields.items() if field not in (4, 5, 6, 7)}
+        chunks.append({**fields, 2: (I64, 0), 3: (STRUCT, meta)})
+        if (found := _offsets(some, counts if len(some) > 1 else [rows], at)) is not None:
+            offsets[number] = found
+        if (index := _columns(some, order)) is not None and number in offsets:
+            columns[number] = index
+        at += sum(chunk.size for chunk in some)
+        uncompressed += meta[_UNCOMPRESSED][1]
+        data.extend(piece for chunk in some for piece in chunk.data)
+    if all(len(index[1][1].values) == 1 for index in offsets.values()):
+        offsets, columns = {}, {}  # each chunk is one page: its statistics say the same
+    group: Struct = {
+        1: (LIST, Items(STRUCT, chunks)),
+        2: (I64, uncompressed),
+        3: (I64, rows),
+        5: (I64, begin),
+        6: (I64, at - begin),
+    }
+    return RowGroup(rows, group, data, at - begin, offsets, columns)
+
+
+def alone(part: Part) -> RowGroup:
+    """Return the row group that is one part."""
+    return stitched([part.rows], [[chunk] for chunk in part.chunks], [bytes] * len(part.chunks))
+
+
+def _added(metas: Sequence[Struct], order: Order) -> Struct:
+    """Return the metadata of chunks that follow one another; where the data begins is that of the first."""
+    first = metas[0]
+    if len(metas) == 1:
+        return first
+    found = dict(first)
+    found[_ENCODINGS] = (LIST, Items(footer.I32, list(dict.fromkeys(_each(metas, _ENCODINGS)))))
+    for field in (_VALUES, _UNCOMPRESSED, _COMPRESSED):
+        found[field] = (I64, sum(meta[field][1] for meta in metas))
+    found.pop(_STATISTICS, None)
+    if (statistics := _statistics(metas, order)) is not None:
+        found[_STATISTICS] = (STRUCT, statistics)
+    found.pop(_PAGES, None)
+    if all(_PAGES in meta for meta in metas):
+        counts: dict[tuple[int, int], int] = {}
+        for page in _each(metas, _PAGES):
+            kind = page[1][1], page[2][1]
+            counts[kind] = counts.get(kind, 0) + page[3][1]
+        pages = [{1: (footer.I32, a), 2: (footer.I32, b), 3: (footer.I32, n)} for (a, b), n in counts.items()]
+        found[_PAGES] = (LIST, Items(STRUCT, pages))
+    found.pop(_SIZES, None)
+    if all(_SIZES in meta for meta in metas):
+        found[_SIZES] = (STRUCT, reduce(_sizes, (meta[_SIZES][1] for meta in metas)))
+    return dict(sorted(found.items()))
+
+
+def _each(structs: Iterable[Struct], field: int) -> Iterable[Any]:
+    for fields in structs:
+        yield from fields[field][1].values
+
+
+def _sizes(a: Struct, b: Struct) -> Struct:
+    """Return two SizeStatistics, bytes and histograms, added up; a field that one lacks is left out."""
+    found: Struct = {}
+    for field, (kind, value) in a.items():
+        if field in b:
+            other = b[field][1]
+            if kind == LIST:
+                value = Items(value.kind, [x + y for x, y in zip(value.values, other.values, strict=True)])
+            else:
+                value += other
+            found[field] = (kind, value)
+    return found
+
+
+def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
+    """Return statistics that hold for all chunks: what one of them does not say is not known of all."""
+    if not all(_STATISTICS in meta for meta in metas):
+        return None
+    known = [(meta[_STATISTICS][1], meta[_VALUES][1]) for meta in metas]
+    found: Struct = {}
+    if all(_NULLS in fields for fields, _ in known):
+        found[_NULLS] = (I64, sum(fields[_NULLS][1] for fields, _ in known))
+    # A chunk of nulls has no minimum and keeps no other's; one that has none for another reason does.
+    valued = [fields for fields, values in known if _NULLS not in fields or fields[_NULLS][1] < values]
+    for low, high in ((_OLD_MIN, _OLD_MAX), (_MIN, _MAX)):
+        if valued and all(low in fields and high in fields for fields in valued):
+            least = min(valued, key=lambda fields: order(fields[low][1]))
+            most = max(valued, key=lambda fields: order(fields[high][1]))
+            found[low], found[high] = least[low], most[high]
+            if low == _MIN:
+                found |= {field: most[field] for field in (7,) if field in most}  # whether it is exact
+                found |= {field: least[field] for field in (8,) if field in least}
+    return dict(sorted(found.items()))
+
+
+def _offsets(chunks: Sequence[Chunk], rows: Sequence[int], at: int) -> Struct | None:
+    """Return one OffsetIndex for chunks of so many ``rows`` that lie one after the other from ``at`` on."""
+    found = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
+    if len(found) < len(chunks):
+        return None
+    pages: list[Struct] = []
+    first = 0
+    for chunk, index, count in zip(chunks, found, rows, strict=True):
+        for page in index[1][1].values:
+            pages.append({**page, 1: (I64, page[1][1] + at), 3: (I64, page[3][1] + first)})
+        at += chunk.size
+        first += count
+    result: Struct = {1: (LIST, Items(STRUCT, pages))}
+    if all(2 in index for index in found):
+        result[2] = (LIST, Items(I64, list(_each(found, 2))))
+    return result
+
+
+def _columns(chunks: Sequence[Chunk], order: Order) -> bytes | None:
+    """Return one ColumnIndex, encoded, for chunks that follow one another."""
+    stored = [chunk.columns for chunk in chunks if chunk.columns is not None]
+    if len(stored) < len(chunks):
+        return None
+    if len(stored) == 1:
+        return stored[0]
+    found = [footer.decode(index, "a page index") for index in stored]
+    result: Struct = {}
+    for field, (kind, value) in found[0].items():
+        if kind == LIST and all(field in index for index in found):
+            result[field] = (LIST, Items(value.kind, list(_each(found, field))))
+    result[4] = (footer.I32, _boundary_order(found, order))
+    return footer.encode(dict(sorted(result.items())))
+
+
+def _boundary_order(indexes: Sequence[Struct], order: Order) -> int:
+    """Return whether the pages of all indexes, pages of nulls aside, ascend, descend, or neither (0)."""
+    pages = [
+        (order(low), order(high))
+        for index in indexes
+        for empty, low, high in zip(index[1][1].values, index[2][1].values, index[3][1].values, strict=True)
+        if empty != footer.BOOL
+    ]
+    if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
+        return _ASCENDING
+    return _DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0
+
+
+_UNSIGNED = range(11, 15)  # ConvertedType: UINT_8 to UINT_64
+
+
+def orders_of(template: Struct, name: str) -> list[Order]:
+    """Return how minima and maxima compare, for each leaf column of a footer's schema."""
+    schema = footer.schema_of(template, name)
+    return [_order_of(schema[leaf.element]) for leaf in footer.leaves_of(schema, name)]
+
+
+def _order_of(element: Struct) -> Order:
+    physical = element[1][1]
+    converted = element.get(6, (0, -1))[1]
+    logical = element.get(10, (0, {}))[1]
+    if physical == 0:  # BOOLEAN
+        return lambda value: value[0]
+    if physical in (1, 2):  # INT32, INT64
+        signed = converted not in _UNSIGNED and not (10 in logical and logical[10][1].get(2, (0, True))[1] is False)
+        return lambda value: int.from_bytes(value, "little", signed=signed)
+    if physical in (4, 5):  # FLOAT, DOUBLE
+        return lambda value: struct.unpack("<f" if physical == 4 else "<d", value)[0]
+    if physical in (6, 7) and (5 in logical or converted == 5):  # DECIMAL
+        return lambda value: int.from_bytes(value, "big", signed=True)
+    if physical == 7 and 15 in logical:  # FLOAT16
+        return lambda value: struct.unpack("<e", value)[0]
+    return bytes  # INT96 has no minima and maxima
