@@ -161,18 +161,24 @@ def test_a_cache_is_shuffled_once_and_syncs_alike(tmp_path: Path) -> None:
             assert len(entry.sources) == 4
 
 
-def test_another_seed_needs_the_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_sync", [False, True])
+def test_another_seed_gives_what_it_would_have_given_at_first(tmp_path: Path, by_sync: bool) -> None:
+    """Nothing is fetched: the first order follows from the seed that was used."""
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
     pqcache.sync(cache, str(shop))
     pqcache.repartition(cache, row_group_size=LIMIT, shuffle=3)
-    with pytest.raises(pqcache.UsageError, match=r"shuffle = 4 in pqcache\.toml"):
-        pqcache.repartition(cache, shuffle=4)
-    config = cache / "pqcache.toml"
-    config.write_text(config.read_text().replace("shuffle = 3", "shuffle = 4"))
-    assert pqcache.sync(cache).fetched_bytes > 0
+    if by_sync:
+        config = cache / "pqcache.toml"
+        config.write_text(config.read_text().replace("shuffle = 3", "shuffle = 4"))
+        assert pqcache.sync(cache).fetched_bytes == 0
+    else:
+        assert pqcache.repartition(cache, shuffle=4).rewritten == 3
     pqcache.repartition(shop, tmp_path / "direct", row_group_size=LIMIT, shuffle=4, jobs=1)
     for name in files_of(tmp_path / "direct"):
         assert ids_of((cache / "current" / name).parent) == ids_of((tmp_path / "direct" / name).parent)
+    assert rows_of(cache / "current") == rows_of(shop)
+    assert read_config(cache).shuffle == 4
+    assert not pqcache.sync(cache).published
 
 
 def test_jobs_change_nothing(tmp_path: Path) -> None:

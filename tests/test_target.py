@@ -335,3 +335,42 @@ def test_a_job_that_outlived_its_run_publishes_nothing(remote: Remote, shop: Pat
         with pytest.raises(pqcache.CacheLocked):
             run_job(old)
     target.close()
+
+
+def small_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Have the disk of the spool say that so many bytes are free."""
+
+    def disk_usage(path: Path) -> shutil._ntuple_diskusage:
+        return shutil._ntuple_diskusage(1 << 40, 0, free)
+
+    monkeypatch.setattr("pqcache.store.partition.disk_usage", disk_usage)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(("shuffle", "need"), [(None, 1), (5, 6)])
+def test_a_spool_too_small_for_a_partition_is_told_before_anything_is_done(
+    s3_bucket: Bucket, shop: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None, need: int
+) -> None:
+    """New files lie there where only the target is remote, too, and rows being shuffled take more than files."""
+    day = sum(path.stat().st_size for path in (shop / "dt=2026-11-01").glob("part*"))
+    how = {"row_group_size": 4 << 10, "shuffle": shuffle}
+    small_disk(monkeypatch, (64 << 20) + day // 2)
+    with pytest.raises(pqcache.PqcacheError, match=r"partition dt=2026-11-01 needs up to .* set TMPDIR"):
+        pqcache.repartition(shop, f"{s3_bucket.url}/out", jobs=1, **how)  # type: ignore[arg-type]
+    assert contents(f"{s3_bucket.url}/out") == {}
+    small_disk(monkeypatch, (64 << 20) + 2 * day)
+    if need > 2:
+        with pytest.raises(pqcache.PqcacheError, match="to shuffle its rows"):
+            pqcache.repartition(shop, f"{s3_bucket.url}/out", **how)  # type: ignore[arg-type]
+    small_disk(monkeypatch, (64 << 20) + (need + 1) * day)
+    report = pqcache.repartition(shop, f"{s3_bucket.url}/out", **how)  # type: ignore[arg-type]
+    assert report.rows == 3600  # with room for one at a time, they wait for one another
+
+
+def test_a_place_inside_the_source_cache_is_refused(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(cache, str(shop))
+    for dest in (cache / "out", cache, cache / "snapshots" / "mine", cache / "tmp"):
+        with pytest.raises(pqcache.UsageError, match=r"source"):
+            pqcache.repartition(cache, dest)
+    assert sorted(path.name for path in (cache / "tmp").iterdir()) == []

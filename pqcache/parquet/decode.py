@@ -277,12 +277,12 @@ def _tables(file: pq.ParquetFile, groups: list[int], rows: int, name: str) -> It
         raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); fetch the file again") from error
 
 
-def _fixed_width(kind: pa.DataType) -> float:
+def fixed_width(kind: pa.DataType) -> float:
     """Return the least bytes a value of ``kind`` takes in Arrow."""
     if pt.is_struct(kind):
-        return sum(_fixed_width(inner.type) for inner in kind.fields)
+        return sum(fixed_width(inner.type) for inner in kind.fields)
     if pt.is_fixed_size_list(kind):
-        return float(kind.list_size * _fixed_width(kind.value_type))
+        return float(kind.list_size * fixed_width(kind.value_type))
     try:
         return float(kind.bit_width / 8)
     except ValueError:
@@ -296,7 +296,7 @@ def _batch_rows(source: Source, groups: list[int], target: int) -> int:
         rows += group.num_rows
         size += max(0, group.total_byte_size)
     # What Parquet stores in a few bits, Arrow may hold in eight bytes.
-    width = max(size / rows, sum(_fixed_width(field.type) for field in source.schema), 1 / 8)
+    width = max(size / rows, sum(fixed_width(field.type) for field in source.schema), 1 / 8)
     return max(1, int(target / width))
 
 

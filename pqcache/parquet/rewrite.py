@@ -127,6 +127,7 @@ def rewrite_directory(
     schema: pa.Schema | None = None,
     made: Sequence[bool] = (),
     int96: str | None = None,
+    before: int | None = None,
 ) -> RewriteResult:
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
 
@@ -142,6 +143,7 @@ def rewrite_directory(
         schema: what the files' schemas are to be unified with, where a whole table must agree.
         made: for each source, whether it is known to be made with these options but for the size.
         int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
+        before: a seed that all rows were shuffled with already; shuffled again, they come out as if they had not been.
 
     Raises:
         ParquetError: a source is damaged, or schemas do not mix without loss; names the files.
@@ -171,7 +173,7 @@ def rewrite_directory(
     rest = opened[keep:]
     result = RewriteResult(tuple(outputs), 0, 0, ())
     if rest and (not keep or any(source.metadata.num_rows for source in rest)):
-        result = _rewritten(opened, rest, declared, target, options, report, outputs)
+        result = _rewritten(opened, rest, declared, target, options, report, outputs, before)
     fsync_path(target)
     return result
 
@@ -184,6 +186,7 @@ def _rewritten(
     options: RewriteOptions,
     report: Callable[[int], None],
     linked: list[Output],
+    before: int | None,
 ) -> RewriteResult:
     size = options.limit
     layout = _layout(opened, declared)
@@ -210,7 +213,8 @@ def _rewritten(
     held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
     stream = joined(pieces(rest, layout.described or layout.working, piece, stored), piece)
     if options.shuffle is not None:
-        stream = shuffled(stream, options.shuffle, held, piece, target.with_name(f"{target.name}.rows"))
+        known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
+        stream = shuffled(stream, options.shuffle, held, piece, target.with_name(f"{target.name}.rows"), known)
     ahead = prefetched(stream, held)
     try:
         written = write_row_groups(_counted(ahead, report), target, layout, settings, len(linked))

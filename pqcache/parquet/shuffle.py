@@ -8,7 +8,7 @@ and a heap that is too large in turn by the next ones.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,16 +106,21 @@ def _read(path: Path, schema: pa.Schema) -> Iterator[_Part]:
             yield _Part(pa.Table.from_arrays(columns, schema=schema), keys.to_numpy(), numbers.to_numpy())
 
 
-def shuffled(stream: Iterable[Piece], seed: int, limit: int, piece: int, place: Path) -> Iterator[Piece]:
+def shuffled(
+    stream: Iterable[Piece], seed: int, limit: int, piece: int, place: Path, before: tuple[int, int] | None = None
+) -> Iterator[Piece]:
     """Yield the rows of ``stream`` permuted, in pieces of about ``piece`` Arrow bytes.
 
     About twice ``limit`` Arrow bytes are held, and what is beyond that lies in the directory ``place``, which is
     made when it is needed and removed in the end. Memory also holds each dictionary column's values once.
 
+    ``before`` is a seed that the rows were shuffled with already, and their number: they come out as if they had not
+    been. That takes 16 bytes of memory a row.
+
     Raises:
         PqcacheError: ``place`` cannot be written.
     """
-    random = np.random.Philox(key=np.array([seed & _WORD, 0], np.uint64))
+    draw = _again(seed, *before) if before else _random(seed).random_raw
     dictionaries = _Dictionaries()
     ratios: list[tuple[Floats, int]] = []
     done = 0
@@ -126,7 +131,7 @@ def shuffled(stream: Iterable[Piece], seed: int, limit: int, piece: int, place: 
             rows = item.table.num_rows
             if rows:
                 ratios.append((item.ratios, rows))
-                keys = random.random_raw(rows)
+                keys = draw(rows)
                 yield _Part(dictionaries.coded(item.table), keys, np.asarray(item.numbers, np.int64))
             done = item.done
 
@@ -144,6 +149,24 @@ def shuffled(stream: Iterable[Piece], seed: int, limit: int, piece: int, place: 
                 yield piece_of(dictionaries.decoded(some.table), mean, some.numbers, done * given // total)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _random(seed: int) -> np.random.Philox:
+    return np.random.Philox(key=np.array([seed & _WORD, 0], np.uint64))
+
+
+def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
+    """Return what draws for rows in the order of the seed ``before`` what ``seed`` would in their first order."""
+    first = np.argsort(_random(before).random_raw(rows), kind="stable")
+    keys: Keys = _random(seed).random_raw(rows)[first]
+    at = 0
+
+    def draw(count: int) -> Keys:
+        nonlocal at
+        at += count
+        return keys[at - count : at]
+
+    return draw
 
 
 def _in_order(parts: Iterator[_Part], bits: int, limit: int, place: Path) -> Iterator[_Part]:

@@ -223,7 +223,8 @@ def _rewrite_files(
     assert job.rewrite is not None
     how = job.rewrite
     made = [made_alike(recipe, job.plan.recipe.text) for recipe in recipes]
-    if how.shuffle is not None and all(shuffle_of(recipe) == how.shuffle for recipe in recipes):
+    before = shuffle_of(recipes[0])  # the plan sees to it that all have been shuffled at once, or none
+    if how.shuffle is not None and before == how.shuffle:
         how = replace(how, shuffle=None)  # they are in this seed's order
     inputs = run / f"{target.name}.in"
     inputs.mkdir()
@@ -238,7 +239,8 @@ def _rewrite_files(
 
     place = f"{job.source_url}/{directory}".rstrip("/")
     try:
-        result = rewrite_directory([inputs / name for name, _ in files], unfinished, how, progress, None, made)
+        paths = [inputs / name for name, _ in files]
+        result = rewrite_directory(paths, unfinished, how, progress, made=made, before=before)
     except ParquetError as error:
         raise ParquetError(str(error).replace(str(inputs), place)) from error
     for warning in result.warnings:

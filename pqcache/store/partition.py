@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -52,6 +53,7 @@ class PartitionJob:
         run: the run that the target has to be of.
         schema: of the whole table, as an Arrow IPC message; empty where the partition is all there is.
         int96: the unit in which the whole table's INT96 time stamps are read, or None.
+        decoded: bytes that the rows take in memory, about.
     """
 
     source: str = field(repr=False)  # Dask logs the arguments of what fails
@@ -68,11 +70,66 @@ class PartitionJob:
     run: str = ""
     schema: bytes = field(default=b"", repr=False)
     int96: str | None = None
+    decoded: int = 0
 
     @property
     def size(self) -> int:
         """Bytes of the source files."""
         return sum(file.identity.size for file in self.files)
+
+    @property
+    def spooled(self) -> int:
+        """Bytes that lie on the local disk for a while, at most about: source files, new files, rows being shuffled."""
+        copies = sum(url_scheme(url) not in ("", "file") for url in (self.source, self.target))
+        spilled = self.decoded if self.how.shuffle is not None and self.decoded > 2 * self.how.row_group_size else 0
+        return copies * self.size + spilled
+
+
+@dataclass
+class Spool:
+    """A local directory for files on their way, shared by jobs that would fill its disk if all began at once."""
+
+    path: Path
+    promised: int = 0
+    jobs: set[str] = field(default_factory=set)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextmanager
+    def room(self, job: PartitionJob, token: str) -> Iterator[Path]:
+        """Yield a directory for ``job``, once the others leave enough of the disk free for it.
+
+        Raises PqcacheError when the disk is too small for this job alone.
+        """
+        with self.changed:
+            while self.promised + job.spooled + _SPARE > (space := self._space()) and job.spooled:
+                if not self.jobs:
+                    what = "to shuffle its rows" if job.how.shuffle is not None else "for its files"
+                    raise PqcacheError(
+                        f"{self.path}: partition {job.directory or '.'} needs up to {format_size(job.spooled)} for a "
+                        f"while {what}, {format_size(space)} are free; free some, or set TMPDIR to a larger disk"
+                    )
+                self.changed.wait()
+            self.promised += job.spooled
+            self.jobs.add(token)
+        try:
+            with disk_errors(self.path / token):
+                (self.path / token).mkdir(parents=True)
+            yield self.path / token
+        finally:
+            with suppress(OSError):
+                remove_tree(self.path / token)
+            with self.changed:
+                self.promised -= job.spooled
+                self.jobs.remove(token)
+                self.changed.notify_all()
+
+    def _space(self) -> int:
+        """Return the bytes that are free, or taken by what has been promised already."""
+        taken = 0
+        for path in (path for token in self.jobs for path in (self.path / token).rglob("*")):
+            with suppress(OSError):  # it is gone
+                taken += path.stat().st_size
+        return disk_usage(self.path).free + taken
 
 
 def run_job(job: PartitionJob) -> Done:
@@ -95,7 +152,7 @@ def do_job(
     job: PartitionJob,
     source: Source,
     target: Target,
-    spool: Path,
+    spool: Spool,
     on_event: OnEvent = ignore,
     turn: AbstractContextManager[object] | None = None,
 ) -> Done:
@@ -105,41 +162,36 @@ def do_job(
     ``turn`` is held while decoding and encoding.
     """
     token = os.urandom(8).hex()
-    own = spool / token
-    with disk_errors(own):
-        own.mkdir(parents=True)
     staged: list[Staged] = []
-    try:
-        paths = _brought(job, source, own, on_event)
-        out = own / "out"
-        with turn or nullcontext():
-            before = sum(read_footer(path)[0].num_row_groups for path in paths)
-            schema = pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None
-            result = rewrite_directory(
-                paths, out, job.how, lambda amount: on_event(Advanced("rewrite", amount)), schema, (), job.int96
+    with spool.room(job, token) as own:
+        try:
+            paths = _brought(job, source, own, on_event)
+            out = own / "out"
+            with turn or nullcontext():
+                before = sum(read_footer(path)[0].num_row_groups for path in paths)
+                schema = pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None
+                result = rewrite_directory(
+                    paths, out, job.how, lambda amount: on_event(Advanced("rewrite", amount)), schema, (), job.int96
+                )
+            if paths[0].parent.parent.parent != own:
+                _check_unchanged(job, source, on_event)  # fetch has done so
+            remove_tree(own / "in")
+            new = sorted(out.iterdir())
+            footers = [read_footer(path)[0] for path in new]
+            sizes = {path.name: path.stat().st_size for path in new}
+            done = Done(
+                files=(len(job.files), len(new)),
+                row_groups=(before, sum(footer.num_row_groups for footer in footers)),
+                bytes=(job.size, sum(sizes.values())),
+                rows=sum(footer.num_rows for footer in footers),
+                warnings=result.warnings,
             )
-        if paths[0].parent.parent.parent != own:
-            _check_unchanged(job, source, on_event)  # fetch has done so
-        remove_tree(own / "in")
-        new = sorted(out.iterdir())
-        footers = [read_footer(path)[0] for path in new]
-        sizes = {path.name: path.stat().st_size for path in new}
-        done = Done(
-            files=(len(job.files), len(new)),
-            row_groups=(before, sum(footer.num_row_groups for footer in footers)),
-            bytes=(job.size, sum(sizes.values())),
-            rows=sum(footer.num_rows for footer in footers),
-            warnings=result.warnings,
-        )
-        record = Record(job.directory, job.key, sizes, done)
-        _publish(job, target, token, new, staged, record, on_event)
-        return done
-    except BaseException:
-        target.discard(token, staged)
-        raise
-    finally:
-        with suppress(OSError):
-            remove_tree(own)
+            record = Record(job.directory, job.key, sizes, done)
+            _publish(job, target, token, new, staged, record, on_event)
+            return done
+        except BaseException:
+            target.discard(token, staged)
+            raise
 
 
 def _brought(job: PartitionJob, source: Source, own: Path, on_event: OnEvent) -> list[Path]:
@@ -149,12 +201,6 @@ def _brought(job: PartitionJob, source: Source, own: Path, on_event: OnEvent) ->
         root = root.parent if root.is_file() else root
         _check_unchanged(job, source, on_event)
         return [root / file.path for file in job.files]
-    free = disk_usage(own).free
-    if 2 * job.size + _SPARE > free:
-        raise PqcacheError(
-            f"{own.parent}: partition {job.directory or '.'} needs up to {format_size(2 * job.size)} for a while, "
-            f"{format_size(free)} are free; free some, or set TMPDIR to a larger disk"
-        )
     inside = own / "in"
     inside.mkdir()
 
@@ -209,13 +255,13 @@ def _check_unchanged(job: PartitionJob, source: Source, on_event: OnEvent) -> No
 
 
 @contextmanager
-def spooled(target: Target) -> Iterator[Path]:
+def spooled(target: Target) -> Iterator[Spool]:
     """Yield a directory for files on their way, on the target's own file system where that is local.
 
     Elsewhere it is in ``TMPDIR``, and what processes that died have left there is removed first.
     """
     if target.scratch is not None:
-        yield target.scratch
+        yield Spool(target.scratch)
         return
     with disk_errors(Path(tempfile.gettempdir())):
         for left in Path(tempfile.gettempdir()).glob(f"{_SPOOL}*"):
@@ -224,7 +270,7 @@ def spooled(target: Target) -> Iterator[Path]:
     held = os.open(spool, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)  # the kernel gives it back when this process ends, however it ends
-        yield spool
+        yield Spool(spool)
     finally:
         with suppress(OSError):
             remove_tree(spool)

@@ -172,8 +172,9 @@ def _plan_directory(
     fetched = [entry for entry in entries if fetch_of(entry.recipe) == recipe.fetch]
     seed = shuffle_of(recipe.text)
     ordered = [entry for entry in fetched if shuffle_of(entry.recipe) is None]
-    if len(ordered) < len(fetched) and not (complete and all(shuffle_of(entry.recipe) == seed for entry in fetched)):
-        fetched = ordered  # the order of rows that another seed, or other files, have shuffled is lost
+    seeds = {shuffle_of(entry.recipe) for entry in fetched}
+    if len(ordered) < len(fetched) and not (complete and seed is not None and len(seeds) == 1):
+        fetched = ordered  # the order of rows that were shuffled among others is lost
     usable = _single_source(fetched, damaged)
     if not recipe.rewrite:
         plain = {f: e for f, e in usable.items() if e.recipe == recipe.text and e.path == f.path}

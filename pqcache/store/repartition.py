@@ -11,7 +11,7 @@ from typing import Any
 from pqcache.config import read_config, updated, write_config
 from pqcache.errors import UsageError
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.options import RewriteOptions, parse_compression, shuffle_of
+from pqcache.parquet.options import RewriteOptions, parse_compression
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, cache_at
 from pqcache.store.densify import Wanted, local_root
@@ -20,6 +20,7 @@ from pqcache.store.repartition_to import Places, RepartitionReport, repartition_
 from pqcache.store.source import redact
 from pqcache.store.subset import Subset
 from pqcache.store.sync import JOBS, finish, make_report
+from pqcache.store.target import check_apart
 from pqcache.store.transfer import Stopwatch, disk_errors
 
 ROW_GROUP_SIZE = 128 << 20
@@ -122,6 +123,7 @@ def repartition(
         return _repartition_cache(cache, given, wanted, jobs, wait, dry_run, on_event)
     with ExitStack() as stack:
         if cache is not None:
+            check_apart(str(cache.path), os.fspath(dest))
             snapshot, lease = cache.lease()
             stack.enter_context(lease)
             text = str(snapshot.path)
@@ -153,11 +155,6 @@ def _repartition_cache(
         assert how is not None
         fetched = fetch_of(before.files[0].recipe) if before.files else ""
         plan = plan_repartition(before.files, Recipe(fetched, how.recipe))
-        if any(shuffle_of(entry.recipe) not in (None, how.shuffle) for entry in before.files):
-            raise UsageError(
-                f"{cache.path}: its rows were shuffled with another seed and their order is not in the cache; set "
-                f"shuffle = {how.shuffle} in pqcache.toml, then 'pqcache sync {cache.path}' fetches them anew"
-            )
         published, after = None, before
         if not dry_run:
             if not plan.nothing_to_do:

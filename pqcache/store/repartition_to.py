@@ -197,6 +197,7 @@ def _jobs(
             run=run,
             schema=schema,
             int96=int96,
+            decoded=sum(table.decoded[file] for file in group) if table is not None else 0,
         )
         for directory, group in groups.items()
     ]

@@ -7,7 +7,7 @@ columns are dense.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.decode import int96_columns, int96_span, int96_unit
+from pqcache.parquet.decode import fixed_width, int96_columns, int96_span, int96_unit
 from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in
 from pqcache.parquet.schema import unified
 from pqcache.store.manifest import SourceFile
@@ -38,11 +38,13 @@ class Table:
         schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
         int96: the unit that INT96 time stamps are read in, or None where there are none.
         dense: the columns that are stored dense, alike in every file that has them; None if no file has any.
+        decoded: for each file the bytes that its rows take in memory, about.
     """
 
     schema: pa.Schema
     int96: str | None
     dense: tuple[tuple[str, Dense], ...] | None
+    decoded: Mapping[SourceFile, int]
 
 
 def table_of(source: Source, files: Sequence[SourceFile], on_event: OnEvent = ignore) -> Table:
@@ -58,7 +60,7 @@ def table_of(source: Source, files: Sequence[SourceFile], on_event: OnEvent = ig
         return in_parallel(calls, _JOBS)
 
     found = of_each(lambda file: _schema_of(source, file, "us"), files)
-    columns = {file: names for file, (_, names) in zip(files, found, strict=True) if names}
+    columns = {file: names for file, (_, names, _) in zip(files, found, strict=True) if names}
     unit = None
     if columns:
         spans = of_each(lambda file: _span_of(source, file, columns[file]), list(columns))
@@ -66,18 +68,21 @@ def table_of(source: Source, files: Sequence[SourceFile], on_event: OnEvent = ig
     if unit == "ns":
         found = of_each(lambda file: _schema_of(source, file, "ns"), files)
     distinct: dict[bytes, tuple[str, pa.Schema]] = {}
-    for file, (schema, _) in zip(files, found, strict=True):
+    for file, (schema, _, _) in zip(files, found, strict=True):
         plain = schema.remove_metadata()  # pandas' key-value is another one in each file
         distinct.setdefault(plain.serialize().to_pybytes(), (file_url(source, file.path), plain))
     schemas = [schema for _, schema in distinct.values()]
     dense = tuple(sorted(common_dense(schemas).items())) if any(map(dense_in, schemas)) else None
-    return Table(unified([(name, as_lists(schema)) for name, schema in distinct.values()]), unit, dense)
+    whole = unified([(name, as_lists(schema)) for name, schema in distinct.values()])
+    return Table(whole, unit, dense, {file: size for file, (_, _, size) in zip(files, found, strict=True)})
 
 
-def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str]]:
-    """Return a file's Arrow schema and the paths of its INT96 columns."""
+def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str], int]:
+    """Return a file's Arrow schema, the paths of its INT96 columns, and the bytes of its rows in memory, about."""
     metadata, schema = read_remote_footer(source, file, unit)
-    return schema, int96_columns(metadata) if metadata.num_rows else []
+    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    size = max(size, int(metadata.num_rows * sum(fixed_width(field.type) for field in schema)))
+    return schema, int96_columns(metadata) if metadata.num_rows else [], size
 
 
 def _span_of(source: Source, file: SourceFile, columns: list[str]) -> tuple[bool, bool]:
