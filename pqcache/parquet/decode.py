@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ Numbers = range | npt.NDArray[np.int64]
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
 _MAX_RATIO = 4.0
+_FOOTERS_AT_ONCE = 4
 _NS_PER_US = 1000
 _NS_RANGE_US = (2**63 - 1) // _NS_PER_US
 
@@ -91,8 +93,8 @@ def _width(kind: pa.DataType) -> float | None:
     return float(kind.bit_width) / 8 if pt.is_primitive(kind) or pt.is_fixed_size_binary(kind) else None
 
 
-def open_source(path: Path, int96_unit: str = "ns") -> pq.ParquetFile:
-    """Return ``path`` opened for reading in slices.
+def open_source(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """Return ``path`` opened for reading in slices; ``metadata`` is its footer, if that was read before.
 
     Raises:
         ParquetError: missing, not Parquet, truncated or encrypted.
@@ -101,29 +103,46 @@ def open_source(path: Path, int96_unit: str = "ns") -> pq.ParquetFile:
         # An open file, because pyarrow takes some path strings for URLs.
         return pq.ParquetFile(
             pa.OSFile(os.fsencode(path)),
+            metadata=metadata,
             pre_buffer=False,
             buffer_size=_READ_BUFFER,
             coerce_int96_timestamp_unit=int96_unit,
             page_checksum_verification=True,
         )
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise ParquetError(f"{path}: cannot be read as Parquet ({first_line(error)}); fetch it again") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: BaseException) -> ParquetError:
+    """Return the error for a file that cannot be opened as Parquet."""
+    return ParquetError(f"{path}: cannot be read as Parquet ({first_line(error)}); fetch it again")
 
 
 def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[Source]:
     """Return the source files with INT96 time stamps in the unit ``int96``, by default one that loses nothing."""
-    opened = [_source(path, int96 or "us") for path in paths]
+    opened = _sources(paths, int96 or "us")
     if int96 is None and has_int96(opened):
         unit = int96_unit([(str(source.path), *_int96_span(source)) for source in opened])
         if unit != "us":
-            opened = [_source(path, unit) for path in paths]
+            opened = _sources(paths, unit)
     return opened
 
 
-def _source(path: Path, unit: str) -> Source:
+def _sources(paths: Sequence[Path], unit: str) -> list[Source]:
+    known: dict[bytes, list[footer.Struct]] = {}
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        return list(pool.map(lambda path: _source(path, unit, known), paths))
+
+
+def _source(path: Path, unit: str, known: dict[bytes, list[footer.Struct]]) -> Source:
     data = footer.read_footer(path)
-    elements = footer.schema_of(footer.decode(data, str(path), until=2), str(path))
-    with open_source(path, unit) as file:
+    elements = footer.elements_in(data, str(path), known)
+    end = footer.MAGIC + data + len(data).to_bytes(4, "little") + footer.MAGIC
+    try:
+        file = pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=unit)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+    with file:
         try:
             schema = file.schema_arrow
         except pa.ArrowException as error:
@@ -220,7 +239,7 @@ def pieces(
         recast = changes(source.schema, schema, name) if source.metadata.num_rows else {}
         columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
         read = 0
-        with open_source(source.path, source.int96) as file:
+        with open_source(source.path, source.int96, source.metadata) as file:
             # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
             together = 0 if any(_nested_dictionary(field.type) for field in source.schema) else target
             for groups in _runs(source.metadata, together):

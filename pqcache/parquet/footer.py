@@ -225,6 +225,21 @@ def decode(data: bytes, name: str, until: int | None = None) -> Struct:
         raise ParquetError(f"{name}: the Parquet footer is damaged ({error}); fetch the file again") from None
 
 
+def elements_in(data: bytes, name: str, known: dict[bytes, list[Struct]]) -> list[Struct]:
+    """Return the schema elements of the footer ``data``; ``known`` has those of footers that begin alike.
+
+    Files of one table differ after their schemas, and this codec is Python.
+    """
+    for prefix, elements in list(known.items()):  # others may add to it
+        if data.startswith(prefix):
+            return elements
+    elements = schema_of(decode(data, name, until=2), name)
+    decoder = _Decoder(data)
+    decoder.struct(0, until=2)
+    known[data[: decoder.at]] = elements
+    return elements
+
+
 def read_footer(path: Path) -> bytes:
     """Return the bytes of the footer of the Parquet file ``path``, without length and magic."""
     try:
