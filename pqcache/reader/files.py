@@ -18,6 +18,7 @@ from pqcache.reader.order import Ints
 
 Choose = Callable[[Iterable[pa.Table]], Ints]
 
+_BUFFER = 1 << 16  # bytes
 _FOOTERS = 256  # per process; parsing one again costs a millisecond or two
 
 
@@ -204,18 +205,12 @@ class RowGroups:
         return cut(column, low, high) if (low, high) != (0, len(column)) else column
 
     def _open(self, number: int, path: Path) -> pq.ParquetFile:
-        """Open a file for one row group, mapped into memory; its footer is parsed once.
+        """Open a file for one row group; its footer is parsed once.
 
-        Mapping saves a copy of what is read, and closing at once keeps the pages of other row groups from
-        being counted as this process's memory.
+        Read little by little, what is decoded next is still in the processor's cache, and only that is in memory.
         """
         footer = self._footers.get(number)
-        try:
-            file = pq.ParquetFile(path, metadata=footer, memory_map=True)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system that cannot map
-            file = pq.ParquetFile(path, metadata=footer)
+        file = pq.ParquetFile(path, metadata=footer, pre_buffer=False, buffer_size=_BUFFER)
         if footer is None:
             if len(self._footers) >= _FOOTERS:
                 self._footers.clear()

@@ -39,6 +39,7 @@ Load = Callable[[int, int, int], Rows]
 _GROUP = 16  # bytes per row of a group: 32,000 rows of it are half a megabyte
 _NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
+_STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the making
 
 
 @dataclass(frozen=True)
@@ -304,9 +305,9 @@ class LaneReader:
         return found
 
     def _top_up(self) -> None:
-        """Keep two stretches of blocks coming, and ``ahead`` row groups beyond them."""
+        """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
         lane = self._lane
-        while len(self._left) < 2 and self._block < lane.blocks:
+        while len(self._left) < _STRETCHES and self._block < lane.blocks:
             first, last = self._block, self._block + 1
             while last < lane.blocks and lane.before(last) < self._at + self._batch_size:
                 last += 1  # tiny row groups: a batch takes many blocks
