@@ -1,9 +1,9 @@
 """The row-group cache of a lane: decodes ahead on threads, deals rows into hands, gathers blocks into batches.
 
 What is copied when: a row group is decoded and its rows are dealt into hands, each with memory of its own that
-goes round when the hand is used. A block joins its hands column by column in a scratch that stays in the
-processor's cache, and from there the rows go straight to their places in their batches. Strings and lists
-move as 16-byte views until a batch packs their bytes.
+goes round when the hand is used. A block joins its hands, some columns at a time, in a scratch that stays in the
+processor's cache, and takes the rows in their order from there; its batches are parts of the block, and it goes round
+when the last of them is gone. Strings and lists move as 16-byte views until a batch packs their bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pqcache.reader.order import Ints, Lane
 Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
 
-_GROUP = 16  # bytes per row of a group: 32,000 rows of it are half a megabyte
+_GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
 _NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 _STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the making
@@ -72,7 +72,7 @@ class Layout:
 
     @staticmethod
     def of(forms: Sequence[Form]) -> Layout:
-        """Return the layout for columns; a group is kept small enough to stay in the processor's cache."""
+        """Return the layout for columns; a group is kept small, as its part of a block should stay in the cache."""
         by_width: dict[int, list[int]] = {}
         for position, form in enumerate(forms):
             if form.form == "fixed":
@@ -174,11 +174,16 @@ def dealt_cards(source: Source, columns: Rows, orders: Sequence[Ints], hands: Se
 
 
 class Frame:
-    """A batch in the making: fixed-width columns have their places, the rest is put together at the end."""
+    """A batch in the making: fixed-width columns have their places, the rest is put together at the end.
 
-    def __init__(self, source: Source, rows: int) -> None:
+    Where one stretch of blocks has all of its rows (``whole``), the places are part of that stretch's memory.
+    """
+
+    def __init__(self, source: Source, rows: int, whole: bool) -> None:
         self.rows = rows
-        self.arrays = source.layout.arrays(source.batches.lend(source.layout.bytes(rows)), rows)
+        self.arrays: list[Bytes] = []
+        if not whole:
+            self.arrays = source.layout.arrays(source.batches.lend(source.layout.bytes(rows)), rows)
         self._parts: dict[int, dict[int, Column]] = {}  # by column, then by first row
         self._missing = rows
         self._lock = threading.Lock()
@@ -238,20 +243,7 @@ def gather(source: Source, lane: Lane, blocks: range, dealt: dict[int, Dealt], p
             rows += hand[2] - hand[1]
         orders.append(lane.block_order(block, rows - begin) + begin)
     order = np.concatenate(orders) if len(orders) > 1 else orders[0]
-    layout = source.layout
-    space = max((aligned(rows * width * len(positions)) for width, positions in layout.groups), default=0)
-    scratch = source.memory.take(space)
-    for number, (width, positions) in enumerate(layout.groups):
-        (joined,) = Layout(((width, positions),)).arrays(scratch, rows)
-        np.concatenate([cards.arrays[number][:, start:stop] for cards, start, stop in hands], axis=1, out=joined)
-        for frame, at, start, stop in pieces:
-            place, some = frame.arrays[number], order[start:stop]
-            if stop - start == frame.rows:
-                joined.take(some, axis=1, out=place, mode="clip")
-            else:  # "out" must lie in one piece
-                for source_row, target_row in zip(joined, place, strict=True):
-                    source_row.take(some, axis=0, out=target_row[at : at + stop - start], mode="clip")
-    source.memory.give(scratch)
+    gather_groups(source, hands, order, pieces)
     for position in sorted({position for cards, _, _ in hands for position in cards.columns}):
         column = join([hand_column(source, hand, position) for hand in hands], source.forms[position])
         for frame, at, start, stop in pieces:
@@ -259,6 +251,31 @@ def gather(source: Source, lane: Lane, blocks: range, dealt: dict[int, Dealt], p
     for cards, _, _ in hands:
         cards.used(source.memory)
     return [frame for frame, _, start, stop in pieces if frame.filled(stop - start)]
+
+
+def gather_groups(
+    source: Source, hands: Sequence[tuple[Cards, int, int]], order: Ints, pieces: Sequence[Piece]
+) -> None:
+    """Put the fixed-width columns of hands laid end to end, in ``order``, where their batches find them.
+
+    That is one call for each group, as every call may have to wait for the interpreter's lock.
+    """
+    layout, rows = source.layout, len(order)
+    if not layout.groups:
+        return
+    arrays = layout.arrays(source.batches.lend(layout.bytes(rows)), rows)
+    scratch = source.memory.take(max(rows * width * len(positions) for width, positions in layout.groups))
+    for number, group in enumerate(layout.groups):
+        (joined,) = Layout((group,)).arrays(scratch, rows)
+        np.concatenate([cards.arrays[number][:, start:stop] for cards, start, stop in hands], axis=1, out=joined)
+        joined.take(order, axis=1, out=arrays[number], mode="clip")
+    source.memory.give(scratch)
+    for frame, at, start, stop in pieces:
+        if not frame.arrays:
+            frame.arrays = [array[:, start:stop] for array in arrays]
+            continue
+        for place, array in zip(frame.arrays, arrays, strict=True):
+            place[:, at : at + stop - start] = array[:, start:stop]
 
 
 def hand_column(source: Source, hand: tuple[Cards, int, int], position: int) -> Column:
@@ -331,7 +348,7 @@ class LaneReader:
         while self._at < end:
             if self._open is None:
                 rows = min(self._batch_size, self._lane.rows - self._at)
-                self._open = Frame(self._source, rows), Future(), 0
+                self._open = Frame(self._source, rows, whole=rows <= end - self._at), Future(), 0
                 self._coming.append(self._open[1])
                 begun += 1
             frame, future, at = self._open
