@@ -512,7 +512,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         _drop_output()
         name = error.filename or "the output, or a temporary file"
-        return _fail(PqcacheError(f"{name}: {error.strerror or first_line(error)}"), arguments)
+        advice = "; make it accessible for this user" if isinstance(error, PermissionError) else ""
+        return _fail(PqcacheError(f"{name}: {error.strerror or first_line(error)}{advice}"), arguments)
     except Exception as error:  # noqa: BLE001  the last resort: a line instead of a traceback
         return _unexpected(error, arguments)
 

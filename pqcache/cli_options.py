@@ -35,7 +35,7 @@ Wait = Annotated[
         rich_help_panel=RUN,
     ),
 ]
-CacheArgument = Annotated[Path, typer.Argument(metavar="CACHE", help="The cache directory.")]
+CacheArgument = Annotated[Path, typer.Argument(metavar="CACHE", readable=False, help="The cache directory.")]
 Version = Annotated[bool, typer.Option("--version", help="Show the version; with -v, of all that matters in a report.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more, with --version.")]
 
@@ -44,7 +44,9 @@ Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="hdfs://, webhdfs://, s3://, file:// or a path; or a cache, alone."),
 ]
-OptionalCache = Annotated[Path | None, typer.Argument(metavar="CACHE", help="The local cache directory.")]
+OptionalCache = Annotated[
+    Path | None, typer.Argument(metavar="CACHE", readable=False, help="The local cache directory.")
+]
 Where = Annotated[
     str | None,
     typer.Option(

@@ -115,3 +115,34 @@ def test_the_public_names_are_there() -> None:
         [sys.executable, "-c", "import pqcache, sys; print('pyarrow' in sys.modules)"], capture_output=True, text=True
     )
     assert done.stdout == "False\n"
+
+
+def without_override() -> list[str]:
+    """Return words before a command that make permissions count for root, too; none for anyone else."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip(
+            "NOT CHECKED: permissions do not count for root, and setpriv (Debian package util-linux) is missing"
+        )
+    caps = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--bounding-set={caps}", f"--inh-caps={caps}"]
+
+
+def test_what_may_not_be_read_is_neither_damage_nor_a_wrong_use(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1, rows=10)
+    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"))
+    manifest = (tmp_path / "cache" / "current" / "_pqcache" / "files.arrow").resolve()
+    for path, commands in (
+        (manifest, ["sync", "verify", "inspect"]),
+        (tmp_path / "cache", ["sync", "verify", "inspect", "log", "gc"]),
+    ):
+        mode = path.stat().st_mode
+        path.chmod(0)
+        for command in commands:
+            words = [*without_override(), *PQCACHE, command, tmp_path / "cache"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 1, (command, done)
+            (line,) = done.stderr.splitlines()
+            assert re.search(r"[Pp]ermission denied; make it (readable|accessible) for this user$", line)
+        path.chmod(mode)

@@ -103,6 +103,8 @@ def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
 
 def not_parquet(name: str, error: BaseException) -> ParquetError:
     """Return the error for a file whose footer cannot be read."""
+    if isinstance(error, PermissionError):
+        return ParquetError(f"{name}: permission denied; make it readable for this user")
     return ParquetError(
         f"{name}: not a Parquet file, or truncated ({first_line(error)}); write it again at the source, or move it away"
     )

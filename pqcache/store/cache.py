@@ -97,6 +97,8 @@ class Snapshot:
             if error.filename == str(checksums):
                 return False
             raise DamagedError(f"{path}: is missing; the next sync makes it anew") from error
+        except PermissionError as error:
+            raise CacheError(f"{error.filename or path}: permission denied; make it readable for this user") from error
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedError(f"{checksums}: cannot be read ({error}); the next sync makes it anew") from error
         raise DamagedError(f"{path}: is not as it was written; the next sync makes it anew")

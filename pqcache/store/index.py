@@ -297,6 +297,8 @@ def read_index(path: Path) -> Index:
         chunks = table["file"].chunks
         codes = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
         paths = tuple(chunks[0].dictionary.to_pylist())
+    except PermissionError as error:
+        raise CacheError(f"{path}: permission denied; make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise DamagedError(
             f"{path}: the row-group index cannot be read ({error}); the next sync makes it anew"

@@ -138,6 +138,8 @@ def _read(path: Path, with_files: bool) -> Manifest:
                 )
             batches = range(reader.num_record_batches if with_files else 0)
             files = tuple(entry for i in batches for entry in _entries(reader.get_batch(i)))
+    except PermissionError as error:
+        raise CacheError(f"{path}: permission denied; make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         raise DamagedError(f"{path}: the manifest cannot be read ({error}); the next sync makes it anew") from error
     where, shard, listing = about.get("where"), about.get("shard"), about.get("listing")
