@@ -216,7 +216,7 @@ class _Writer:
                     group = replace(self.begun(), probed=True)
             elif self.wants_more(group, size, bytes_of_whole):
                 self.again += bytes_of_whole
-                group.wanting = True
+                group.wanting, group.most, group.failed = True, None, 0
                 if group.tries >= _MAX_GUESSES and group.over is not None:
                     self.take_back(group, True)
             else:
@@ -335,7 +335,8 @@ class _Writer:
 
     def wants_more(self, group: _Group, size: int, whole: int) -> bool:
         """Return whether a row group of ``size`` bytes that fits should get more rows, ``whole`` being done again."""
-        if group.tries > _MAX_TRIES or group.most == 0 or (group.over or sys.maxsize) <= group.rows + 1:
+        stuck = group.most == 0 and not group.whole  # else a guess said so, which has been put right meanwhile
+        if group.tries > _MAX_TRIES or stuck or (group.over or sys.maxsize) <= group.rows + 1:
             return False
         worth = size < MIN_FILL * self.limit or (size < _WELL * self.limit and whole < _CHEAP * self.limit)
         if not worth or self.full(group) or (group.tries > 1 and size >= MIN_FILL * self.limit):
