@@ -458,4 +458,4 @@ def test_a_run_that_was_killed_before_its_record_is_in_the_history(
         assert read_history(cache)[1] == shown[1]
     assert len(read_history(cache)) == 4
     console.print_history(pqcache.history(cache))
-    assert capsys.readouterr().out.count("(killed)") == 1
+    assert capsys.readouterr().out.count("killed") == 1
