@@ -298,11 +298,10 @@ class _Writer:
         if group.size + size + (0 if group.force else later) > self.limit and (group.rows or count > 1):
             self.again += size
             pending.back(pieces)
+            # No bound on the whole row group: what rows take depends on where they are cut.
             group.most, group.failed = count - 1, group.failed + 1
             if group.force:
                 group.over, group.force = count, max(1, (group.fits + count) // 2)
-            elif group.size + size > self.limit:
-                group.over = min(group.over or sys.maxsize, group.rows + count)
             return
         group.slices.append(_Slice(count, size, parts, pieces))
         group.rows += count
