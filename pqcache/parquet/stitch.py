@@ -8,7 +8,6 @@ come from one writer. Fields are those of parquet.thrift in https://github.com/a
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.parquet import footer
+from pqcache.parquet.arenas import Arenas, Block
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
 
@@ -26,6 +26,8 @@ _ENCODINGS, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY = 2, 5, 6, 7
 _STATISTICS, _PAGES, _SIZES = 12, 13, 16
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 _ASCENDING, _DESCENDING = 1, 2  # of BoundaryOrder
+
+_ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
 
 Order = Callable[[bytes], Any]
 """What brings the minima and maxima of a column into the order of its values."""
@@ -36,7 +38,7 @@ class Chunk:
     """A column chunk as a writer of its own has left it; offsets count from the beginning of ``data``."""
 
     fields: Struct
-    data: list[memoryview]
+    data: memoryview
     size: int
     offsets: Struct | None
     columns: bytes | None
@@ -67,51 +69,18 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-class _Sink:
-    """What a ParquetWriter writes to: keeps what it gets as it comes, since one buffer would have to grow."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.starts: list[int] = []
-        self.size = 0
-
-    def write(self, data: bytes) -> int:
-        self.parts.append(bytes(data))  # the same, if it is bytes
-        self.starts.append(self.size)
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def between(self, start: int, end: int) -> list[memoryview]:
-        """Return what was written from ``start`` to ``end``."""
-        first, last = bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
-        found = []
-        for part, at in zip(self.parts[first:last], self.starts[first:last], strict=True):
-            found.append(memoryview(part)[max(0, start - at) : end - at])
-        return found
-
-    def read(self, start: int, size: int) -> bytes:
-        return b"".join(self.between(start, start + size))
-
-
-def encode(table: pa.Table, encodings: Encodings, name: str) -> Part:
-    """Return ``table`` as one row group would hold it; ``name`` is the file to blame."""
-    sink = _Sink()
-    with encodings.open(sink, table.schema, page_index=True) as writer:
-        writer.write_table(table, row_group_size=max(1, table.num_rows))
-    end = sink.size - 8
-    length = int.from_bytes(sink.read(end, 4), "little")
-    (group,) = footer.row_groups_of(footer.decode(sink.read(end - length, length), name), name)
+def encode(table: pa.Table, encodings: Encodings, name: str, arenas: Arenas | None = None) -> Part:
+    """Return ``table`` as one row group would hold it, in memory of ``arenas``; ``name`` is the file to blame."""
+    arenas, size = arenas or Arenas(), table.nbytes + table.nbytes // 8 + _ROOM
+    while (data := _encoded(table, encodings, arenas.lend(size))) is None:
+        size *= 2
+    end = len(data) - 8
+    length = int.from_bytes(data[end : end + 4], "little")
+    (group,) = footer.row_groups_of(footer.decode(bytes(data[end - length : end]), name), name)
 
     def index(chunk: Struct, place: tuple[int, int]) -> bytes | None:
-        return sink.read(chunk[place[0]][1], chunk[place[1]][1]) if place[0] in chunk else None
+        start = chunk[place[0]][1] if place[0] in chunk else 0
+        return bytes(data[start : start + chunk[place[1]][1]]) if start else None
 
     chunks = []
     for chunk in group[1][1].values:
@@ -123,9 +92,19 @@ def encode(table: pa.Table, encodings: Encodings, name: str) -> Part:
         for page in () if offsets is None else offsets[1][1].values:
             page[1] = (I64, page[1][1] - start)
         fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
-        data = sink.between(start, start + size)
-        chunks.append(Chunk(fields, data, size, offsets, index(chunk, _COLUMN_INDEX)))
+        chunks.append(Chunk(fields, data[start : start + size], size, offsets, index(chunk, _COLUMN_INDEX)))
     return Part(table.num_rows, chunks)
+
+
+def _encoded(table: pa.Table, encodings: Encodings, block: Block) -> memoryview | None:
+    """Return the file that holds ``table``, in ``block``; None where that is too small."""
+    sink = pa.FixedSizeBufferWriter(pa.py_buffer(block))
+    try:
+        with encodings.open(sink, table.schema, page_index=True) as writer:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    except OSError:  # nothing else can fail in memory
+        return None
+    return block.data[: sink.tell()]
 
 
 def _moved(meta: Struct, delta: int) -> Struct:
@@ -162,7 +141,7 @@ def stitched(counts: Sequence[int], slices: Sequence[Sequence[Chunk]], orders: S
             columns[number] = index
         at += sum(chunk.size for chunk in some)
         uncompressed += meta[_UNCOMPRESSED][1]
-        data.extend(piece for chunk in some for piece in chunk.data)
+        data.extend(chunk.data for chunk in some)
     if all(len(index[1][1].values) == 1 for index in offsets.values()):
         offsets, columns = {}, {}  # each chunk is one page: its statistics say the same
     group: Struct = {
