@@ -227,8 +227,8 @@ def _unsynced_rewrite() -> None:
 
     real = module.rewrite_directory
 
-    def rewrite_directory(*arguments: Any) -> Any:
-        result = real(*arguments)
+    def rewrite_directory(*arguments: Any, **named: Any) -> Any:
+        result = real(*arguments, **named)
         for output in result.outputs:  # as if written again, after the fsync
             os.utime(output.path, ns=(1, 1))
         return result
