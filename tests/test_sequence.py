@@ -322,6 +322,16 @@ def test_partitions_group_by_themselves(drive: Path) -> None:
     assert sorted(ids_of(by_day)) == sorted(expected_ids(drive, spec))
 
 
+def test_a_partition_that_is_null_is_no_group(tmp_path: Path) -> None:
+    for number, day in enumerate(["a", "__HIVE_DEFAULT_PARTITION__"]):
+        path = tmp_path / f"day={day}" / "a.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({"id": range(10 * number, 10 * number + 4)}), path)
+    by_day = ParquetDataset(tmp_path, ["id"], sequence=Sequence(3, "id", group_by="day"), shuffle=False)
+    assert ids_of(by_day) == [[0, 1, 2], [1, 2, 3]]
+    assert len(ParquetDataset(tmp_path, ["id"], sequence=Sequence(3, "id"), batch_size=1)) == 4
+
+
 def test_counts_are_remembered(drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pqcache.sync(tmp_path / "cache", str(drive))
     first = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)
@@ -458,7 +468,12 @@ def test_in_a_mix(drive: Path) -> None:
         ("max_gap=nan", {"max_gap": float("nan")}),
         ("max_gap='1s'", {"max_gap": "1s"}),
         ("max_gap=datetime", {"max_gap": -dt.timedelta(1)}),
+        ("max_gap=np.timedelta64", {"order_by": "ts", "max_gap": np.timedelta64(1, "ms")}),
+        ("length=1000000000000: give at most 1,048,576", {"length": 10**12}),
         ("order_by=None", {"order_by": None}),
+        ("group_by=5", {"group_by": 5}),
+        ("columns_at=5: give steps by column", {"columns_at": 5}),
+        ("columns_at=.*: give steps by column", {"columns_at": {"id": 1.0}}),
         (r"group_by=\(1,\)", {"group_by": (1,)}),
         ("from 0 to 2, or from -3 to -1", {"columns_at": {"id": 3}}),
         ("from 0 to 2", {"columns_at": {"id": [0, -4]}}),

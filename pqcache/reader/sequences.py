@@ -22,6 +22,7 @@ from pqcache.reader.data import Data
 from pqcache.reader.selection import Ints, Selection
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
+_MOST_STEPS = 1 << 20  # no row group worth reading has more rows, and each step is written down
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,29 @@ class Sequence:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"sequence: {name}={value!r}: give a whole number of at least 1")
+        if self.length > _MOST_STEPS:
+            raise UsageError(f"sequence: length={self.length}: give at most {_MOST_STEPS:,}; it lies in one row group")
         if not isinstance(self.order_by, str):
             raise UsageError(f"sequence: order_by={self.order_by!r}: name one column")
         gap = self.max_gap
         if gap is not None:
-            number = isinstance(gap, (int, float, np.integer, np.floating)) and not isinstance(gap, bool)
+            number = isinstance(gap, (int, float, np.integer, np.floating))
+            number = number and not isinstance(gap, bool | np.timedelta64)  # which numpy counts among the integers
             if not (number and gap >= 0) and not (isinstance(gap, timedelta) and gap >= timedelta()):  # type: ignore[operator]
                 raise UsageError(f"sequence: max_gap={gap!r}: give a number from 0 up, or a timedelta")
+        if self.group_by is not None and not isinstance(self.group_by, str):
+            try:
+                object.__setattr__(self, "group_by", tuple(self.group_by))
+            except TypeError:
+                raise UsageError(f"sequence: group_by={self.group_by!r}: name one column, or several") from None
         if not all(isinstance(name, str) for name in self.groups):
             raise UsageError(f"sequence: group_by={self.group_by!r}: name one column, or several")
-        at = {name: at if isinstance(at, int) else tuple(at) for name, at in (self.columns_at or {}).items()}
+        try:
+            at = {name: _step_or_steps(steps) for name, steps in (self.columns_at or {}).items()}
+        except (TypeError, AttributeError):
+            raise UsageError(
+                f"sequence: columns_at={self.columns_at!r}: give steps by column, like {{'label': -1, 'image': [0, 2]}}"
+            ) from None
         object.__setattr__(self, "columns_at", at)
         steps = [step for name in at for step in self.steps(name)]
         if any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < self.length for s in steps):
@@ -86,7 +100,7 @@ class Sequence:
         """The columns of ``group_by``."""
         if self.group_by is None:
             return ()
-        return (self.group_by,) if isinstance(self.group_by, str) else tuple(self.group_by)
+        return (self.group_by,) if isinstance(self.group_by, str) else self.group_by
 
     def steps(self, column: str) -> tuple[int, ...]:
         """Return the steps at which a column is given."""
@@ -100,6 +114,12 @@ class Sequence:
         if isinstance((self.columns_at or {}).get(column), int):
             return None
         return len(self.steps(column))
+
+
+def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
+    if isinstance(steps, int | np.integer):
+        return steps if isinstance(steps, bool) else int(steps)
+    return tuple(int(step) if isinstance(step, np.integer) else step for step in steps)
 
 
 class Sequences:
@@ -120,6 +140,7 @@ class Sequences:
             raise UsageError(f"sequence: order_by={sequence.order_by!r} is the same in all rows of a file")
         # a row group has one value of each partition column
         names = dict.fromkeys([sequence.order_by, *(name for name in sequence.groups if name not in inside)])
+        self._partitions = [index.partitions[name] for name in sequence.groups if name in inside]
         self._fields = working(pa.schema([schema.field(name) for name in names]))
         try:
             _sortable(pa.chunked_array([], self._fields.field(sequence.order_by).type))
@@ -145,7 +166,10 @@ class Sequences:
     def _starts(self, group: int, parts: Iterable[pa.Table]) -> tuple[Ints, Ints]:
         """Return the rows of a row group in order, and where in that order sequences start."""
         parts = list(parts)
-        path = str(self._data.root / self._data.index.paths[int(self._data.index.numbers("file")[group])])
+        file = int(self._data.index.numbers("file")[group])
+        if not all(values[file].is_valid for values in self._partitions):  # a group that is null
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        path = str(self._data.root / self._data.index.paths[file])
         named = [part.select([name for name in self._fields.names if name in part.column_names]) for part in parts]
         table = pa.concat_tables([conformed(part, self._fields, path) for part in named])
         whole = np.ones(table.num_rows, np.bool_)
