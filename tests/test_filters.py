@@ -594,6 +594,32 @@ def test_rows_that_make_no_sense(cache: Path, groups: Any, offsets: Any, rows: A
         ParquetDataset(cache, rows=[1, 2])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("groups", "rows", "message"),
+    [
+        ([0], [0, 1], "1 groups and 2 rows make no pairs"),
+        ([0.5], [1], "of integers"),
+        (["a"], [1], "of integers"),
+        (0, 1, "one-dimensional"),
+        (None, None, "one-dimensional"),
+        ([2**63], [1], "below"),
+    ],
+)
+def test_pairs_that_make_no_sense(groups: Any, rows: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SelectedRows.of(groups, rows)
+
+
+def test_dates_are_compared_with_days_only(tmp_path: Path) -> None:
+    days = [dt.date(2026, 11, day) for day in (1, 2, 3)]
+    pq.write_table(pa.table({"day": days, "ts": pa.array(days).cast(pa.timestamp("us"))}), tmp_path / "a.parquet")
+    for value in (dt.datetime(2026, 11, 2), np.datetime64("2026-11-02"), np.datetime64("2026-11-02", "s"), days[1]):
+        for column in ("day", "ts"):
+            assert len(ParquetDataset(tmp_path, filters=[(column, ">=", value)], batch_size=1, columns=["day"])) == 2
+    with pytest.raises(UsageError, match="'2026-11-02 05:00:00' is not a value of day, which is date32"):
+        ParquetDataset(tmp_path, filters=[("day", "<", dt.datetime(2026, 11, 2, 5))])
+
+
 def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     rows = 40_000
     table = pa.table({"id": pa.array(range(rows), pa.int64()), "label": [f"{i % 100:02}" * 20 for i in range(rows)]})

@@ -141,6 +141,7 @@ def test_how_long_an_epoch_is() -> None:
         (r"weights\['b'\]=0", {"a": 1, "b": 0}, 10),
         (r"weights\['b'\]=nan", {"a": 1, "b": float("nan")}, 10),
         (r"weights\['b'\]='1'", {"a": 1, "b": "1"}, 10),
+        ("an epoch would have more than", {"a": 1e300, "b": 1}, "all_exhausted"),
         ("give 'b' none of the epoch's 10 batches", {"a": 100, "b": 1}, 10),
         ("epoch_length=0", None, 0),
         ("epoch_length='shortest'", None, "shortest"),
@@ -332,6 +333,7 @@ def test_options_that_make_no_sense(root: Path) -> None:
             Mix(datasets)  # type: ignore[arg-type]
     for message, options in (
         ("lanes=0", {"lanes": 0}),
+        ("seed='a': give a whole number", {"seed": "a"}),
         ("both num_replicas and rank", {"rank": 1}),
         ("lanes=3", {"lanes": 3, "num_replicas": 2, "rank": 0}),
         ("epoch_length='x'", {"epoch_length": "x"}),

@@ -27,6 +27,7 @@ import numpy as np
 from pqcache.errors import UsageError
 from pqcache.reader.order import Ints, stream
 
+_MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
 _TURN = 3  # what a random stream is for, after those of the order
 
 
@@ -55,6 +56,11 @@ def draws_of_epoch(
             f"epoch_length={length!r}: choose 'first_exhausted', 'all_exhausted' or a number of batches of at least 1"
         )
     counts = _rounded(wanted, length) if isinstance(length, int) else [math.floor(w + Fraction(1, 2)) for w in wanted]
+    if sum(counts) > _MOST_BATCHES:
+        raise UsageError(
+            f"an epoch would have more than {_MOST_BATCHES:,} batches; "
+            "give weights that differ less, or a smaller epoch_length"
+        )
     for name, count in zip(sizes, counts, strict=True):
         if not count:
             raise UsageError(
@@ -71,9 +77,10 @@ def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> di
     if not isinstance(weights, Mapping) or set(weights) != set(sizes):
         raise UsageError(f"weights={weights!r}: give a number for each of {', '.join(map(repr, sizes))}")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
+        if not number or not 0 < weight < math.inf:
             raise UsageError(f"weights[{name!r}]={weight!r}: give a number above 0")
-    found = {name: Fraction(weights[name]) for name in sizes}
+    found = {name: Fraction(np.asarray(weights[name]).item()) for name in sizes}
     return {name: weight / sum(found.values()) for name, weight in found.items()}
 
 

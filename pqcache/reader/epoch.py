@@ -16,7 +16,7 @@ from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count
 from pqcache.reader.memory import Pool
-from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank
+from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
@@ -147,6 +147,8 @@ def _schema_of(view: View) -> pa.Schema:
 
 def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequence[str] | None) -> pa.Table:
     """Return ``rows`` in the order of the files; see ``Cache.read``."""
+    if not isinstance(rows, SelectedRows):
+        raise UsageError(f"rows={rows!r}: give SelectedRows, as Cache.lookup returns them")
     if len(rows):
         return pa.Table.from_batches(list(read_batches(path, columns, shuffle=False, rows=rows)))
     data, lease = open_data(path, rows.snapshot or None)
@@ -174,6 +176,7 @@ def read_batches(
     sequence: SequenceOf | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield an epoch as Arrow record batches; see ``Cache.batches``, which says what the arguments are."""
+    check_seed(seed)
     check_numbers(batch_size=batch_size, window=window, lanes=lanes)
     check_rank(num_replicas, rank, lanes)
     if isinstance(epoch, bool) or epoch < 0 or start < 0:

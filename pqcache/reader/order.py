@@ -44,6 +44,12 @@ def check_numbers(**numbers: int | None) -> None:
             raise UsageError(f"{name}={value!r}: give a whole number of at least 1")
 
 
+def check_seed(seed: int) -> None:
+    """Raise UsageError for a seed that is no whole number."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed={seed!r}: give a whole number")
+
+
 def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
     """Raise UsageError where a rank is not one of ``num_replicas``, or these cannot share the lanes."""
     if not 0 <= rank < num_replicas:

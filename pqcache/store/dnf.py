@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.errors import UsageError
+from pqcache.errors import UsageError, first_line
 from pqcache.store.condition import (
     And,
     Condition,
@@ -52,7 +52,7 @@ def condition_from(filters: Any, schema: pa.Schema) -> Condition:
             parts.append(And(inner) if len(inner) > 1 else inner[0])
         return Or(tuple(parts)) if len(parts) > 1 else parts[0]
     except UsageError as error:
-        raise UsageError(f"filters {filters!r}: {error}") from error
+        raise UsageError(f"filters {first_line(repr(filters))}: {error}") from error
 
 
 def _is_comparison(part: Any) -> bool:
@@ -95,10 +95,16 @@ def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
     if isinstance(value, str):
         return constant_of(value, operand)
     try:
-        scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value)
+        if isinstance(value, np.datetime64):
+            scalar = pa.array(np.array([value]))[0]  # pa.scalar() takes none of days
+        else:
+            scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value)
         if pt.is_timestamp(kind) and pt.is_timestamp(scalar.type) and (kind.tz is None) != (scalar.type.tz is None):
             raise UsageError(f"{value} and {operand.name} must both have a time zone, or neither")
-        return scalar.cast(kind)
+        found = scalar.cast(kind)
+        if pt.is_date(kind) and pt.is_timestamp(scalar.type) and found.cast(scalar.type) != scalar:
+            raise no_value(str(value), operand)  # the cast would drop the time of day
+        return found
     except (pa.ArrowException, ValueError, TypeError) as error:
         if isinstance(error, UsageError):
             raise

@@ -75,7 +75,7 @@ def index(
     """
     watch = Stopwatch()
     target = Cache.open(cache)
-    if isinstance(keys, str) or isinstance(drop, str):
+    if any(isinstance(names, str) or not all(isinstance(name, str) for name in names) for names in (keys, drop)):
         raise UsageError("keys and drop: give lists of names")
     if not (keys or drop):
         snapshot, lease = target.lease()

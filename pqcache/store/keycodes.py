@@ -123,6 +123,8 @@ def as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
     """Return what is looked up in keys of type ``kind`` as one Arrow array, dictionaries decoded."""
     if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         values = list(values) if hasattr(values, "__iter__") and not isinstance(values, str | bytes) else [values]
+    if isinstance(values, list) and values and all(isinstance(value, np.datetime64) for value in values):
+        values = np.array(values)  # Arrow takes days of numpy's in an array only
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     try:

@@ -23,7 +23,7 @@ from pqcache.reader.data import Data, open_data
 from pqcache.reader.draws import Pass
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.files import cpu_count
-from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank
+from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank, check_seed
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.view import View, decoders_for, fit, view_of
@@ -111,6 +111,9 @@ class ParquetDataset(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         check_numbers(batch_size=batch_size, window=window, lanes=lanes, num_replicas=num_replicas)
+        check_seed(seed)
+        if transform is not None and not callable(transform):
+            raise UsageError(f"transform={transform!r}: give a function that takes a batch (or row)")
         if (num_replicas is None) != (rank is None):
             raise UsageError("give both num_replicas and rank, or neither")
         self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last

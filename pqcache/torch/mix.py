@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.draws import Draws, Pass, draws_of_epoch
-from pqcache.reader.order import Part, check_numbers, check_rank
+from pqcache.reader.order import Part, check_numbers, check_rank, check_seed
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.state import MixState, Progress, State, check_lanes, check_worker, replicas_and_rank
@@ -57,6 +57,7 @@ class Mix(IterableDataset[Batch]):
     ) -> None:
         super().__init__()
         check_numbers(lanes=lanes, num_replicas=num_replicas)
+        check_seed(seed)
         if (num_replicas is None) != (rank is None):
             raise UsageError("give both num_replicas and rank, or neither")
         if not isinstance(datasets, Mapping) or not datasets:
