@@ -97,6 +97,7 @@ def test_without_torch(cache: Path, tmp_path: Path) -> None:
     assert any("pqcache[torch]" in item["text"] for item in found["advice"])
 
 
+@pytest.mark.filterwarnings("error")  # one line says it
 @pytest.mark.parametrize(
     ("how", "message"),
     [
