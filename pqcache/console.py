@@ -133,7 +133,8 @@ def print_gc(report: GcReport) -> None:
     """Print the one line of a gc."""
     what = "would remove" if report.dry_run else "removed"
     removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
-    out().print(f"{what} {removed}, kept {format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}")
+    kept = f"{format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}" if report.kept else "nothing"
+    out().print(f"{what} {removed}, kept {kept}")
 
 
 def place_of(path: str, row_group: int | None, column: str | None) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import pqcache
+from pqcache.reader.data import open_data
 from tests.datasets import write_shop
 
 PQCACHE = [sys.executable, "-m", "pqcache"]
@@ -146,3 +147,28 @@ def test_what_may_not_be_read_is_neither_damage_nor_a_wrong_use(tmp_path: Path) 
             (line,) = done.stderr.splitlines()
             assert re.search(r"[Pp]ermission denied; make it (readable|accessible) for this user$", line)
         path.chmod(mode)
+
+
+def test_a_directory_that_may_not_be_listed_is_not_passed_over(tmp_path: Path) -> None:
+    """What trains on a plain directory has all its rows, or says why not; links are followed as sync follows them."""
+    write_shop(tmp_path / "shop", days=3, files=1, rows=10)
+    day = tmp_path / "shop" / "dt=2026-11-02"
+    code = "import sys; from pqcache.reader.data import open_data; print(open_data(sys.argv[1])[0].index.paths)"
+    words = [*without_override(), sys.executable, "-c", code, tmp_path / "shop"]
+    day.chmod(0)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    day.chmod(0o755)
+    assert f"{day}: cannot be listed (Permission denied); make it readable for this user" in done.stderr
+    day.rename(tmp_path / "moved")
+    day.symlink_to(tmp_path / "moved")
+    assert pqcache.inspect(tmp_path / "shop").rows == 30
+    assert sum(open_data(tmp_path / "shop")[0].index.numbers("rows")) == 30
+
+
+def test_gc_of_a_cache_with_nothing_in_it(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1, rows=10)
+    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"))
+    (tmp_path / "cache" / "current").unlink()
+    shutil.rmtree(tmp_path / "cache" / "snapshots")
+    done = subprocess.run([*PQCACHE, "gc", tmp_path / "cache"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "removed nothing, kept nothing\n"

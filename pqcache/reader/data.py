@@ -31,6 +31,8 @@ def open_data(path: str | os.PathLike[str], snapshot: str | None = None) -> tupl
     nothing that is Parquet, raises UsageError.
     """
     text = os.fspath(path)
+    if not text:  # Path("") would be this directory
+        raise UsageError("an empty path; name a cache, a directory of Parquet or a file")
     if "://" in text:
         raise UsageError(f"{text}: not a local path; run 'pqcache sync {text} DIRECTORY' and open DIRECTORY")
     root = Path(text).expanduser().absolute()
@@ -71,10 +73,16 @@ def _indexed(root: Path, paths: Sequence[str]) -> Data:
 
 
 def _data_files(root: Path) -> Iterator[str]:
-    for directory, names, files in os.walk(root):
+    """Yield the files of a directory, behind links too, as sync and inspect list them; none is passed over silently."""
+    for directory, names, files in os.walk(root, onerror=_refuse, followlinks=True):
         names[:] = [name for name in names if not is_hidden(name)]
         below = Path(directory).relative_to(root).as_posix()
         for name in files:
             path = name if below == "." else f"{below}/{name}"
             if is_data(path):
                 yield path
+
+
+def _refuse(error: OSError) -> None:
+    advice = "make it readable for this user" if isinstance(error, PermissionError) else "mend it, or name another"
+    raise UsageError(f"{error.filename}: cannot be listed ({error.strerror}); {advice}") from error
