@@ -7,6 +7,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from pqcache.errors import UsageError
+
 # the groups of options, in the order in which a command shows those it has
 TAKEN, ROW_GROUPS, GUARDS, SHOWN, DESTINATION = "What is taken", "Row groups", "Guards", "What is shown", "Destination"
 CHECKS, KEYS, STORE, RUN, OUTPUT = "Checks", "Keys", "Store", "Run", "Output"
@@ -61,6 +63,14 @@ def examples(*pairs: tuple[str, str]) -> str:
 
 class Command(TyperCommand):
     """A command whose help has its options in groups, without click's remarks on types and ranges."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an empty argument, as an unset shell variable leaves it: Path('') would be this directory."""
+        given = self.make_parser(ctx).parse_args(list(args))[0]
+        for parameter in self.params:
+            if parameter.param_type_name == "argument" and given.get(parameter.name) == "":
+                raise UsageError(f"{getattr(parameter, 'metavar', None)}: an empty path; name a directory or a URL")
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then each group."""

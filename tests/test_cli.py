@@ -284,6 +284,9 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
         (["syn"], r"No such command 'syn'.*'sync'"),
         (["sync", "--frob"], r"No such option: --frob"),
         (["sync", "a", "b", "--jobs", "x"], r"'--jobs'"),
+        (["gc", ""], r"CACHE: an empty path"),  # "$CACHE" where it is not set; not the working directory
+        (["sync", "lake", ""], r"CACHE: an empty path"),
+        (["bench", ""], r"TARGET: an empty path"),
     ],
 )
 def test_what_the_parser_refuses_is_one_line(arguments: list[str], message: str) -> None:

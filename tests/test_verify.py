@@ -162,7 +162,7 @@ def test_a_flipped_bit_in_manifest_or_index_is_found(name: str, cache: Path, sna
         flip(path, offset, offset % 8)
     flip(path, 0 if name == CHECKSUMS else path.stat().st_size // 2)
     report = pqcache.verify(cache)
-    assert {item.path for item in report.damage} == ({FILES, ROW_GROUPS} if name == CHECKSUMS else {name})
+    assert [item.path for item in report.damage] == [name]
 
 
 @pytest.mark.parametrize("deep", [False, True])

@@ -99,7 +99,9 @@ class Snapshot:
             raise DamagedError(f"{path}: is missing; the next sync makes it anew") from error
         except PermissionError as error:
             raise CacheError(f"{error.filename or path}: permission denied; make it readable for this user") from error
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except KeyError as error:
+            raise DamagedError(f"{checksums}: says nothing of {name}; the next sync makes it anew") from error
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DamagedError(f"{checksums}: cannot be read ({error}); the next sync makes it anew") from error
         raise DamagedError(f"{path}: is not as it was written; the next sync makes it anew")
 
@@ -443,7 +445,9 @@ class Cache:
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a cache; a URL, which may hold a password, raises UsageError without showing it."""
+    """Return the absolute path of a cache; UsageError of an empty one, or of a URL, which may hold a password."""
+    if not os.fspath(path):
+        raise UsageError("an empty path; name the directory of a cache")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.]+):/", os.fspath(path))  # Path makes one slash of two
     if scheme:
         raise UsageError(

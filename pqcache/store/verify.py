@@ -14,7 +14,7 @@ from typing import Any
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
-from pqcache.store.cache import FILES, ROW_GROUPS, Cache, Snapshot
+from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Cache, Snapshot
 from pqcache.store.keys import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.repair import changes_at_source, fetch_again
@@ -214,7 +214,10 @@ class _Check:
         try:
             recorded = snapshot.check(name)
         except DamagedError as error:
-            self._tell(found, Damage(name, None, None, _reason(error)))
+            of_checksums = str(error).startswith(f"{snapshot.path / CHECKSUMS}: ")
+            damage = Damage(CHECKSUMS if of_checksums else name, None, None, _reason(error))
+            if damage not in found:  # the manifest may have met the same
+                self._tell(found, damage)
             return False
         if not recorded:  # nothing vouches for it: let another process try
             request = {"what": "metadata", "path": name}
