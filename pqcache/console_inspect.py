@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pqcache.console import bar, is_plain, out, print_json
 from pqcache.errors import UsageError
-from pqcache.forecast import Forecast
+from pqcache.forecast import Forecast, in_words
 from pqcache.page import inspection_page
 from pqcache.store.inspect import BLOCK_SIZE, Inspection
 from pqcache.store.views import Difference
@@ -164,9 +164,15 @@ def _print_rows(rows: Iterable[Mapping[str, Any]]) -> None:
         width = min(24, max(map(len, row), default=0))
         console.print(f"[bold]row {number}[/]")
         for name, value in row.items():
-            text, room = " ".join(str(value).split()), max(20, console.width - width - 4)
+            text, room = " ".join(_text(value).split()), max(20, console.width - width - 4)
             text = text if len(text) <= room else text[: room - 3] + "..."
             console.print(f"  {escape(f'{name:<{width}}')}  {escape(text)}", soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and value and str(value[-1]).startswith("… "):  # how many more there are is no item
+        return f"{str(value[:-1])[:-1]}, {value[-1]}]"
+    return str(value)
 
 
 _PRINT = {"files": _print_files, "row-groups": _print_row_groups, "schema": _print_schema}
@@ -228,12 +234,7 @@ def _print_histogram(console: Console, found: Inspection, training: Forecast | N
 
 def _print_training(console: Console, training: Forecast) -> None:
     memory, decoded = format_size(training.memory), format_size(training.decoded)
-    if training.window:
-        mixed = f"{100 * training.mixed:.0f} %" if training.mixed >= 0.01 else "less than 1 %"
-        what = f"each mixes {format_count(training.window, 'row group')}, together {mixed} of the rows"
-    else:
-        what = "row groups are too large and are read in pieces"
-    console.print(f"\n[bold]training[/] with {memory} of memory and {training.lanes} workers: {what}")
+    console.print(f"\n[bold]training[/] with {memory} of memory and {training.lanes} workers: {in_words(training)}")
     if training.row_group_size is not None:
         size = format_size(training.row_group_size)
         console.print(f"  a row group takes {decoded} decoded; with row groups of {size} on disk it mixes 16")

@@ -11,6 +11,7 @@ from pqcache.errors import PqcacheError
 from pqcache.reader.data import open_data
 from pqcache.reader.view import WINDOW, View, held, view_of, window_for
 from pqcache.store.source import local_path, url_scheme
+from pqcache.units import format_count
 
 MEMORY = 2 << 30
 LANES = 2
@@ -58,6 +59,16 @@ def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = 
     mixed = min(1.0, lanes * min(window, len(sizes)) * float(view.counts.mean()) / rows) if rows else 0.0
     suggested = row_group_size_for(view, memory, lanes) if window < WINDOW else None
     return Forecast(memory, lanes, int(sizes.max()), window, mixed, suggested)
+
+
+def in_words(training: Forecast) -> str:
+    """Return what each of the workers does, as a clause."""
+    if not training.window:
+        return "row groups are too large and are read in pieces"
+    if training.mixed == 1:
+        return "each mixes all row groups that it reads"
+    mixed = f"{100 * training.mixed:.0f} %" if training.mixed >= 0.01 else "less than 1 %"
+    return f"each mixes {format_count(training.window, 'row group')}, together {mixed} of the rows"
 
 
 def row_group_size_for(view: View, memory: int, lanes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from pqcache.forecast import Forecast
+from pqcache.forecast import Forecast, in_words
 from pqcache.store.inspect import Inspection
 from pqcache.units import format_count, format_size
 
@@ -32,8 +32,9 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
     if found.keys:
         facts.append(("keys", ", ".join(found.keys)))
     if training is not None:
-        mixed = f"{training.window} row groups a worker, {100 * training.mixed:.1f} % of the rows, are mixed"
-        facts.append(("training", f"with {format_size(training.memory)} and {training.lanes} workers: {mixed}"))
+        facts.append(
+            ("training", f"with {format_size(training.memory)} and {training.lanes} workers: {in_words(training)}")
+        )
     parts = [
         f"<h1>{escape(found.target)}</h1><table>",
         *(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in facts if value),

@@ -15,7 +15,7 @@ import pytest
 import pqcache
 from pqcache import cli
 from pqcache.console_inspect import remedy, verdict
-from pqcache.forecast import forecast
+from pqcache.forecast import Forecast, forecast, in_words
 from pqcache.reader.view import WINDOW
 from pqcache.store.views import readable
 from pqcache.torch import ParquetDataset
@@ -69,6 +69,8 @@ def test_schema_and_sample(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixt
         assert rows[0]["image"].startswith("<binary, ")
     shown = "\n".join(lines(capfd, str(shop), "--sample", "1"))
     assert "item 0 of 0" in shown
+    pq.write_table(pa.table({"long": [list(range(12))]}), tmp_path / "long.parquet")
+    assert "  long  [0, 1, 2, 3, 4, 5, 6, 7, … 4 more]" in lines(capfd, str(tmp_path / "long.parquet"), "--sample", "1")
     assert "<binary, " in shown
 
 
@@ -199,6 +201,11 @@ def test_many_partitions_are_collapsed(tmp_path: Path, capfd: pytest.CaptureFixt
     assert document["columns"][0]["codec"] == "SNAPPY"
     assert document["columns"][0]["encodings"] == ["DICTIONARY"]
     assert document["training"]["window"] == 16
+    few = in_words(Forecast(2 << 30, 2, 1000, 16, 1.0, None))
+    assert few == "each mixes all row groups that it reads", "of three row groups nobody mixes 16"
+    assert "16 row groups, together 41 %" in in_words(Forecast(2 << 30, 2, 1000, 16, 0.41, None))
+    assert "less than 1 %" in in_words(Forecast(2 << 30, 2, 1000, 16, 0.004, None))
+    assert "in pieces" in in_words(Forecast(2 << 30, 2, 1 << 40, 0, 0.0, 1 << 20))
 
 
 def test_plain_terminals_get_plain_text(
