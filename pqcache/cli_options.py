@@ -239,7 +239,8 @@ MeasuredAgainst = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="What row groups are measured against: by default HDFS's own block size, elsewhere 128MB.",
+        help="What row groups are measured against: by default the size that a cache was repartitioned to, HDFS's own "
+        "block size, elsewhere 128MB.",
         rich_help_panel=SHOWN,
     ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
@@ -13,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pqcache.console import bar, is_plain, out, print_json
-from pqcache.errors import UsageError
+from pqcache.errors import PqcacheError, UsageError
 from pqcache.forecast import Forecast, in_words
 from pqcache.page import inspection_page
 from pqcache.store.inspect import BLOCK_SIZE, Inspection
@@ -117,11 +118,12 @@ def print_items(view: str, items: Iterable[Mapping[str, Any]], limit: int | None
 
 
 def write_page(found: Inspection, training: Forecast | None, path: Path) -> None:
-    """Write the HTML page; where that is not possible raises UsageError."""
+    """Write the HTML page; a path that cannot be one raises UsageError, a full disk PqcacheError."""
     try:
         path.write_text(inspection_page(found, training, verdict(found), remedy(found, training)), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--html {path}: {error.strerror}; name a file in a directory that can be written") from error
+        kind = PqcacheError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UsageError
+        raise kind(f"--html {path}: {error.strerror}; name a file in a directory that can be written") from error
     out().print(f"wrote {escape(str(path))}", soft_wrap=True)
 
 

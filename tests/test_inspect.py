@@ -116,3 +116,10 @@ def test_what_is_not_there_or_not_parquet(tmp_path: Path) -> None:
         (tmp_path / "a.parquet").write_bytes(content)
         with pytest.raises(pqcache.ParquetError, match=r"a\.parquet: not a Parquet file"):
             pqcache.inspect(tmp_path)
+
+
+def test_a_cache_is_measured_against_what_it_was_repartitioned_to(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop")
+    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"), row_group_size=64 << 10)
+    assert pqcache.inspect(tmp_path / "cache").block_size == 64 << 10
+    assert pqcache.inspect(tmp_path / "cache", block_size=8 << 10).block_size == 8 << 10

@@ -182,6 +182,8 @@ def test_the_page_is_whole_by_itself(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert "under 32 MB" in page.text
     assert cli.run(["inspect", str(shop), "--html", str(tmp_path / "no" / "where.html")]) == 2
     assert "where.html: No such file or directory" in capfd.readouterr().err
+    assert cli.run(["inspect", str(shop), "--html", "/dev/full"]) == 1
+    assert "/dev/full: No space left on device" in capfd.readouterr().err
 
 
 def test_many_partitions_are_collapsed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pqcache.config import read_config
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense import as_list, dense_of
 from pqcache.parquet.statistics import read_footer, top_level_names
@@ -118,7 +119,8 @@ def inspect(
     """Describe a cache, a local directory or file, or a remote dataset.
 
     A cache answers from its index; of anything else only the footers are read. ``block_size`` in bytes is
-    what row groups are measured against: by default the block size of the files on HDFS, else 128 MB.
+    what row groups are measured against: by default the size that a cache was repartitioned to, the block size of
+    files on HDFS, else 128 MB.
 
     >>> found = inspect("cache/shop", block_size=8 << 10)
     >>> found.files, found.rows, found.row_groups, found.over_block
@@ -145,7 +147,8 @@ def inspect(
             "listing": manifest.listing,
         }
         blocks = np.full(len(sizes), block_size or 0, np.int64)
-        found = _describe(str(cache.path), "cache", about, index, sizes, block_size or BLOCK_SIZE, blocks, encodings)
+        limit = block_size or read_config(cache.path).row_group_size or BLOCK_SIZE
+        found = _describe(str(cache.path), "cache", about, index, sizes, limit, blocks, encodings)
         return replace(found, keys=keys)
     source = open_source(text, options)
     try:
