@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -42,6 +43,14 @@ class Bucket:
     @property
     def url(self) -> str:
         return f"s3://{self.name}"
+
+
+@pytest.fixture
+def few_cores_are_fine() -> Iterator[None]:
+    """A DataLoader may have more workers than there are cores, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +23,12 @@ from pqcache.reader.draws import Draws, draws_of_epoch, spread
 from pqcache.torch import Batch, Mix, ParquetDataset
 from tests.datasets import write_shop
 
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
 ROWS = {"web": 2000, "books": 700, "code": 150}
 BATCH = {"web": 32, "books": 20, "code": 16}
 BASE = {"web": 0, "books": 10_000, "code": 20_000}
 WEIGHTS = {"web": 3, "books": 2, "code": 1}
-
-
-@pytest.fixture(autouse=True)
-def _few_cores_are_fine() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        yield
 
 
 @pytest.fixture(scope="module")

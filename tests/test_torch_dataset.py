@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +20,9 @@ from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.torch import Batch, ParquetDataset
 from tests.datasets import write_shop
 
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
 ROWS = 2000
-
-
-@pytest.fixture(autouse=True)
-def _few_cores_are_fine() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, UsageError
+from pqcache.memory import Pool
 from pqcache.reader import columns as columns_module
 from pqcache.reader.columns import Column, compact, cut, form_of, hold, join, take, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
-from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part
 from pqcache.reader.view import View, fit, view_of, window_for
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pqcache.memory import Block, Pool
 from pqcache.parquet import footer
-from pqcache.parquet.arenas import Arenas, Block
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
 
@@ -69,10 +69,10 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-def encode(table: pa.Table, encodings: Encodings, name: str, arenas: Arenas | None = None) -> Part:
-    """Return ``table`` as one row group would hold it, in memory of ``arenas``; ``name`` is the file to blame."""
-    arenas, size = arenas or Arenas(), table.nbytes + table.nbytes // 8 + _ROOM
-    while (data := _encoded(table, encodings, arenas.lend(size))) is None:
+def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> Part:
+    """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
+    memory, size = memory or Pool(), table.nbytes + table.nbytes // 8 + _ROOM
+    while (data := _encoded(table, encodings, memory.lend(size))) is None:
         size *= 2
     end = len(data) - 8
     length = int.from_bytes(data[end : end + 4], "little")

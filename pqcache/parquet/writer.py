@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
+from pqcache.memory import Pool
 from pqcache.parquet import footer
-from pqcache.parquet.arenas import Arenas
 from pqcache.parquet.decode import Floats, Piece, weigh
 from pqcache.parquet.encodings import Encodings, chosen, total
 from pqcache.parquet.guess import Guess, foreseen
@@ -157,7 +157,7 @@ class _Writer:
         self.encodings = Encodings(decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
         self.form = form_of(layout, self.encodings)
         self.dictionaries: dict[str, int] = {}
-        self.arenas = Arenas()
+        self.memory = Pool()
         self.files, self.disk, self.encoders = files, disk, encoders
         self.encoded = self.again = 0
         self.warnings: list[str] = []
@@ -279,7 +279,7 @@ class _Writer:
         """Guess anew what pending rows will take, from a sample of them."""
         pending = self.pending
         sample = pending.sample(max(pending.bytes / _LOOK_SHARE, _MIN_LOOK), _LOOK_SLICES).select(group.sliced)
-        part = encode(sample, self.encodings, str(self.target), self.arenas)
+        part = encode(sample, self.encodings, str(self.target), self.memory)
         self.encoded += part.size
         self.again += part.size
         weights = np.zeros(len(self.layout.working))
@@ -362,7 +362,7 @@ class _Writer:
         sizes = np.sum([piece.weights for piece in pieces], axis=0)[list(columns)]
         shares = _shares(sizes, _ENCODERS if table.nbytes > _WORTH_A_THREAD else 1)
         calls = [
-            partial(encode, table.select(share), self.encodings, str(self.target), self.arenas) for share in shares
+            partial(encode, table.select(share), self.encodings, str(self.target), self.memory) for share in shares
         ]
         parts = [calls[0]()] if len(calls) == 1 else list(self.encoders.map(lambda call: call(), calls))
         self.encoded += sum(part.size for part in parts)

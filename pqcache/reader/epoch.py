@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.memory import Pool
 from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count
-from pqcache.reader.memory import Pool
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf

@@ -17,6 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
+from pqcache.memory import Block, Pool, aligned
 from pqcache.reader.columns import (
     WORDS,
     Bytes,
@@ -30,7 +31,6 @@ from pqcache.reader.columns import (
     packed,
     take,
 )
-from pqcache.reader.memory import Block, Pool, aligned
 from pqcache.reader.order import Ints, Lane
 
 Rows = list[Column]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,13 @@ def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     [('sync', 6)]
     """
     opened = Cache.open(os.fspath(cache))
-    return sorted([*read_history(opened.path), *unrecorded(opened)], key=lambda record: str(record.get("time")))
+    records = read_history(opened.path)
+    return sorted([*records, *unrecorded(opened, records)], key=lambda record: str(record.get("time")))
 
 
-def unrecorded(cache: Cache) -> list[dict[str, Any]]:
-    """Return a record for each snapshot that the history does not know: ``interrupted``, with what can be told."""
-    known = {record.get("snapshot") for record in read_history(cache.path)}
+def unrecorded(cache: Cache, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what can be told."""
+    known = {record.get("snapshot") for record in records}
     found = []
     for snapshot in cache.snapshots():
         if snapshot.id in known:

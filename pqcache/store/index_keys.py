@@ -17,6 +17,7 @@ from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.keybuild import build_key_index
 from pqcache.store.keys import check_key_index, columns_indexed, directory_of, field_of
 from pqcache.store.transfer import Stopwatch, disk_errors
+from pqcache.store.workdir import discard
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def _sweep(tmp: Path) -> None:
     """Remove what runs that died have left, but for what a sync brought: the next one takes that over."""
     for left in tmp.iterdir():
         if not left.is_dir() or left.name.startswith(("keys-", "removed-")):
-            left.unlink() if not left.is_dir() else remove_tree(left)
+            discard(left)
 
 
 def _is_whole(snapshot: Snapshot, column: str) -> bool:

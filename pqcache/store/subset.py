@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -53,19 +53,18 @@ def select(
     table = partition_table(directories)
     row_where = None
     names = table.column_names
-    types: dict[str, pa.DataType] = {}
-    if columns is not None:
-        types = _types(source, files, [name for name in columns if name not in names], str)
+    in_files: set[str] = set()
     if where:
         from pqcache.store.predicate import matching, parse_condition, where_columns  # as in transfer.py
         from pqcache.store.prune import prune_row_groups
 
         in_files = {name.lower() for name in where_columns(where)} - {name.lower() for name in names}
+    types = _types(source, files, [name for name in columns or () if name not in names], in_files)
+    if where:
         if not in_files:
             taken = set(matching(table, where))
         else:
             row_where = where
-            types |= _types(source, files, sorted(in_files), str.lower)
             condition = parse_condition(where, pa.schema([*types.items(), *table.schema]))
             rows = pa.table({"rows": pa.array([1] * len(directories), pa.int64())})
             constants = {name: table[name] for name in table.column_names}
@@ -80,17 +79,18 @@ def select(
 
 
 def _types(
-    source: Source, files: Sequence[SourceFile], names: Sequence[str], spelled: Callable[[str], str]
+    source: Source, files: Sequence[SourceFile], names: Sequence[str], lower: Collection[str]
 ) -> dict[str, pa.DataType]:
     """Return the types of columns by their names in the files: as in the first, the last or one in between.
 
-    Columns come and go with time, and a name that is in none of them is a slip.
+    ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time, and a name
+    that is in none of these files is a slip.
     """
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}
-    missing = dict.fromkeys(names)
+    exact, folded = dict.fromkeys(names), dict.fromkeys(sorted(lower))
     for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]]):
-        if not missing:
+        if not (exact or folded):
             break
         try:
             _, schema = read_remote_footer(source, file)
@@ -100,11 +100,12 @@ def _types(
             continue  # one that is being written, perhaps; it is named if it is to be fetched
         known |= dict.fromkeys(schema.names)
         for column in schema:
-            if spelled(column.name) in missing:
+            if column.name in exact or column.name.lower() in folded:
                 found.setdefault(column.name, column.type)
-        for name in {spelled(column) for column in schema.names}:
-            missing.pop(name, None)
-    if missing:
+        for name in schema.names:
+            exact.pop(name, None)
+            folded.pop(name.lower(), None)
+    if missing := [*exact, *folded]:
         choices = ", ".join(known) or "none"
-        raise UsageError(f"{source.url}: there is no column {next(iter(missing))}; there are: {choices}")
+        raise UsageError(f"{source.url}: there is no column {missing[0]}; there are: {choices}")
     return found

@@ -19,7 +19,7 @@ from pqcache.events import Advanced, Collected, Event, Listed, OnEvent, Warned, 
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, Snapshot, cache_path
 from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
-from pqcache.store.history import append_history, unrecorded
+from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.hive import is_data, parent
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile
 from pqcache.store.plan import Plan, Recipe, plan_sync
@@ -375,7 +375,7 @@ def finish(cache: Cache, config: Config, command: str, report: SyncReport, on_ev
     A run that died between publishing and here gets its record now, while its snapshot is still kept.
     """
     record = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": command}
-    for missed in unrecorded(cache):
+    for missed in unrecorded(cache, read_history(cache.path)):
         if missed["snapshot"] != report.snapshot or not report.published:
             append_history(cache.path, missed)
     append_history(cache.path, {**record, **report.to_dict()})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pqcache.reader.memory import Block, aligned
+from pqcache.memory import Block, aligned
 from pqcache.torch.ragged import Kind, Ragged, moved, pinned
 from pqcache.torch.share import Sent, Slot, received, shared_pool
 

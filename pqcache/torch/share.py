@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pqcache.reader.memory import Block, Pool, rounded
+from pqcache.memory import Block, Pool, rounded
 
 _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
