@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import tomlkit
-import tomlkit.exceptions
-
 from pqcache.disk import write_durably
 from pqcache.errors import CacheError, UsageError
-from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.options import RewriteOptions, parse_compression
 from pqcache.store.cache import CONFIG
 from pqcache.store.guards import MAX_DELETE, parse_max_delete
@@ -71,6 +68,10 @@ class Config:
         codec, level = (None, None) if self.compression is None else parse_compression(self.compression)
         dense = None
         if self.dense is not None:
+            from pqcache.parquet.dense import (
+                parse_dense,  # and pyarrow, which a sync with nothing to do need not wait for
+            )
+
             dense = tuple((name, parse_dense(text)) for name, text in sorted(self.dense.items()))
         return RewriteOptions(self.row_group_size, codec, level, self.compat, self.keep_int96, dense, self.shuffle)
 
@@ -85,10 +86,10 @@ def read_config(cache: Path) -> Config:
     """Read ``pqcache.toml``; a missing, malformed or newer one raises CacheError."""
     path = cache / CONFIG
     try:
-        document: Mapping[str, Any] = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+        document: Mapping[str, Any] = _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CacheError(f"{cache}: not a pqcache; make one with 'pqcache sync SOURCE {cache}'") from error
-    except (OSError, UnicodeDecodeError, tomlkit.exceptions.ParseError) as error:
+    except (OSError, ValueError) as error:
         raise CacheError(f"{path}: cannot be read ({error}); mend it, or sync into a new directory") from error
     if document.get("format") != FORMAT:
         raise CacheError(
@@ -121,8 +122,21 @@ def read_config(cache: Path) -> Config:
         raise CacheError(f"{path}: {error}; mend it, or sync into a new directory") from error
 
 
+def _parsed(text: str) -> dict[str, Any]:
+    """Return what a TOML document says; ValueError of one that is malformed."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    import tomlkit
+
+    return tomlkit.parse(text).unwrap()
+
+
 def write_config(cache: Path, config: Config) -> None:
     """Write ``pqcache.toml``, keeping a person's comments; secrets must not be in ``config.options``."""
+    import tomlkit  # a tenth of a sync with nothing to do, which writes nothing
+
     path = cache / CONFIG
     if path.is_file():
         document = tomlkit.parse(path.read_text(encoding="utf-8"))

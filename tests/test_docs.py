@@ -30,7 +30,7 @@ from pqcache.store.gc import GcReport
 from pqcache.store.index_keys import IndexReport, KeyView, index
 from pqcache.store.inspect import Bin, Column, Inspection, Partition
 from pqcache.store.keys import KEYS, Run
-from pqcache.store.manifest import FORMAT, read_manifest
+from pqcache.store.manifest_file import FORMAT, read_manifest
 from pqcache.store.repartition_to import RepartitionReport
 from pqcache.store.source import is_secret
 from pqcache.store.sync import SyncReport

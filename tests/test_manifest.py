@@ -18,9 +18,8 @@ from pqcache.store.manifest import (
     Manifest,
     SourceFile,
     assign_sources,
-    read_manifest,
-    write_manifest,
 )
+from pqcache.store.manifest_file import read_manifest, write_manifest
 from tests.damage import flip
 from tests.datasets import write_day, write_shop
 

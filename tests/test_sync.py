@@ -183,7 +183,7 @@ def test_a_damaged_local_file_is_fetched_again(shop: Path, tmp_path: Path) -> No
     assert rows_of(cache / "current") == rows_of(shop)
 
 
-@pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow"])
+@pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow", "summary.json"])
 def test_damaged_metadata_is_made_anew(name: str, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first, _ = sync(cache, str(shop))

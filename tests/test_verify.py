@@ -21,8 +21,9 @@ import pqcache
 from pqcache import cli
 from pqcache.events import Damaged, Fetched
 from pqcache.parquet import footer as thrift
-from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Snapshot
-from pqcache.store.manifest import Manifest, write_manifest
+from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Snapshot
+from pqcache.store.manifest import Manifest
+from pqcache.store.manifest_file import write_manifest
 from pqcache.store.watched import Checker, ask_all
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
@@ -152,13 +153,13 @@ def test_a_flipped_bit_in_a_rewritten_file_is_found(cache: Path) -> None:
         assert ask(checker, path, snapshot) == []
 
 
-@pytest.mark.parametrize("name", [FILES, ROW_GROUPS, CHECKSUMS])
+@pytest.mark.parametrize("name", [FILES, ROW_GROUPS, SUMMARY, CHECKSUMS])
 def test_a_flipped_bit_in_manifest_or_index_is_found(name: str, cache: Path, snapshot: Snapshot) -> None:
     path = snapshot.path / name
     for offset in range(0, path.stat().st_size - 1, max(1, path.stat().st_size // 200)):
         flip(path, offset, offset % 8)
         with pytest.raises(pqcache.DamagedError, match="next sync"):
-            assert snapshot.check(FILES) and snapshot.check(ROW_GROUPS)  # noqa: PT018
+            assert all(snapshot.check(part) for part in (FILES, ROW_GROUPS, SUMMARY))
         flip(path, offset, offset % 8)
     flip(path, 0 if name == CHECKSUMS else path.stat().st_size // 2)
     report = pqcache.verify(cache)
@@ -384,7 +385,7 @@ def test_repair_makes_files_again(how: dict[str, Any], cache: Path, shop: Path) 
     assert pqcache.verify(cache, deep=True).damage == ()
 
 
-@pytest.mark.parametrize("name", [FILES, ROW_GROUPS, CHECKSUMS])
+@pytest.mark.parametrize("name", [FILES, ROW_GROUPS, SUMMARY, CHECKSUMS])
 def test_repair_of_manifest_and_index(name: str, cache: Path, shop: Path, snapshot: Snapshot) -> None:
     flip(snapshot.path / name, -40)
     report = pqcache.verify(cache, repair=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pqcache.errors import UsageError
-from pqcache.parquet.dense import Dense
 from pqcache.parquet.footer import MAGIC
 from pqcache.units import format_size
+
+if TYPE_CHECKING:
+    from pqcache.parquet.dense import Dense
 
 CODECS = ("zstd", "lz4", "snappy", "none", "keep")
 DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"

@@ -17,15 +17,17 @@ from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warne
 from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
 from pqcache.parquet.statistics import read_footer
 from pqcache.store.bring import Bringer, brought, pool
-from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Cache, Snapshot, write_checksums
+from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Cache, Snapshot, write_checksums
 from pqcache.store.checksum import checksum_of
 from pqcache.store.guards import check_space
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder, build_index
-from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources, write_manifest
+from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources
+from pqcache.store.manifest_file import write_manifest
 from pqcache.store.plan import DirectoryPlan, Plan
 from pqcache.store.source import Source
 from pqcache.store.subset import Subset
+from pqcache.store.summary import write_summary
 from pqcache.store.transfer import Copied, disk_errors
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
 
@@ -277,8 +279,9 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     manifest = Manifest(tuple(entries), job.source_url, created, job.where, job.shard, job.listing)
     write_manifest(manifest, target / FILES)
+    write_summary(manifest, target / SUMMARY)
     write_checksums(target)
-    for name in (ROW_GROUPS, FILES, CHECKSUMS):
+    for name in (ROW_GROUPS, FILES, SUMMARY, CHECKSUMS):
         fsync_path(target / name)
     if job.keys:
         from pqcache.store.keybuild import refresh_key_indexes  # and pyarrow.compute, which few syncs need

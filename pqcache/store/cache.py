@@ -5,7 +5,7 @@
       current -> snapshots/20261120T040003Z-0007
       snapshots/20261120T040003Z-0007/
         dt=2026-11-19/part-00000.parquet
-        _pqcache/files.arrow  row_groups.arrow  checksums.json  lease
+        _pqcache/files.arrow  row_groups.arrow  summary.json  checksums.json  lease
       tmp/
 
 A snapshot is built in ``tmp/``, renamed into ``snapshots/`` and then ``current`` is swapped, so that every
@@ -29,8 +29,6 @@ from typing import TYPE_CHECKING, Any
 from pqcache.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.store.checksum import checksum_of, is_true
-from pqcache.store.index import Index, read_index
-from pqcache.store.manifest import Manifest, read_manifest
 from pqcache.store.source import local_path, url_scheme
 
 if TYPE_CHECKING:
@@ -38,11 +36,14 @@ if TYPE_CHECKING:
 
     from pqcache.reader.selection import SelectedRows
     from pqcache.reader.sequences import Sequence as SequenceOf
+    from pqcache.store.index import Index
+    from pqcache.store.manifest import Manifest
 
 _PUBLISHING = 60.0  # seconds that a run may take between a snapshot's rename and the swap of current, generously
 FILES = "_pqcache/files.arrow"
 ROW_GROUPS = "_pqcache/row_groups.arrow"
 LEASE = "_pqcache/lease"
+SUMMARY = "_pqcache/summary.json"
 CHECKSUMS = "_pqcache/checksums.json"
 CONFIG = "pqcache.toml"
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
@@ -67,10 +68,14 @@ class Snapshot:
 
     def manifest(self) -> Manifest:
         """Return the list of files and where each came from."""
+        from pqcache.store.manifest_file import read_manifest  # and pyarrow, which much can be done without
+
         return read_manifest(self.path / FILES)
 
     def index(self) -> Index:
         """Return the row-group index, memory-mapped."""
+        from pqcache.store.index import read_index  # as above
+
         return read_index(self.path / ROW_GROUPS)
 
     def whole_manifest(self) -> Manifest:
@@ -84,7 +89,7 @@ class Snapshot:
         return self.index()
 
     def check(self, name: str) -> bool:
-        """Compare the manifest or the index with its checksum; damage raises DamagedError.
+        """Compare the manifest, the index or the summary with its checksum; damage raises DamagedError.
 
         Return whether a checksum is recorded: snapshots from before there were any have none.
         """
@@ -141,8 +146,8 @@ class Lease:
 
 
 def write_checksums(snapshot: Path) -> None:
-    """Record the checksums of a new snapshot's manifest and index; the caller makes them durable."""
-    found = {name: checksum_of(snapshot / name) for name in (FILES, ROW_GROUPS)}
+    """Record the checksums of a new snapshot's manifest, index and summary; the caller makes them durable."""
+    found = {name: checksum_of(snapshot / name) for name in (FILES, ROW_GROUPS, SUMMARY)}
     (snapshot / CHECKSUMS).write_text(json.dumps(found) + "\n")
 
 

@@ -20,9 +20,9 @@ from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, 
 from pqcache.parquet.schema import unified
 from pqcache.parquet.statistics import read_footer, top_level_names
 from pqcache.store.cache import cache_at
+from pqcache.store.listing import list_source
 from pqcache.store.source import local_path, redact, url_scheme
 from pqcache.store.source import open_source as open_dataset
-from pqcache.store.sync import list_source
 
 _JOBS = 8
 _SAMPLE = 1024  # rows

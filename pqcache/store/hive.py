@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
@@ -58,6 +60,8 @@ def infer_type(values: Iterable[str | None]) -> pa.DataType:
 
     ``007`` stays a string: as a number it could not be written back as the same path.
     """
+    import pyarrow as pa
+
     present = [value for value in values if value is not None]
     return pa.int64() if present and all(map(_is_integer, present)) else pa.string()
 
@@ -67,6 +71,8 @@ def partition_table(directories: Sequence[str]) -> pa.Table:
 
     A directory that lacks one of the columns has a null there.
     """
+    import pyarrow as pa
+
     rows = [partition_values(directory) for directory in directories]
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {}

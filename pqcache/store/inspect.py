@@ -22,10 +22,10 @@ from pqcache.store.cache import cache_at
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder
 from pqcache.store.keys import columns_indexed
+from pqcache.store.listing import list_source
 from pqcache.store.manifest import SourceFile
 from pqcache.store.remote_footer import read_remote_footer
 from pqcache.store.source import Source, open_source, url_scheme
-from pqcache.store.sync import list_source
 
 BLOCK_SIZE = 128 << 20
 

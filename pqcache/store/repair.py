@@ -12,11 +12,13 @@ from pqcache.events import OnEvent
 from pqcache.store.build import Job, build_snapshot
 from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.guards import Waiting
+from pqcache.store.listing import list_source
 from pqcache.store.manifest import Manifest
 from pqcache.store.plan import Recipe, plan_sync
+from pqcache.store.refresh import find_damaged, make_plan
 from pqcache.store.source import open_source, redact
 from pqcache.store.subset import select
-from pqcache.store.sync import JOBS, Counted, find_damaged, finish, list_source, make_plan, make_report, sync
+from pqcache.store.sync import JOBS, Counted, finish, make_report, sync
 from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors
 
 
@@ -74,7 +76,7 @@ def fetch_again(
             listing=manifest.listing,
         )
         published, manifest = build_snapshot(job)
-        report = make_report(cache, config, plan, published, manifest, published, counted.bytes, False, watch)
+        report = make_report(cache, config, plan, published, manifest.totals, published, counted.bytes, False, watch)
         finish(cache, config, "repair", report, on_event)
     return published
 

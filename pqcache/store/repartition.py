@@ -177,7 +177,7 @@ def _repartition_cache(
                 )
                 published, after = build_snapshot(job)
             write_config(cache.path, config)
-            report = make_report(cache, config, plan, published or current, after, published, 0, dry_run, watch)
+            report = make_report(cache, config, plan, published or current, after.totals, published, 0, dry_run, watch)
             finish(cache, config, "repartition", report, on_event)
         else:
             after = replace(before, files=())

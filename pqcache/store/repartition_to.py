@@ -20,10 +20,10 @@ from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.options import RewriteOptions
 from pqcache.store.densify import Wanted, local_root
 from pqcache.store.hive import parent
+from pqcache.store.listing import list_source
 from pqcache.store.manifest import SourceFile
 from pqcache.store.partition import PartitionJob, do_job, spooled
 from pqcache.store.source import Source, check_url, local_path, open_source, redact, url_scheme
-from pqcache.store.sync import list_source
 from pqcache.store.table import Table, table_of
 from pqcache.store.target import Done, Target, check_apart, forget, open_target, own, take_over
 from pqcache.store.transfer import Stopwatch, with_retries

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.store.hive import parent, partition_table
 from pqcache.store.manifest import SourceFile
-from pqcache.store.remote_footer import read_remote_footer
 from pqcache.store.source import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ def select(
     footers are read for their types; rows are then filtered while they are fetched. A column that none of them has
     raises UsageError.
     """
+    if not where and columns is None:
+        return list(files), Subset()
+    import pyarrow as pa  # which a plain sync need not wait for
+
     directories = sorted({parent(file.path) for file in files})
     table = partition_table(directories)
     row_where = None
@@ -86,6 +91,8 @@ def _types(
     ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time, and a name
     that is in none of these files is a slip.
     """
+    from pqcache.store.remote_footer import read_remote_footer  # as above
+
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}
     exact, folded = dict.fromkeys(names), dict.fromkeys(sorted(lower))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -14,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.config import Config, read_config, updated, write_config
-from pqcache.errors import DamagedError, SourceIncomplete, UsageError
-from pqcache.events import Advanced, Collected, Event, Listed, OnEvent, Warned, ignore
-from pqcache.store.build import Job, build_snapshot
+from pqcache.errors import UsageError
+from pqcache.events import Advanced, Collected, Event, OnEvent, Warned, ignore
 from pqcache.store.cache import Cache, Snapshot, cache_path
-from pqcache.store.guards import Waiting, check_case, check_deletions, check_listing, taken
 from pqcache.store.history import append_history, read_history, unrecorded
-from pqcache.store.hive import is_data, parent
-from pqcache.store.manifest import FileEntry, Manifest, SourceFile
-from pqcache.store.plan import Plan, Recipe, plan_sync
-from pqcache.store.shard import owners, parse_shard, shared
+from pqcache.store.listing import Listing, list_source
+from pqcache.store.manifest import Totals
+from pqcache.store.plan import Plan, Recipe
 from pqcache.store.source import (
-    FIRST,
     TIMEOUT,
-    Source,
     check_url,
     is_secret,
     local_path,
@@ -35,8 +28,8 @@ from pqcache.store.source import (
     redact,
     url_scheme,
 )
-from pqcache.store.subset import Subset, select
-from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors, with_retries
+from pqcache.store.summary import Summary, digest_of_held, digest_of_sources, read_summary
+from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors
 from pqcache.store.workdir import discard
 
 JOBS = 8
@@ -170,64 +163,42 @@ def sync(
                 remembered = read_config(target.path)
                 config = updated(_merge(remembered, source, options), given)
                 listing = list_source(opened, on_event, retries, config.where, config.columns)
-        manifest, whole = read_current(current, on_event)
-        if not dry_run:
-            check_case(listing.files, config.source, target.tmp_dir)
-        rewrite = config.rewrite()
+        rewrite, counted = config.rewrite(), Counted(on_event)
         recipe = Recipe(listing.subset.recipe, rewrite.recipe if rewrite is not None else "")
-        waiting = Waiting(config.marker, config.settle, time.time())
-        plan = make_plan(listing, current, manifest, recipe, waiting, config.shard)
-        digest = shared(listing.files, listing.paths, config.shard, waiting, listing.subset.recipe, opened.url)
-        if manifest is not None and not force:
-            changed = manifest.shard != config.shard and config.shard is not None
-            was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
-            elsewhere = frozenset(file.path for file in listing.files) if config.shard is not None else frozenset()
-            check_deletions(plan, manifest.files, config.max_delete, elsewhere, was)
-        if not plan.directories:
-            raise SourceIncomplete(f"{opened.url}: every file there has to wait; nothing was published")
-        if not dry_run and current is None:  # so that a first run that fails can be repeated by the cache's name
-            write_config(target.path, config)
-        published, counted = None, Counted(on_event)
-        same = manifest is not None and (manifest.shard, manifest.listing) == (config.shard, digest)
-        if not dry_run and not (plan.nothing_to_do and current is not None and whole and same):
-            url, where, checksum = redact(config.source), config.where, config.checksum
-            job = Job(
-                target,
-                current,
-                plan,
-                opened,
-                url,
-                where,
-                listing.subset,
-                rewrite,
-                jobs,
-                retries,
-                checksum,
-                counted,
-                keys=config.keys,
-                shard=config.shard,
-                listing=digest,
-            )
-            published, manifest = build_snapshot(job)
+        published = None
+        summary = None if current is None else unchanged(current, listing, recipe, config.shard)
+        if summary is not None:
+            plan, totals = Plan((), recipe, (), (), (), summary.source_files), summary.totals
+        else:
+            from pqcache.store.refresh import Run, refresh  # and pyarrow, half of the time of a sync with nothing to do
+
+            run = Run(target, current, config, listing, opened, recipe, jobs, retries, force, dry_run, counted)
+            plan, published, totals = refresh(run)
         if not dry_run:
-            write_config(target.path, config)
+            if config != remembered:
+                write_config(target.path, config)
             if remembered is not None and remembered.source != config.source:
                 was, now = redact(remembered.source), redact(config.source)
                 on_event(Warned(f"the source was {was} and is {now} from now on"))
         fetched = plan.fetch_bytes if dry_run else counted.bytes
-        report = make_report(target, config, plan, published or current, manifest, published, fetched, dry_run, watch)
+        report = make_report(target, config, plan, published or current, totals, published, fetched, dry_run, watch)
         if not dry_run:
             finish(target, config, "sync", report, on_event)
     return report
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The Parquet files to take, the paths of everything at the source, and what to take of each file."""
+def unchanged(current: Snapshot, listing: Listing, recipe: Recipe, shard: str | None) -> Summary | None:
+    """Return the summary of ``current`` if it proves that there is nothing to do, else None.
 
-    files: list[SourceFile]
-    paths: list[str]
-    subset: Subset
+    It does where the source files are those that the snapshot was made of, all by today's recipe, and its own files are
+    there at their sizes. Markers and settling do not matter then: what waits stays as it is held, which is as it is
+    listed. A share also depends on the files of other nodes, and is always worked out anew.
+    """
+    summary = None if shard is not None else read_summary(current)
+    if summary is None or summary.shard is not None or summary.recipe != recipe.text:
+        return None
+    same = summary.sources == digest_of_sources(listing.files) and summary.held == digest_of_held(current.path)
+    return summary if same else None
 
 
 class Counted:
@@ -245,103 +216,12 @@ class Counted:
         self._on_event(event)
 
 
-def list_source(
-    source: Source,
-    on_event: OnEvent,
-    retries: int = RETRIES,
-    where: str | None = None,
-    columns: Sequence[str] | None = None,
-) -> Listing:
-    """List the source, hostile names refused and partitions pruned by ``where``.
-
-    A source without any Parquet file raises SourceIncomplete: an empty listing never replaces what is held.
-    """
-    found: list[SourceFile] = []
-
-    def list_once() -> None:
-        found[:] = source.list()
-
-    with_retries(list_once, source.url, min(retries, 2), on_event, within=FIRST / 2)  # a silent server: once
-    check_listing(found, source.url)
-    files = [file for file in found if is_data(file.path)]
-    if not files:
-        others = f" among its {len(found):,} files" if found else ""
-        raise SourceIncomplete(f"{source.url}: no Parquet file{others}; check the URL and what wrote it")
-    files, subset = select(source, files, where, columns)
-    if not files:
-        raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}")
-    on_event(Listed(len(files), sum(file.identity.size for file in files)))
-    return Listing(files, [file.path for file in found], subset)
-
-
-def make_plan(
-    listing: Listing,
-    current: Snapshot | None,
-    manifest: Manifest | None,
-    recipe: Recipe,
-    waiting: Waiting,
-    shard: str | None = None,
-) -> Plan:
-    """Return the plan for ``listing``, or a node's share of it, against what the current snapshot really has on disk.
-
-    What is held and not listed any more, because it is being replaced, stays on the node that holds it.
-    """
-    held = manifest.files if manifest is not None else ()
-    damaged = find_damaged(current, held) if current is not None else frozenset()
-    files = taken(listing.files, listing.paths, held, waiting)
-    if shard is not None:
-        mine = parse_shard(shard)
-        owner = owners(listing.files, mine.nodes)
-        files = [file for file in files if owner.get(file.path, mine.node) == mine.node]
-    return plan_sync(files, held, recipe, damaged)
-
-
-def read_current(current: Snapshot | None, on_event: OnEvent) -> tuple[Manifest | None, bool]:
-    """Return the current manifest, and whether the index beside it can be read as well.
-
-    A damaged manifest says nothing of what is held, so all is fetched again; a damaged index is built anew.
-    """
-    if current is None:
-        return None, True
-    try:
-        manifest = current.whole_manifest()
-    except DamagedError as error:
-        on_event(Warned(f"{error}; everything is fetched again"))
-        return None, False
-    try:
-        current.whole_index()
-    except DamagedError as error:
-        on_event(Warned(f"{error}; it is built anew"))
-        return manifest, False
-    return manifest, True
-
-
-def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
-    """Return the paths of entries that are missing, of another size than recorded, or reached by a link."""
-    root = str(snapshot.path)
-    directories: dict[str, bool] = {"": True}
-
-    def is_real(directory: str) -> bool:
-        if directory not in directories:
-            directories[directory] = is_real(parent(directory)) and not os.path.islink(f"{root}/{directory}")
-        return directories[directory]
-
-    def is_whole(entry: FileEntry) -> bool:
-        try:
-            status = os.lstat(f"{root}/{entry.path}")
-        except OSError:
-            return False
-        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and is_real(parent(entry.path))
-
-    return frozenset(entry.path for entry in entries if not is_whole(entry))
-
-
 def make_report(
     cache: Cache,
     config: Config,
     plan: Plan,
     current: Snapshot | None,
-    manifest: Manifest | None,
+    totals: Totals,
     published: Snapshot | None,
     fetched: int,
     dry_run: bool,
@@ -360,10 +240,10 @@ def make_report(
         unchanged=plan.unchanged,
         rewritten=plan.rewrites,
         fetched_bytes=fetched,
-        files=len(manifest.files) if manifest else 0,
-        row_groups=manifest.row_groups if manifest else 0,
-        rows=manifest.rows if manifest else 0,
-        bytes=manifest.size if manifest else 0,
+        files=totals.files,
+        row_groups=totals.row_groups,
+        rows=totals.rows,
+        bytes=totals.size,
         seconds=watch.seconds,
         shard=config.shard,
     )

@@ -18,10 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, TypeVar
 
 from pqcache.errors import (
     ParquetError,
@@ -32,12 +29,15 @@ from pqcache.errors import (
     SourceUnavailable,
 )
 from pqcache.events import Advanced, OnEvent, Retried
-from pqcache.parquet.statistics import not_parquet
 from pqcache.store.checksum import checksum_of, feed, new_checksum, text_of
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import Source, file_url
 from pqcache.store.subset import Subset
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 T = TypeVar("T")
 
@@ -303,6 +303,11 @@ def _write_all(descriptor: int, chunk: bytes, offset: int) -> None:
 
 
 def _footer(source: Source, file: SourceFile, part: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pqcache.parquet.statistics import not_parquet
+
     try:
         with pq.ParquetFile(part) as parquet:
             return parquet.metadata, parquet.schema_arrow

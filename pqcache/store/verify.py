@@ -14,11 +14,11 @@ from typing import Any
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
-from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, Cache, Snapshot
+from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Cache, Snapshot
 from pqcache.store.keys import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.manifest import FileEntry, Manifest
+from pqcache.store.refresh import find_damaged
 from pqcache.store.repair import changes_at_source, fetch_again
-from pqcache.store.sync import find_damaged
 from pqcache.store.transfer import Stopwatch
 from pqcache.store.watched import Answer, Checker, Request, ask_all
 from pqcache.units import format_count
@@ -203,6 +203,12 @@ class _Check:
         if self._metadata(snapshot, FILES, found):
             manifest = snapshot.manifest()
         indexed = self._metadata(snapshot, ROW_GROUPS, found)
+        if (snapshot.path / SUMMARY).exists():  # not in a snapshot from before there were any
+            try:
+                snapshot.check(SUMMARY)
+            except DamagedError as error:
+                if (damage := _of_metadata(snapshot, SUMMARY, error)) not in found:
+                    self._tell(found, damage)
         self._keys(snapshot, found)
         if manifest is not None:
             self._files(snapshot, [entry for entry in manifest.files if entry not in but], indexed, found)
@@ -214,8 +220,7 @@ class _Check:
         try:
             recorded = snapshot.check(name)
         except DamagedError as error:
-            of_checksums = str(error).startswith(f"{snapshot.path / CHECKSUMS}: ")
-            damage = Damage(CHECKSUMS if of_checksums else name, None, None, _reason(error))
+            damage = _of_metadata(snapshot, name, error)
             if damage not in found:  # the manifest may have met the same
                 self._tell(found, damage)
             return False
@@ -306,6 +311,12 @@ def _misplaced(path: Path, size: int) -> str:
     if found != size:
         return f"has {found:,} bytes instead of {size:,}"
     return "is behind a symbolic link"
+
+
+def _of_metadata(snapshot: Snapshot, name: str, error: DamagedError) -> Damage:
+    """Return the damage that a check of ``name`` found: in it, or in the file that has its checksum."""
+    of_checksums = str(error).startswith(f"{snapshot.path / CHECKSUMS}: ")
+    return Damage(CHECKSUMS if of_checksums else name, None, None, _reason(error))
 
 
 def _reason(error: DamagedError) -> str:

@@ -20,9 +20,9 @@ from pqcache.store.cache import Cache
 from pqcache.store.hive import parent
 from pqcache.store.index import Index
 from pqcache.store.inspect import read_remote_index
+from pqcache.store.listing import list_source
 from pqcache.store.manifest import FileEntry
 from pqcache.store.source import local_path, open_source, redact, url_scheme
-from pqcache.store.sync import list_source
 from pqcache.units import format_size
 
 _MAGIC = {

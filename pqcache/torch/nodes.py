@@ -22,7 +22,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.data import Data
 from pqcache.reader.view import WINDOW, View
 from pqcache.store.cache import FILES, Cache
-from pqcache.store.manifest import read_heading
+from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard
 
 

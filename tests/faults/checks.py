@@ -15,6 +15,7 @@ from pqcache import Cache
 from pqcache.store.hive import is_data, parent
 from pqcache.store.index import build_index
 from pqcache.store.keys import check_key_index, columns_indexed, directory_of
+from pqcache.store.summary import read_summary, summarize
 
 Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 
@@ -67,9 +68,9 @@ def check_whole(cache: Path, versions: Sequence[Rows | None]) -> int:
         assert known.rows == manifest.rows
         files = ["index.arrow", "checksums.json", *(run.file for run in known.runs)]
         extra -= {f"_pqcache/keys/{directory.name}/{name}" for name in files}
-    assert extra <= {f"_pqcache/{name}" for name in ("files.arrow", "row_groups.arrow", "checksums.json", "lease")}, (
-        extra
-    )
+    known = ("files.arrow", "row_groups.arrow", "summary.json", "checksums.json", "lease")
+    assert extra <= {f"_pqcache/{name}" for name in known}, extra
+    assert read_summary(snapshot) == summarize(manifest)
     index, built = snapshot.index(), build_index(snapshot.path, [entry.path for entry in manifest.files], 1)
     assert index.paths == built.paths
     assert index.table.num_rows == built.table.num_rows == manifest.row_groups

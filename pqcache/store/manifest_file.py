@@ -1,0 +1,116 @@
+"""The manifest's file: ``_pqcache/files.arrow`` (Arrow IPC), one row per file in path order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pqcache.errors import CacheError, DamagedError
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
+
+FORMAT = 1
+_SOURCE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("tag", pa.string())])
+_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("rows", pa.int64()),
+        ("row_groups", pa.int64()),
+        ("recipe", pa.string()),
+        ("sources", pa.list_(_SOURCE)),
+        ("checksum", pa.string()),
+    ]
+)
+
+
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write ``manifest`` to ``path``; the caller makes it durable."""
+    about = {
+        "format": FORMAT,
+        "source": manifest.source,
+        "created": manifest.created,
+        "where": manifest.where,
+        "shard": manifest.shard,
+        "listing": manifest.listing,
+    }
+    schema = _SCHEMA.with_metadata({"pqcache": json.dumps(about)})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        for start in range(0, len(manifest.files), 10_000):
+            writer.write_batch(_batch(manifest.files[start : start + 10_000], schema))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest; a missing, damaged or newer one raises CacheError."""
+    return _read(path, with_files=True)
+
+
+def read_heading(path: Path) -> Manifest:
+    """Read a manifest without its files, which takes no time however many they are; raises as read_manifest does."""
+    return _read(path, with_files=False)
+
+
+def _read(path: Path, with_files: bool) -> Manifest:
+    try:
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
+            about = json.loads((reader.schema.metadata or {}).get(b"pqcache", b"{}"))
+            if about.get("format") != FORMAT:
+                raise CacheError(
+                    f"{path}: written in format {about.get('format')}, this pqcache reads format {FORMAT}; "
+                    "upgrade pqcache, or sync into a new directory"
+                )
+            batches = range(reader.num_record_batches if with_files else 0)
+            files = tuple(entry for i in batches for entry in _entries(reader.get_batch(i)))
+    except PermissionError as error:
+        raise CacheError(f"{path}: permission denied; make it readable for this user") from error
+    except (pa.ArrowInvalid, OSError, ValueError) as error:
+        raise DamagedError(f"{path}: the manifest cannot be read ({error}); the next sync makes it anew") from error
+    where, shard, listing = about.get("where"), about.get("shard"), about.get("listing")
+    return Manifest(files, about["source"], about["created"], where, shard, listing)
+
+
+def _batch(entries: Sequence[FileEntry], schema: pa.Schema) -> pa.RecordBatch:
+    offsets = [0]
+    flat: list[SourceFile] = []
+    for entry in entries:
+        flat.extend(entry.sources)
+        offsets.append(len(flat))
+    sources = pa.StructArray.from_arrays(
+        [
+            pa.array([file.path for file in flat], pa.string()),
+            pa.array([file.identity.size for file in flat], pa.int64()),
+            pa.array([file.identity.mtime_ns for file in flat], pa.int64()),
+            pa.array([file.identity.tag for file in flat], pa.string()),
+        ],
+        fields=list(_SOURCE),
+    )
+    return pa.record_batch(
+        [
+            pa.array([entry.path for entry in entries], pa.string()),
+            pa.array([entry.size for entry in entries], pa.int64()),
+            pa.array([entry.rows for entry in entries], pa.int64()),
+            pa.array([entry.row_groups for entry in entries], pa.int64()),
+            pa.array([entry.recipe for entry in entries], pa.string()),
+            pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), sources),
+            pa.array([entry.checksum for entry in entries], pa.string()),
+        ],
+        schema=schema,
+    )
+
+
+def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
+    column = batch["sources"]
+    offsets = column.offsets.to_pylist()
+    names = ("path", "size", "mtime_ns", "tag")
+    columns: list[list[Any]] = [column.values.field(name).to_pylist() for name in names]
+    flat = [SourceFile(p, Identity(s, m, t)) for p, s, m, t in zip(*columns, strict=True)]
+    plain = [batch[name].to_pylist() for name in ("path", "size", "rows", "row_groups", "recipe")]
+    recorded = "checksum" in batch.schema.names  # not in a snapshot from before there were checksums
+    plain.append(batch["checksum"].to_pylist() if recorded else [""] * batch.num_rows)
+    for i, (path, size, rows, row_groups, recipe, checksum) in enumerate(zip(*plain, strict=True)):
+        sources = tuple(flat[offsets[i] : offsets[i + 1]])
+        name = sources[0].path if len(sources) == 1 and sources[0].path == path else path  # one string, not two
+        yield FileEntry(name, size, rows, row_groups, sources, recipe, checksum)

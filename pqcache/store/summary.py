@@ -1,0 +1,102 @@
+"""A manifest in a few values: by them a sync sees that nothing has changed, without the manifest and without pyarrow.
+
+Stored as ``_pqcache/summary.json``; docs/cache-format.md says what is in it. A summary that is missing, damaged, or of
+other files than there are now proves nothing: then the manifest is read and compared file by file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from pqcache.errors import DamagedError
+from pqcache.store.cache import FILES, ROW_GROUPS, SUMMARY, Snapshot
+from pqcache.store.manifest import Manifest, SourceFile, Totals
+
+FORMAT = 1
+_OURS = "_pqcache"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a manifest says, all files together.
+
+    ``sources`` is a digest of the ``source_files`` source files' paths and identities, ``held`` one of the snapshot's
+    own paths and sizes. ``recipe`` is that of every file, None where they differ.
+    """
+
+    sources: str
+    source_files: int
+    held: str
+    recipe: str | None
+    shard: str | None
+    totals: Totals
+
+
+def summarize(manifest: Manifest) -> Summary:
+    """Return the summary of ``manifest``."""
+    sources = {file for entry in manifest.files for file in entry.sources}
+    recipes = {entry.recipe for entry in manifest.files}
+    return Summary(
+        sources=digest_of_sources(sources),
+        source_files=len(sources),
+        held=_digest(f"{entry.path}\0{entry.size}" for entry in manifest.files),
+        recipe=recipes.pop() if len(recipes) == 1 else None,
+        shard=manifest.shard,
+        totals=manifest.totals,
+    )
+
+
+def write_summary(manifest: Manifest, path: Path) -> None:
+    """Write the summary of ``manifest`` to ``path``; the caller makes it durable."""
+    path.write_text(json.dumps({"format": FORMAT, **asdict(summarize(manifest))}) + "\n")
+
+
+def read_summary(snapshot: Snapshot) -> Summary | None:
+    """Return a snapshot's summary, or None where it, the manifest or the index is not as it was written."""
+    try:
+        if not all(snapshot.check(name) for name in (SUMMARY, FILES, ROW_GROUPS)):
+            return None
+        values = json.loads((snapshot.path / SUMMARY).read_bytes())
+    except (DamagedError, OSError, ValueError):
+        return None
+    if values.pop("format") != FORMAT:
+        return None
+    return Summary(**{**values, "totals": Totals(**values["totals"])})
+
+
+def digest_of_sources(files: Iterable[SourceFile]) -> str:
+    """Return a digest that is equal for equal paths and identities, in whatever order."""
+    return _digest(f"{f.path}\0{f.identity.size} {f.identity.mtime_ns} {f.identity.tag}" for f in files)
+
+
+def digest_of_held(snapshot: Path) -> str | None:
+    """Return the digest of the files that lie in a snapshot, as ``Summary.held``; None if they cannot be looked at."""
+    try:
+        return _digest(_held(snapshot))
+    except OSError:
+        return None
+
+
+def _held(snapshot: Path) -> Iterator[str]:
+    pending = [""]
+    while pending:
+        directory = pending.pop()
+        with os.scandir(f"{snapshot}/{directory}") as found:
+            for item in found:
+                path = directory + item.name
+                if item.is_dir(follow_symlinks=False):
+                    if path != _OURS:
+                        pending.append(f"{path}/")
+                elif item.is_file(follow_symlinks=False):
+                    yield f"{path}\0{item.stat(follow_symlinks=False).st_size}"
+                else:
+                    yield path  # a link: no file of a snapshot is one
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return blake2b("\n".join(sorted(lines)).encode(errors="surrogatepass"), digest_size=16).hexdigest()
