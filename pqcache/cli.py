@@ -15,7 +15,7 @@ import typer
 from pqcache import cli_options as opt
 from pqcache.cli_help import Command, Group, examples
 from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line
-from pqcache.lean import without_algebra, without_pandas
+from pqcache.lean import with_rare_collections, without_algebra, without_pandas
 from pqcache.units import parse_duration, parse_size
 
 app = typer.Typer(
@@ -484,6 +484,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _interrupt)
     without_pandas()
     without_algebra()
+    with_rare_collections()
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     code = run(sys.argv[1:])

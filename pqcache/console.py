@@ -11,18 +11,16 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pqcache.errors import PqcacheError
 from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
 from pqcache.units import format_count, format_seconds, format_size
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # rich takes its time to import: only what is more than plain lines waits for it
+    from rich.console import Console
+    from rich.progress import TaskID
+
     from pqcache.store.densify import Proposal
     from pqcache.store.gc import GcReport
     from pqcache.store.index_keys import IndexReport
@@ -41,15 +39,26 @@ _VERB = {
 }
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print one line as it is: a result, or with ``stream`` what there is to say about a run."""
+    stream = stream or sys.stdout
+    stream.write(text + "\n")
+    stream.flush()
+
+
 def out() -> Console:
-    """Return the console for results; it wraps nothing when it is not a terminal."""
+    """Return the console for tables and styles; it wraps nothing when it is not a terminal."""
+    from rich.console import Console
+
     if sys.stdout.isatty():
         return Console(highlight=False)
     return Console(highlight=False, soft_wrap=True, width=int(os.environ.get("COLUMNS") or 200))
 
 
 def err() -> Console:
-    """Return the console for progress, warnings and errors."""
+    """Return the same for progress and errors."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -79,7 +88,12 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
         kind = type(error).__name__
         print_json({"event": "error", "kind": kind, "message": str(error), "exit_code": error.exit_code})
     message = " ".join(str(error).split())
-    err().print(f"[bold red]pqcache: error:[/] {escape(message)}")
+    if sys.stderr.isatty():
+        from rich.markup import escape
+
+        err().print(f"[bold red]pqcache: error:[/] {escape(message)}")
+    else:
+        say(f"pqcache: error: {message}", sys.stderr)
 
 
 def print_sync(report: SyncReport) -> None:
@@ -91,7 +105,7 @@ def print_sync(report: SyncReport) -> None:
             text += f" for share {report.shard}"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} to rewrite"
-        out().print(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)
+        say(f"{text} ({report.unchanged:,} unchanged)" if moved != "nothing to do" else moved)
         return
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.shard is not None:
@@ -100,21 +114,21 @@ def print_sync(report: SyncReport) -> None:
         text = f"synced {moved}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
             text += f", {_directories(report.rewritten)} rewritten"
-        out().print(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
+        say(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
     else:
-        out().print(f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}")
+        say(f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}")
 
 
 def print_repartition(report: RepartitionReport) -> None:
     """Print the one line of a repartition."""
     if report.dry_run:
-        out().print(
+        say(
             f"would rewrite {report.rewritten:,} of {_directories(report.directories)}, "
             f"{format_size(report.bytes_before)}{_kept(report)}"
         )
         return
     if report.snapshot is not None and not report.rewritten:
-        out().print(f"nothing to do: all {_directories(report.directories)} are cut this way already")
+        say(f"nothing to do: all {_directories(report.directories)} are cut this way already")
         return
     text = (
         f"repartitioned {_directories(report.rewritten)} in {format_seconds(report.seconds)}: "
@@ -122,7 +136,7 @@ def print_repartition(report: RepartitionReport) -> None:
         f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
         f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}{_kept(report)}"
     )
-    out().print(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
+    say(f"{text}; {report.snapshot} is current" if report.snapshot else f"{text}; in {report.target}")
 
 
 def _kept(report: RepartitionReport) -> str:
@@ -134,7 +148,7 @@ def print_gc(report: GcReport) -> None:
     what = "would remove" if report.dry_run else "removed"
     removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
     kept = f"{format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}" if report.kept else "nothing"
-    out().print(f"{what} {removed}, kept {kept}")
+    say(f"{what} {removed}, kept {kept}")
 
 
 def place_of(path: str, row_group: int | None, column: str | None) -> str:
@@ -145,13 +159,12 @@ def place_of(path: str, row_group: int | None, column: str | None) -> str:
 
 def print_verify(report: VerifyReport) -> None:
     """Print what was checked and found well; damage has been told as it was found."""
-    console = out()
     for name, why in report.unread.items():
-        console.print(escape(f"not compared: column {name}: {why}"))
+        say(f"not compared: column {name}: {why}")
     for path in (report.changed or ())[:20]:
-        console.print(escape(f"changed at the source: {path}"))
+        say(f"changed at the source: {path}")
     if len(report.changed or ()) > 20:
-        console.print(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
+        say(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
     how = "every page" if report.deep else "sizes, footers and index"
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     text = f"{report.snapshot}: {how} of {held} checked in {format_seconds(report.seconds)}"
@@ -160,7 +173,7 @@ def print_verify(report: VerifyReport) -> None:
     damaged = format_count(len({item.path for item in report.damage}), "damaged file")
     if report.repaired is not None:
         text += f"; {damaged} fetched again, {report.repaired} is current"
-    console.print(f"{text}; {'all is well' if not report.damage else damaged}" if report.repaired is None else text)
+    say(f"{text}; {'all is well' if not report.damage else damaged}" if report.repaired is None else text)
 
 
 def print_index(report: IndexReport) -> None:
@@ -168,16 +181,21 @@ def print_index(report: IndexReport) -> None:
     done = [f"built {', '.join(report.built)}"] if report.built else []
     done += [f"dropped {', '.join(report.dropped)}"] if report.dropped else []
     if done:
-        out().print(escape(f"{'; '.join(done)} in {format_seconds(report.seconds)}"))
+        say(f"{'; '.join(done)} in {format_seconds(report.seconds)}")
     for key in report.keys:
         held = f"{key.type}, {format_count(key.rows, 'row')}, {format_size(key.bytes)}"
-        out().print(escape(f"{key.column}: {held if key.damage is None else key.damage}"))
+        say(f"{key.column}: {held if key.damage is None else key.damage}")
     if not (done or report.keys):
-        out().print(escape(f"no key index; 'pqcache index {report.cache} --key COLUMN' makes one"))
+        say(f"no key index; 'pqcache index {report.cache} --key COLUMN' makes one")
 
 
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:
     """Print a table of runs, the newest last; it fits 80 columns, so that names of snapshots can be copied."""
+    if not records:
+        say("no run yet")
+        return
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in ("time (UTC)", "command", "files", "fetched", "took", "snapshot"):
         table.add_column(name, justify="right" if name in ("fetched", "took") else "left", no_wrap=True)
@@ -191,7 +209,7 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
             format_seconds(record["seconds"]) if known else "-",
             str(record["snapshot"]),
         )
-    out().print(table if records else "no run yet")
+    out().print(table)
 
 
 def _files(record: Mapping[str, Any]) -> str:
@@ -203,20 +221,19 @@ def _files(record: Mapping[str, Any]) -> str:
 
 def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
     """Print which columns would gain from being dense, and the command that makes them so."""
-    console = out()
     if not proposals:
-        console.print("no list column has one length in all rows, as far as footers and first rows tell")
+        say("no list column has one length in all rows, as far as footers and first rows tell")
         return
     for item in proposals:
         smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
-        console.print(escape(f"{item.column}: {item.type}, can be stored as {item.dense}{smaller}"))
+        say(f"{item.column}: {item.type}, can be stored as {item.dense}{smaller}")
     from pqcache.store.cache import cache_at  # with pyarrow, which an error need not wait for
 
     where = [str(dest)] if dest is not None else [] if cache_at(source) is not None else ["DEST"]
     words = ["pqcache", "repartition", source, *where]
     words += [word for item in proposals for word in ("--dense", item.column)]
     words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
-    console.print("to do that:", escape(shlex.join(words)), soft_wrap=True)
+    say(f"to do that: {shlex.join(words)}")
 
 
 def bar(console: Console, part: float, whole: float, width: int) -> str:
@@ -270,6 +287,10 @@ class _Bars:
     """Progress bars on a terminal."""
 
     def __init__(self) -> None:
+        from rich.markup import escape
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._escape = escape
         self._progress = Progress(
             TextColumn("{task.description:<16}"),
             BarColumn(bar_width=None),
@@ -292,7 +313,7 @@ class _Bars:
     def __call__(self, event: Event) -> None:
         note = _note(event)
         if note is not None:
-            self._progress.console.print(escape(note), style="yellow")
+            self._progress.console.print(self._escape(note), style="yellow")
         elif isinstance(event, Started):
             self._units[event.phase] = event.unit
             if event.total:
@@ -319,7 +340,7 @@ class _Lines:
     def __call__(self, event: Event) -> None:
         note = _note(event)
         if note is not None:
-            err().print(escape(note))
+            say(note, sys.stderr)
         elif isinstance(event, Started):
             self._totals[event.phase] = (event.total, event.unit)
             self._done[event.phase] = 0
@@ -330,7 +351,7 @@ class _Lines:
                     return
                 self._next = time.monotonic() + _LINE_SECONDS
             total, unit = self._totals[event.phase]
-            err().print(f"{_VERB[event.phase]}: {_amount(self._done[event.phase], unit)} of {_amount(total, unit)}")
+            say(f"{_VERB[event.phase]}: {_amount(self._done[event.phase], unit)} of {_amount(total, unit)}", sys.stderr)
 
 
 def _amount(amount: float, unit: str) -> str:

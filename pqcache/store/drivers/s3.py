@@ -40,6 +40,7 @@ try:
     from botocore.config import Config
 
     from pqcache.store.drivers.s3_get import Getter
+    from pqcache.store.drivers.s3_list import entries, identity, take_entries
 except ImportError as error:
     raise UsageError("s3:// needs botocore; install it with: pip install 'pqcache[s3]'") from error
 
@@ -84,6 +85,8 @@ class S3Source:
         session = _session(url, options)
         self._client = _client(session, url, options, timeout)
         self._lister = _client(session, url, options, min(FIRST, timeout))
+        take_entries(self._client)
+        take_entries(self._lister)
         credentials = None if _is_true(options, "anon") else session.get_credentials()
         self._getter = Getter(self._client, credentials, self._bucket, self._extra)
 
@@ -98,11 +101,11 @@ class S3Source:
                 Bucket=self._bucket, Prefix=prefix, **self._extra
             )
             for page in pages:
-                for item in page.get("Contents", ()):
+                for key, known in entries(page):
                     found = True
-                    path = item["Key"][len(prefix) :]
-                    if path and not (path.endswith("/") and item["Size"] == 0):
-                        yield SourceFile(path, _identity(item["Size"], item["LastModified"], item["ETag"]))
+                    path = key[len(prefix) :]
+                    if path and not (path.endswith("/") and known.size == 0):
+                        yield SourceFile(path, known)
             if not found and self._root and self._is_file():
                 yield SourceFile(self._only, self.stat(self._only))
         except _ERRORS as error:
@@ -113,7 +116,7 @@ class S3Source:
             head = self._client.head_object(Bucket=self._bucket, Key=self._key(path), **self._extra)
         except _ERRORS as error:
             raise self._error(path, error) from error
-        return _identity(head["ContentLength"], head["LastModified"], head["ETag"])
+        return identity(head["ContentLength"], head["LastModified"], head["ETag"])
 
     def stat_all(self, paths: Sequence[str]) -> Mapping[str, Identity]:
         """Ask by listings, as long as a page of one tells of several files, and one by one for what they lack."""
@@ -132,9 +135,9 @@ class S3Source:
                 )
             except _ERRORS as error:
                 raise self._error("", error) from error
-            for item in page.get("Contents", ()):
-                if (path := item["Key"][start:]) in wanted:
-                    found[path] = _identity(item["Size"], item["LastModified"], item["ETag"])
+            for key, known in entries(page):
+                if (path := key[start:]) in wanted:
+                    found[path] = known
             left = [path for path in left if path not in found]
             if before - len(left) < _WORTH_A_PAGE:
                 break
@@ -357,10 +360,6 @@ _ERRORS = (
     urllib3.exceptions.HTTPError,
     OSError,
 )
-
-
-def _identity(size: int, modified: Any, etag: str) -> Identity:
-    return Identity(size, int(modified.timestamp()) * 1_000_000_000, etag.strip('"'))
 
 
 def _is_true(options: Mapping[str, str], name: str) -> bool:
