@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, PqcacheError
 from pqcache.parquet import writer as w
-from pqcache.parquet.decode import Piece, joined, piece_of, prefetched
+from pqcache.parquet.ahead import joined, prefetched
+from pqcache.parquet.decode import Piece, piece_of
 from pqcache.parquet.rowfile import Layout, RowGroupFile
 from pqcache.parquet.schema import working
 
@@ -245,7 +246,7 @@ def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
         yield from pieces_of(table, 1000)
         raise ParquetError("x.parquet: broken")
 
-    stream = prefetched(failing(), 100_000)
+    stream = prefetched([failing], 100_000)
     with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
         w.write_row_groups(stream, tmp_path, layout_of(table), settings_of(50_000))
     assert not list(tmp_path.iterdir())
@@ -261,7 +262,7 @@ def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
             made += 1
             yield piece
 
-    stream = prefetched(counted(), 5 * table.nbytes)
+    stream = prefetched([counted], 5 * table.nbytes)
     assert next(stream).done == 1000
     assert next(stream).done == 2000
     stream.close()  # joins the thread

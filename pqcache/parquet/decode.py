@@ -6,14 +6,12 @@ Memory is bounded by the size of a piece, not by the sources' row groups: those 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
-import queue
-import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -222,10 +220,37 @@ def _leaf_values(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.int64]]:
             yield leaf.drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
-def pieces(
-    sources: Sequence[Source], schema: pa.Schema, target: int, stored: pa.Schema | None = None
-) -> Iterator[Piece]:
-    """Yield the rows of ``sources`` in order, under ``schema``, in pieces of about ``target`` Arrow bytes.
+@dataclass(frozen=True)
+class Run:
+    """Row groups of a source that are read in one go.
+
+    ``first`` is the number of their first row in the file, and ``before`` how many rows and bytes other files have
+    before this one.
+    """
+
+    source: Source
+    groups: list[int]
+    first: int
+    before: tuple[int, int]
+    size: int
+
+
+def runs(sources: Sequence[Source], target: int) -> Iterator[Run]:
+    """Yield all rows of ``sources`` in order: row groups one by one, or several that take ``target`` bytes decoded."""
+    rows = size = 0
+    for source in sources:
+        # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
+        together = 0 if any(_nested_dictionary(field.type) for field in source.schema) else target
+        first = 0
+        for groups, nbytes in _runs(source.metadata, together):
+            yield Run(source, groups, first, (rows, size), nbytes)
+            first += sum(source.metadata.row_group(number).num_rows for number in groups)
+        rows += source.metadata.num_rows
+        size += source.size
+
+
+def pieces(some: Sequence[Run], schema: pa.Schema, target: int, stored: pa.Schema | None = None) -> Iterator[Piece]:
+    """Yield the rows of ``some`` in order, under ``schema``, in pieces of about ``target`` Arrow bytes.
 
     ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
     plain numbers.
@@ -233,38 +258,32 @@ def pieces(
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
     """
-    done = number = 0
-    for source in sources:
+    for source, own in itertools.groupby(some, lambda run: run.source):
         name = str(source.path)
         recast = changes(source.schema, schema, name) if source.metadata.num_rows else {}
         columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
-        read = 0
         with open_source(source.path, source.int96, source.metadata) as file:
-            # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
-            together = 0 if any(_nested_dictionary(field.type) for field in source.schema) else target
-            for groups in _runs(source.metadata, together):
-                ratios = _ratios(source, groups, columns, schema)
+            for run in own:
+                ratios = _ratios(source, run.groups, columns, schema)
+                expected = sum(source.metadata.row_group(number).num_rows for number in run.groups)
                 rows = 0
-                expected = sum(source.metadata.row_group(number).num_rows for number in groups)
-                for table in _tables(file, groups, _batch_rows(source, groups, target), name):
-                    whole = conformed(changed(table, recast, name, read + rows), schema, name)
+                for table in _tables(file, run.groups, _batch_rows(source, run.groups, target), name):
+                    whole = conformed(changed(table, recast, name, run.first + rows), schema, name)
                     if stored is not None:
                         whole = whole.cast(stored)
+                    number = run.before[0] + run.first + rows
                     rows += whole.num_rows
-                    part = source.size * (read + rows) // max(1, source.metadata.num_rows)
-                    yield piece_of(whole, ratios, range(number, number + whole.num_rows), done + part)
-                    number += whole.num_rows
+                    done = run.before[1] + source.size * (run.first + rows) // max(1, source.metadata.num_rows)
+                    yield piece_of(whole, ratios, range(number, number + whole.num_rows), done)
                 if rows != expected:
                     raise ParquetError(
-                        f"{name}: row groups {groups[0]} to {groups[-1]} hold {rows:,} rows, and {expected:,} in the "
-                        "footer; fetch the file again"
+                        f"{name}: row groups {run.groups[0]} to {run.groups[-1]} hold {rows:,} rows, and "
+                        f"{expected:,} in the footer; fetch the file again"
                     )
-                read += rows
-        done += source.size
 
 
-def _runs(metadata: pq.FileMetaData, target: int) -> Iterator[list[int]]:
-    """Yield the row groups to be read in one go: one, or several small ones."""
+def _runs(metadata: pq.FileMetaData, target: int) -> Iterator[tuple[list[int], int]]:
+    """Yield the row groups to be read in one go, one or several small ones, and their bytes."""
     run: list[int] = []
     size = 0
     for number in range(metadata.num_row_groups):
@@ -272,12 +291,12 @@ def _runs(metadata: pq.FileMetaData, target: int) -> Iterator[list[int]]:
         if group.num_rows == 0:
             continue
         if run and size + group.total_byte_size > target:
-            yield run
+            yield run, size
             run, size = [], 0
         run.append(number)
         size += group.total_byte_size
     if run:
-        yield run
+        yield run, size
 
 
 def _nested_dictionary(kind: pa.DataType) -> bool:
@@ -334,72 +353,3 @@ def _ratios(source: Source, groups: list[int], columns: npt.NDArray[np.int64], s
         return found
     by_name = dict(zip(source.schema.names, found, strict=True))
     return np.array([by_name.get(name, 1.0) for name in schema.names])
-
-
-def joined(stream: Iterator[Piece], target: int) -> Iterator[Piece]:
-    """Yield ``stream`` with tiny neighbours joined, so that four hundred tiny files cost as much as one."""
-    waiting: list[Piece] = []
-    size = 0
-    for piece in stream:
-        if waiting and size + piece.nbytes > target:
-            yield _join(waiting)
-            waiting, size = [], 0
-        waiting.append(piece)
-        size += piece.nbytes
-        if size > target // 2:
-            yield _join(waiting)
-            waiting, size = [], 0
-    if waiting:
-        yield _join(waiting)
-
-
-def _join(waiting: list[Piece]) -> Piece:
-    if len(waiting) == 1:
-        return waiting[0]
-    table = pa.concat_tables([piece.table for piece in waiting]).unify_dictionaries().combine_chunks()
-    rows = np.array([max(1, piece.table.num_rows) for piece in waiting], np.float64)
-    ratios = np.average([piece.ratios for piece in waiting], axis=0, weights=rows)
-    numbers = range(waiting[0].numbers[0], waiting[0].numbers[0] + table.num_rows)
-    return piece_of(table, ratios, numbers, waiting[-1].done)
-
-
-_END = object()
-
-
-def prefetched(stream: Iterator[Piece], limit: int) -> Generator[Piece, None, None]:
-    """Yield ``stream``, computed on a thread that runs ahead by up to ``limit`` Arrow bytes."""
-    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    room = threading.Condition()
-    held = 0
-    stopped = False
-
-    def produce() -> None:
-        nonlocal held
-        try:
-            for piece in stream:
-                with room:
-                    while held > limit and not stopped:
-                        room.wait()
-                    if stopped:
-                        return
-                    held += piece.nbytes
-                ready.put(piece)
-            ready.put(_END)
-        except BaseException as error:  # noqa: BLE001 - raised again where the pieces are used
-            ready.put(error)
-
-    thread = threading.Thread(target=produce, name="pqcache-decode", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-            with room:
-                held -= item.nbytes
-                room.notify()
-    finally:
-        with room:
-            stopped = True
-            room.notify()
-        thread.join()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,7 +21,8 @@ import pyarrow.parquet as pq
 from pqcache.disk import fsync_path, link_or_copy
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet import footer
-from pqcache.parquet.decode import Piece, Source, has_int96, joined, pieces, prefetched, sources_of
+from pqcache.parquet.ahead import Stretch, joined, prefetched
+from pqcache.parquet.decode import Piece, Run, Source, has_int96, pieces, runs, sources_of
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.keyvalues import conflicts, range_index, with_spark
@@ -34,6 +37,7 @@ _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
 _PIECES = 16  # per row group
 _MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
+_DECODERS, _STRETCHES = 2, 8  # threads, and how many stretches of rows are held at once
 _AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
 _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
 _CODEC_NAMES = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4"}  # others are called as in --compression
@@ -211,15 +215,17 @@ def _rewritten(
     # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
     piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))
     held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
-    stream = joined(pieces(rest, layout.described or layout.working, piece, stored), piece)
-    if options.shuffle is not None:
-        known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
-        stream = shuffled(stream, options.shuffle, held, piece, target.with_name(f"{target.name}.rows"), known)
-    ahead = prefetched(stream, held)
-    try:
+    with ExitStack() as stack:
+        first = held if options.shuffle is None else held // 4
+        ahead = prefetched(_stretches(rest, layout.described or layout.working, piece, first, stored), first, _DECODERS)
+        stack.callback(ahead.close)
+        if options.shuffle is not None:
+            known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
+            rows = target.with_name(f"{target.name}.rows")
+            shuffling = partial(shuffled, ahead, options.shuffle, held, piece, rows, known)
+            ahead = prefetched([shuffling], held)
+            stack.callback(ahead.close)
         written = write_row_groups(_counted(ahead, report), target, layout, settings, len(linked))
-    finally:
-        ahead.close()
     done = sum(output.rows for output in written.outputs)
     expected = sum(source.metadata.num_rows for source in rest)
     if done != expected:
@@ -227,6 +233,25 @@ def _rewritten(
     report(sum(source.size for source in rest if not source.metadata.num_rows))
     warnings = (*conflicts(rest), *written.warnings)
     return RewriteResult((*linked, *written.outputs), written.encoded, written.again, warnings)
+
+
+def _stretches(
+    sources: list[Source], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None
+) -> list[Stretch]:
+    """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
+    found: list[list[Run]] = [[]]
+    size = 0
+    for run in runs(sources, piece):
+        if found[-1] and size + run.size > held // _STRETCHES:
+            found.append([])
+            size = 0
+        found[-1].append(run)
+        size += run.size
+
+    def stretch(some: list[Run]) -> Iterator[Piece]:
+        return joined(pieces(some, schema, piece, stored), piece)
+
+    return [partial(stretch, some) for some in found]
 
 
 def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator[Piece]:

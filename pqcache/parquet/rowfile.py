@@ -148,10 +148,14 @@ class RowGroupFile:
     indexes: dict[int, PageIndex] = field(default_factory=dict)
     template: footer.Struct | None = None
     file: IO[bytes] | None = None
+    writing: Future[None] | None = None
     syncing: Future[None] | None = None
 
     def open(self) -> IO[bytes]:
-        """Return the file, open at its end."""
+        """Return the file, open at its end, when everything appended before is written."""
+        if self.writing is not None:
+            self.writing.result()
+            self.writing = None
         if self.file is None:
             self.file = self.path.open("r+b" if self.groups else "xb", buffering=1 << 20)
             if not self.groups:
@@ -168,24 +172,26 @@ class RowGroupFile:
             file.seek(self.position)
 
     def append(self, found: RowGroup) -> None:
-        """Write a row group at the end of the file, and have the disk begin with it."""
+        """Have a row group written at the end of the file, while the caller makes the next one, and brought to disk."""
         delta = self.position - len(footer.MAGIC)
         with told(self.path):
-            file = self.open()
-            for data in found.data:
-                file.write(data)
-            file.flush()
-            self.position = file.tell()
+            file = self.open()  # so one row group at most waits in memory
+            self.writing = self.disk.submit(self._write, file, found.data)
+        self.position += found.size
         group = footer.moved(found.fields, delta, len(self.groups), self.form.paths, str(self.path))
         index = shifted(found.offsets, found.columns, delta)
         if index is not None:
             self.indexes[len(self.groups)] = index
         self.groups.append(footer.encode(group) if index is None else group)
         self.rows += found.rows
-        with told(self.path):
-            if self.syncing is None or self.syncing.done():
-                self._synced()
-                self.syncing = self.disk.submit(os.fsync, file.fileno())
+
+    def _write(self, file: IO[bytes], parts: list[memoryview]) -> None:
+        for data in parts:
+            file.write(data)
+        file.flush()
+        if self.syncing is None or self.syncing.done():
+            self._synced()
+            self.syncing = self.disk.submit(os.fsync, file.fileno())
 
     def _synced(self) -> None:
         if self.syncing is not None:
@@ -218,8 +224,10 @@ class RowGroupFile:
 
     def abandon(self) -> None:
         """Close and remove the file."""
+        if self.writing is not None:
+            self.writing.exception()  # waits
         if self.syncing is not None:
-            self.syncing.exception()  # waits
+            self.syncing.exception()
         if self.file is not None:
             with contextlib.suppress(OSError):  # what is buffered may not fit on the disk
                 self.file.close()

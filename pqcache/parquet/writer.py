@@ -9,12 +9,11 @@ come last, in one piece. What turns out too large is taken back. One footer goes
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +38,11 @@ _SPARE = 0.0002
 _WELL, _CHEAP = 0.985, 0.1  # fill a row group better if what has to be done again is cheap
 _FAR_OFF = 1.5  # row-group sizes
 _PAGE_HEADER = 64  # bytes, about
-_ENCODERS = min(2, os.cpu_count() or 1)
+_ENCODERS = 2  # whatever the machine, since halves that are encoded apart are other bytes than a whole
 _WORTH_A_THREAD = 256 << 10  # Arrow bytes
+_WORTH_HALVES = 1 << 20
+_UNEVEN = 0.6  # of what the larger share of the columns takes
+_DISK = 2  # threads: one writes while another waits for the disk
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
 _PROBE_EVERY = 16  # row groups; and after the first and the fourth
 _MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
@@ -292,7 +294,7 @@ class _Writer:
         pending, guess = self.pending, self.guess
         weights = pending.weights(count)
         pieces = pending.drop(count)
-        parts = self.encode(pieces, group.sliced)
+        parts = self.encode(pieces, group.sliced, halves=True)
         size = sum(part.size for _, part in parts)
         if group.sliced:
             guess.learn_slice(weights, self.taken(parts), group.sliced, size / self.limit)
@@ -349,8 +351,13 @@ class _Writer:
         """Return whether as much is in ``group`` as may be held at once."""
         return group.held + self.pending.bytes > self.max_bytes or group.rows + self.pending.rows > _MAX_ROWS
 
-    def encode(self, pieces: Sequence[Piece], columns: Sequence[int]) -> list[tuple[list[int], Part]]:
-        """Return ``columns`` of ``pieces``, encoded on as many threads as help, each part with its leaf columns."""
+    def encode(
+        self, pieces: Sequence[Piece], columns: Sequence[int], halves: bool = False
+    ) -> list[tuple[list[int], Part]]:
+        """Return ``columns`` of ``pieces``, encoded on as many threads as help, each part with its leaf columns.
+
+        With ``halves`` a column may come in two parts, the one with the first rows first.
+        """
         if not columns:
             return []
         table = pa.concat_tables([piece.table.select(list(columns)) for piece in pieces])
@@ -360,14 +367,21 @@ class _Writer:
                 if pt.is_dictionary(column.type) and column.num_chunks:
                     self.dictionaries[name] = max(self.dictionaries.get(name, 0), len(column.chunk(0).dictionary))
         sizes = np.sum([piece.weights for piece in pieces], axis=0)[list(columns)]
-        shares = _shares(sizes, _ENCODERS if table.nbytes > _WORTH_A_THREAD else 1)
-        calls = [
-            partial(encode, table.select(share), self.encodings, str(self.target), self.memory) for share in shares
+        nbytes = table.nbytes
+        shares = _shares(sizes, _ENCODERS if nbytes > _WORTH_A_THREAD else 1)
+        cuts = [0, table.num_rows]
+        if halves and nbytes > _WORTH_HALVES and max(sizes[share].sum() for share in shares) > _UNEVEN * sizes.sum():
+            # One column takes nearly all the time, so each thread gets half of the rows.
+            shares, cuts = [list(range(len(columns)))], [0, table.num_rows // 2, table.num_rows]
+        tasks = [
+            (table.select(share).slice(low, high - low), share) for low, high in pairwise(cuts) for share in shares
         ]
-        parts = [calls[0]()] if len(calls) == 1 else list(self.encoders.map(lambda call: call(), calls))
+        parts = list(
+            self.encoders.map(lambda task: encode(task[0], self.encodings, str(self.target), self.memory), tasks)
+        )
         self.encoded += sum(part.size for part in parts)
         leaves = [
-            [int(leaf) for n in share for leaf in np.flatnonzero(self.form.tops == columns[n])] for share in shares
+            [int(leaf) for n in share for leaf in np.flatnonzero(self.form.tops == columns[n])] for _, share in tasks
         ]
         return list(zip(leaves, parts, strict=True))
 
@@ -379,10 +393,12 @@ class _Writer:
     def put_together(self, group: _Group, whole: Sequence[tuple[list[int], Part]]) -> RowGroup:
         """Return ``group`` as it is to be written."""
         found: list[list[Chunk]] = [[] for _ in self.form.paths]
+        counts: list[list[int]] = [[] for _ in self.form.paths]
         for leaves, part in [*(pair for piece in group.slices for pair in piece.parts), *whole]:
             for leaf, chunk in zip(leaves, part.chunks, strict=True):
                 found[leaf].append(chunk)
-        return stitched([part.rows for part in group.slices], found, self.form.orders)
+                counts[leaf].append(part.rows)
+        return stitched(max(counts, key=len), found, self.form.orders)
 
     def write(self, group: RowGroup) -> None:
         """Append a row group to the last file, or to a new one where that is full or a block would stay empty."""
@@ -462,7 +478,7 @@ def write_row_groups(
         PqcacheError: an output cannot be written.
     """
     files: list[RowGroupFile] = []
-    with ThreadPoolExecutor(1, "pqcache-disk") as disk, ThreadPoolExecutor(_ENCODERS, "pqcache-encode") as encoders:
+    with ThreadPoolExecutor(_DISK, "pqcache-disk") as disk, ThreadPoolExecutor(_ENCODERS, "pqcache-encode") as encoders:
         try:
             writer = _Writer(stream, target, layout, settings, first, files, disk, encoders)
             writer.run()
