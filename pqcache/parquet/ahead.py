@@ -91,4 +91,4 @@ def _join(waiting: list[Piece]) -> Piece:
     rows = np.array([max(1, piece.table.num_rows) for piece in waiting], np.float64)
     ratios = np.average([piece.ratios for piece in waiting], axis=0, weights=rows)
     numbers = range(waiting[0].numbers[0], waiting[0].numbers[0] + table.num_rows)
-    return piece_of(table, ratios, numbers, waiting[-1].done)
+    return piece_of(table, ratios, numbers, waiting[-1].done, waiting[0].widths)

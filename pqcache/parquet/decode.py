@@ -5,13 +5,13 @@ Memory is bounded by the size of a piece, not by the sources' row groups: those 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,8 @@ Numbers = range | npt.NDArray[np.int64]
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
 _MAX_RATIO = 4.0
-_FOOTERS_AT_ONCE = 4
+_TINY = 8  # to a piece
+_FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
 _NS_PER_US = 1000
 _NS_RANGE_US = (2**63 - 1) // _NS_PER_US
 
@@ -46,6 +47,13 @@ class Source:
     int96: str
 
 
+class Widths(NamedTuple):
+    """The bytes that a value of each column of a schema takes in Arrow, 0 where they differ, and those columns."""
+
+    fixed: Floats
+    varying: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Piece:
     """Some rows of the source files, most often consecutive ones.
@@ -60,35 +68,42 @@ class Piece:
     nbytes: int
     numbers: Numbers
     done: int
+    widths: Widths
 
 
-def weigh(table: pa.Table, ratios: Floats) -> Floats:
+def widths_of(schema: pa.Schema) -> Widths:
+    """Return the widths of a schema's columns; a column's own ``nbytes`` takes microseconds."""
+    fixed = [float(kind.bit_width) / 8 if _is_fixed(kind) else 0.0 for kind in schema.types]
+    return Widths(np.array(fixed), tuple(n for n, kind in enumerate(schema.types) if not _is_fixed(kind)))
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pt.is_primitive(kind) or pt.is_fixed_size_binary(kind))
+
+
+def _sizes(table: pa.Table, widths: Widths) -> Floats:
+    sizes: Floats = widths.fixed * table.num_rows
+    for number in widths.varying:
+        column = table.column(number)
+        if pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
+            sizes[number] = sum(chunk.indices.nbytes for chunk in column.chunks)
+        else:
+            sizes[number] = column.nbytes
+    return sizes
+
+
+def weigh(table: pa.Table, ratios: Floats, widths: Widths | None = None) -> Floats:
     """Return a guess of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
-    sizes = [_bytes_of(column) for column in table.columns]
-    result: Floats = np.asarray(sizes, np.float64) * ratios + table.num_rows / 8
+    result: Floats = _sizes(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
     return result
 
 
-def piece_of(table: pa.Table, ratios: Floats, numbers: Numbers, done: int) -> Piece:
+def piece_of(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, widths: Widths | None = None) -> Piece:
     """Return ``table`` as a piece, weighed."""
-    sizes = np.array([_bytes_of(column) for column in table.columns], np.float64)
+    widths = widths or widths_of(table.schema)
+    sizes = _sizes(table, widths)
     weights: Floats = sizes * ratios + table.num_rows / 8
-    return Piece(table, ratios, weights, int(sizes.sum()), numbers, done)
-
-
-def _bytes_of(column: pa.ChunkedArray) -> float:
-    width = _width(column.type)
-    if width is not None:
-        return len(column) * width
-    if pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
-        return float(sum(chunk.indices.nbytes for chunk in column.chunks))
-    return float(column.nbytes)
-
-
-@functools.cache
-def _width(kind: pa.DataType) -> float | None:
-    """Return the bytes of one value, or None where they differ; ``nbytes`` tells the same, in 7 microseconds."""
-    return float(kind.bit_width) / 8 if pt.is_primitive(kind) or pt.is_fixed_size_binary(kind) else None
+    return Piece(table, ratios, weights, int(sizes.sum()), numbers, done, widths)
 
 
 def open_source(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -127,13 +142,25 @@ def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[Source]:
 
 
 def _sources(paths: Sequence[Path], unit: str) -> list[Source]:
+    shares = [paths[first : first + _FOOTERS_IN_TURN] for first in range(0, len(paths), _FOOTERS_IN_TURN)]
     known: dict[bytes, list[footer.Struct]] = {}
+    found: list[Source] = []
+
+    def ends(share: Sequence[Path]) -> list[tuple[Path, bytes, int]]:
+        return [(path, footer.read_footer(path), path.stat().st_size) for path in share]
+
+    # Several threads read; only one parses, since they would wait for one another.
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        return list(pool.map(lambda path: _source(path, unit, known), paths))
+        for some in pool.map(ends, shares):
+            for path, data, size in some:
+                found.append(_source(path, data, size, unit, known, found[-1] if found else None))
+    return found
 
 
-def _source(path: Path, unit: str, known: dict[bytes, list[footer.Struct]]) -> Source:
-    data = footer.read_footer(path)
+def _source(
+    path: Path, data: bytes, size: int, unit: str, known: dict[bytes, list[footer.Struct]], before: Source | None
+) -> Source:
+    """Return a source; what it has in common with the one ``before`` is the same object, so that both are alike."""
     elements = footer.elements_in(data, str(path), known)
     end = footer.MAGIC + data + len(data).to_bytes(4, "little") + footer.MAGIC
     try:
@@ -141,11 +168,20 @@ def _source(path: Path, unit: str, known: dict[bytes, list[footer.Struct]]) -> S
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     with file:
-        try:
-            schema = file.schema_arrow
-        except pa.ArrowException as error:
-            raise ParquetError(f"{path}: has a schema that Arrow cannot hold ({first_line(error)})") from error
-        return Source(path, path.stat().st_size, file.metadata, schema, elements, unit)
+        metadata = file.metadata
+        if before is not None and before.elements is elements and before.metadata.metadata == metadata.metadata:
+            schema = before.schema
+        else:
+            try:
+                schema = file.schema_arrow
+            except pa.ArrowException as error:
+                raise ParquetError(f"{path}: has a schema that Arrow cannot hold ({first_line(error)})") from error
+        return Source(path, size, metadata, schema, elements, unit)
+
+
+def kinds(sources: Sequence[Source]) -> list[Source]:
+    """Return the first source of each kind: those after it have the same schema and key-values."""
+    return list({id(source.schema): source for source in reversed(sources)}.values())[::-1]
 
 
 def has_int96(sources: Sequence[Source]) -> bool:
@@ -232,19 +268,21 @@ class Run:
     groups: list[int]
     first: int
     before: tuple[int, int]
+    rows: int
     size: int
 
 
 def runs(sources: Sequence[Source], target: int) -> Iterator[Run]:
     """Yield all rows of ``sources`` in order: row groups one by one, or several that take ``target`` bytes decoded."""
+    # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
+    apart = {id(kind.schema) for kind in kinds(sources) if any(map(_nested_dictionary, kind.schema.types))}
     rows = size = 0
     for source in sources:
-        # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
-        together = 0 if any(_nested_dictionary(field.type) for field in source.schema) else target
+        together = 0 if id(source.schema) in apart else target
         first = 0
-        for groups, nbytes in _runs(source.metadata, together):
-            yield Run(source, groups, first, (rows, size), nbytes)
-            first += sum(source.metadata.row_group(number).num_rows for number in groups)
+        for groups, count, nbytes in _runs(source.metadata, together):
+            yield Run(source, groups, first, (rows, size), count, nbytes)
+            first += count
         rows += source.metadata.num_rows
         size += source.size
 
@@ -258,45 +296,53 @@ def pieces(some: Sequence[Run], schema: pa.Schema, target: int, stored: pa.Schem
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
     """
+    widths, kind, rated = widths_of(stored or schema), None, False
     for source, own in itertools.groupby(some, lambda run: run.source):
         name = str(source.path)
-        recast = changes(source.schema, schema, name) if source.metadata.num_rows else {}
-        columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
+        if source.schema is not kind:  # else it is as the one before
+            kind, rated = source.schema, False
+            recast = changes(kind, schema, name) if source.metadata.num_rows else {}
+            columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
+            least = sum(fixed_width(field.type) for field in kind)
         with open_source(source.path, source.int96, source.metadata) as file:
             for run in own:
-                ratios = _ratios(source, run.groups, columns, schema)
-                expected = sum(source.metadata.row_group(number).num_rows for number in run.groups)
+                # Tiny neighbours share their weights, as they will share a piece.
+                if not rated or run.size > target // _TINY:
+                    ratios, rated = _ratios(source, run.groups, columns, schema), True
+                batch = max(1, int(target / max(run.size / run.rows, least, 1 / 8)))
                 rows = 0
-                for table in _tables(file, run.groups, _batch_rows(source, run.groups, target), name):
+                for table in _tables(file, run.groups, batch, name):
                     whole = conformed(changed(table, recast, name, run.first + rows), schema, name)
                     if stored is not None:
                         whole = whole.cast(stored)
                     number = run.before[0] + run.first + rows
                     rows += whole.num_rows
                     done = run.before[1] + source.size * (run.first + rows) // max(1, source.metadata.num_rows)
-                    yield piece_of(whole, ratios, range(number, number + whole.num_rows), done)
-                if rows != expected:
+                    yield piece_of(whole, ratios, range(number, number + whole.num_rows), done, widths)
+                if rows != run.rows:
                     raise ParquetError(
                         f"{name}: row groups {run.groups[0]} to {run.groups[-1]} hold {rows:,} rows, and "
-                        f"{expected:,} in the footer; fetch the file again"
+                        f"{run.rows:,} in the footer; fetch the file again"
                     )
 
 
-def _runs(metadata: pq.FileMetaData, target: int) -> Iterator[tuple[list[int], int]]:
-    """Yield the row groups to be read in one go, one or several small ones, and their bytes."""
+def _runs(metadata: pq.FileMetaData, target: int) -> Iterator[tuple[list[int], int, int]]:
+    """Yield the row groups to be read in one go, one or several small ones, with their rows and their bytes."""
     run: list[int] = []
-    size = 0
+    rows = size = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        if group.num_rows == 0:
+        count, nbytes = group.num_rows, max(0, group.total_byte_size)
+        if count == 0:
             continue
-        if run and size + group.total_byte_size > target:
-            yield run, size
-            run, size = [], 0
+        if run and size + nbytes > target:
+            yield run, rows, size
+            run, rows, size = [], 0, 0
         run.append(number)
-        size += group.total_byte_size
+        rows += count
+        size += nbytes
     if run:
-        yield run, size
+        yield run, rows, size
 
 
 def _nested_dictionary(kind: pa.DataType) -> bool:
@@ -316,7 +362,7 @@ def _tables(file: pq.ParquetFile, groups: list[int], rows: int, name: str) -> It
 
 
 def fixed_width(kind: pa.DataType) -> float:
-    """Return the least bytes a value of ``kind`` takes in Arrow."""
+    """Return the least bytes a value of ``kind`` takes in Arrow: what Parquet stores in a few bits may be eight."""
     if pt.is_struct(kind):
         return sum(fixed_width(inner.type) for inner in kind.fields)
     if pt.is_fixed_size_list(kind):
@@ -325,17 +371,6 @@ def fixed_width(kind: pa.DataType) -> float:
         return float(kind.bit_width / 8)
     except ValueError:
         return 4.0
-
-
-def _batch_rows(source: Source, groups: list[int], target: int) -> int:
-    rows = size = 0
-    for number in groups:
-        group = source.metadata.row_group(number)
-        rows += group.num_rows
-        size += max(0, group.total_byte_size)
-    # What Parquet stores in a few bits, Arrow may hold in eight bytes.
-    width = max(size / rows, sum(fixed_width(field.type) for field in source.schema), 1 / 8)
-    return max(1, int(target / width))
 
 
 def _ratios(source: Source, groups: list[int], columns: npt.NDArray[np.int64], schema: pa.Schema) -> Floats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -132,6 +133,7 @@ def chosen(
     codec: Callable[[int], str],
     plain: Encodings,
     compat: bool = False,
+    executor: Executor | None = None,
 ) -> Encodings:
     """Return the encodings that serve ``sample`` best.
 
@@ -140,6 +142,7 @@ def chosen(
         codec: codec to try for each leaf column, by position.
         plain: what does not depend on the sample: the level of compression, how decimals and times are stored.
         compat: only what readers of ten years ago know: plain and dictionary.
+        executor: threads that may try several at once.
     """
     leaves = _leaves(sample, plain)
     packed = {leaf.path: codec(number) for number, leaf in enumerate(leaves)}
@@ -161,17 +164,18 @@ def chosen(
             scheme = {leaf.path: names[turn] for leaf, names in named if len(names) > turn}
             if scheme:
                 schemes.append(scheme)
+    none = {leaf.path: "none" for leaf in leaves}
+    # Plain without a codec is where ``best`` starts.
+    trials = [(scheme, codecs) for scheme in schemes for codecs in (none, packed)][1:]
     best = {leaf.path: (leaf.plain, _PLAIN, "none") for leaf in leaves}
-    for scheme in schemes:
-        for codecs in ({leaf.path: "none" for leaf in leaves}, packed):
-            if scheme is schemes[0] and codecs is not packed:
-                continue  # that is where ``best`` starts
-            trial = with_schemes(base, scheme, codecs)
-            for leaf, size in zip(leaves, sizes(sample, trial), strict=True):
-                if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):
-                    continue
-                if size.total < _WORTH * best[leaf.path][0]:
-                    best[leaf.path] = (size.total, scheme[leaf.path], codecs[leaf.path])
+    run = map if executor is None else executor.map
+    found = run(lambda trial: sizes(sample, with_schemes(base, *trial)), trials)
+    for (scheme, codecs), taken in zip(trials, found, strict=True):
+        for leaf, size in zip(leaves, taken, strict=True):
+            if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):
+                continue
+            if size.total < _WORTH * best[leaf.path][0]:
+                best[leaf.path] = (size.total, scheme[leaf.path], codecs[leaf.path])
     return with_schemes(
         base,
         {path: scheme for path, (_, scheme, _) in best.items()},

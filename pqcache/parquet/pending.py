@@ -53,7 +53,9 @@ class Pending:
             if rows <= 0:
                 break
             whole = rows >= piece.table.num_rows
-            result = result + (piece.weights if whole else weigh(piece.table.slice(0, rows), piece.ratios))
+            result = result + (
+                piece.weights if whole else weigh(piece.table.slice(0, rows), piece.ratios, piece.widths)
+            )
             rows -= piece.table.num_rows
         return result
 
@@ -70,7 +72,7 @@ class Pending:
                 low, high = 0, piece.table.num_rows  # low rows of this piece fit, high do not
                 while high - low > 1:
                     middle = (low + high) // 2
-                    part = float(np.dot(k, weigh(piece.table.slice(0, middle), piece.ratios)))
+                    part = float(np.dot(k, weigh(piece.table.slice(0, middle), piece.ratios, piece.widths)))
                     low, high = (middle, high) if guess + part <= goal else (low, middle)
                 rows += low
                 break
@@ -101,7 +103,7 @@ class Pending:
                     (piece.table.slice(rows), piece.numbers[rows:]),
                     (piece.table.slice(0, rows), piece.numbers[:rows]),
                 ):
-                    self.queue.appendleft(piece_of(part, piece.ratios, numbers, piece.done))
+                    self.queue.appendleft(piece_of(part, piece.ratios, numbers, piece.done, piece.widths))
                 continue
             dropped.append(piece)
             rows -= piece.table.num_rows

@@ -22,7 +22,7 @@ from pqcache.disk import fsync_path, link_or_copy
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet import footer
 from pqcache.parquet.ahead import Stretch, joined, prefetched
-from pqcache.parquet.decode import Piece, Run, Source, has_int96, pieces, runs, sources_of
+from pqcache.parquet.decode import Piece, Run, Source, has_int96, kinds, pieces, runs, sources_of
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.keyvalues import conflicts, range_index, with_spark
@@ -264,7 +264,7 @@ def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator
 
 def _declared(opened: list[Source], schema: pa.Schema | None) -> pa.Schema:
     """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
-    named = [(str(source.path), as_lists(source.schema)) for source in opened]
+    named = [(str(source.path), as_lists(source.schema)) for source in kinds(opened)]
     own = unified(named)
     if schema is None:
         return own
@@ -274,10 +274,10 @@ def _declared(opened: list[Source], schema: pa.Schema | None) -> pa.Schema:
 
 def _dense(opened: list[Source], options: RewriteOptions) -> dict[str, Dense]:
     """Return the columns to store dense: those asked for, or else those that are so in every file that has them."""
-    names = {name for source in opened for name in source.schema.names}
+    names = {name for source in kinds(opened) for name in source.schema.names}
     if options.dense is not None:
         return {name: dense for name, dense in options.dense if name in names}
-    return common_dense([source.schema for source in opened])
+    return common_dense([source.schema for source in kinds(opened)])
 
 
 def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions, made: Sequence[bool]) -> int:
@@ -285,7 +285,7 @@ def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions, 
     found = fits([source.metadata for source in opened], options, made)
     same = opened[0].schema.equals(declared)
     dense = dense_in(declared)
-    if found and any(dense_in(source.schema) != dense for source in opened[:found]):
+    if found and any(dense_in(source.schema) != dense for source in kinds(opened[:found])):
         return 0
     # Next to INT64 time stamps, INT96 would be another type to most readers.
     mixed = found < len(opened) and has_int96(opened) and not (options.keep_int96 and is_uniform(opened))

@@ -183,7 +183,7 @@ class _Writer:
         sample = self.pending.sample(size, _SAMPLE_SLICES)
         settings = self.settings
         plain = Encodings(level=settings.level, decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
-        encodings = chosen(sample, settings.codec, plain, settings.compat)
+        encodings = chosen(sample, settings.codec, plain, settings.compat, self.encoders)
         if self.encoded and not anew and total(sample, encodings) > _WORTH_A_CHANGE * total(sample, self.encodings):
             return  # what was learned is better than what a sample tells
         self.encodings = encodings
