@@ -24,6 +24,7 @@ from pqcache.parquet.pageindex import PageIndex, placed, shifted
 from pqcache.parquet.stitch import Order, RowGroup, orders_of
 
 ARROW_SCHEMA = b"ARROW:schema"
+_PARTS = 512  # written at once; the system takes 1,024 at most
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
 
@@ -186,9 +187,13 @@ class RowGroupFile:
         self.rows += found.rows
 
     def _write(self, file: IO[bytes], parts: list[memoryview]) -> None:
-        for data in parts:
-            file.write(data)
         file.flush()
+        for first in range(0, len(parts), _PARTS):
+            some = parts[first : first + _PARTS]
+            left = sum(part.nbytes for part in some)
+            while left := left - os.writev(file.fileno(), some):  # only some of it, where the disk is nearly full
+                some = _after(some, sum(part.nbytes for part in some) - left)
+        file.seek(0, os.SEEK_END)
         if self.syncing is None or self.syncing.done():
             self._synced()
             self.syncing = self.disk.submit(os.fsync, file.fileno())
@@ -233,6 +238,15 @@ class RowGroupFile:
                 self.file.close()
             self.file = None
         self.path.unlink(missing_ok=True)
+
+
+def _after(parts: list[memoryview], count: int) -> list[memoryview]:
+    """Return ``parts`` without their first ``count`` bytes."""
+    for number, part in enumerate(parts):
+        if count < part.nbytes:
+            return [part[count:], *parts[number + 1 :]]
+        count -= part.nbytes
+    return []
 
 
 @contextlib.contextmanager

@@ -11,15 +11,17 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import pyarrow as pa
 
 from pqcache.memory import Block, Pool
 from pqcache.parquet import footer
+from pqcache.parquet.direct import is_direct, pages_of
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.statistics import leaves_in
 
 _OFFSET_INDEX, _COLUMN_INDEX = (4, 5), (6, 7)  # of a ColumnChunk: where its index lies, and how long it is
 _ENCODINGS, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY = 2, 5, 6, 7, 9, 11  # of ColumnMetaData
@@ -38,7 +40,7 @@ class Chunk:
     """A column chunk as a writer of its own has left it; offsets count from the beginning of ``data``."""
 
     fields: Struct
-    data: memoryview
+    data: list[memoryview]
     size: int
     offsets: Struct | None
     columns: bytes | None
@@ -71,6 +73,21 @@ class RowGroup:
 
 def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> Part:
     """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
+    names = table.schema.names
+    apart = [n for n, column in enumerate(table.columns) if is_direct(names[n], column, encodings)]
+    if not apart:
+        return Part(table.num_rows, _chunks(table, encodings, name, memory))
+    rest = [n for n in range(table.num_columns) if n not in apart]
+    leaves = [sum(1 for _ in leaves_in(table.schema.field(n).type)) for n in rest]
+    chunks = iter(_chunks(table.select(rest), encodings, name, memory) if rest else [])
+    found = {n: list(islice(chunks, count)) for n, count in zip(rest, leaves, strict=True)}
+    for n in apart:
+        pages = pages_of(table.schema.field(n), table.column(n))
+        found[n] = [Chunk(pages.fields, pages.data, pages.size, pages.offsets, None)]
+    return Part(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
+
+
+def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None) -> list[Chunk]:
     memory, size = memory or Pool(), table.nbytes + table.nbytes // 8 + _ROOM
     while (data := _encoded(table, encodings, memory.lend(size))) is None:
         size *= 2
@@ -92,8 +109,8 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
         for page in () if offsets is None else offsets[1][1].values:
             page[1] = (I64, page[1][1] - start)
         fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
-        chunks.append(Chunk(fields, data[start : start + size], size, offsets, index(chunk, _COLUMN_INDEX)))
-    return Part(table.num_rows, chunks)
+        chunks.append(Chunk(fields, [data[start : start + size]], size, offsets, index(chunk, _COLUMN_INDEX)))
+    return chunks
 
 
 def _encoded(table: pa.Table, encodings: Encodings, block: Block) -> memoryview | None:
@@ -141,7 +158,8 @@ def stitched(counts: Sequence[int], slices: Sequence[Sequence[Chunk]], orders: S
             columns[number] = index
         at += sum(chunk.size for chunk in some)
         uncompressed += meta[_UNCOMPRESSED][1]
-        data.extend(chunk.data for chunk in some)
+        for chunk in some:
+            data.extend(chunk.data)
     if all(len(index[1][1].values) == 1 for index in offsets.values()):
         offsets, columns = {}, {}  # each chunk is one page: its statistics say the same
     group: Struct = {

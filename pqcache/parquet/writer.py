@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError
 from pqcache.memory import Pool
 from pqcache.parquet import footer
+from pqcache.parquet.deal import THREADS, dealt
 from pqcache.parquet.decode import Floats, Piece, weigh
 from pqcache.parquet.encodings import Encodings, chosen, total
 from pqcache.parquet.guess import Guess, foreseen
@@ -38,10 +38,6 @@ _SPARE = 0.0002
 _WELL, _CHEAP = 0.985, 0.1  # fill a row group better if what has to be done again is cheap
 _FAR_OFF = 1.5  # row-group sizes
 _PAGE_HEADER = 64  # bytes, about
-_ENCODERS = 2  # whatever the machine, since halves that are encoded apart are other bytes than a whole
-_WORTH_A_THREAD = 256 << 10  # Arrow bytes
-_WORTH_HALVES = 1 << 20
-_UNEVEN = 0.6  # of what the larger share of the columns takes
 _DISK = 2  # threads: one writes while another waits for the disk
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
 _PROBE_EVERY = 16  # row groups; and after the first and the fourth
@@ -367,15 +363,7 @@ class _Writer:
                 if pt.is_dictionary(column.type) and column.num_chunks:
                     self.dictionaries[name] = max(self.dictionaries.get(name, 0), len(column.chunk(0).dictionary))
         sizes = np.sum([piece.weights for piece in pieces], axis=0)[list(columns)]
-        nbytes = table.nbytes
-        shares = _shares(sizes, _ENCODERS if nbytes > _WORTH_A_THREAD else 1)
-        cuts = [0, table.num_rows]
-        if halves and nbytes > _WORTH_HALVES and max(sizes[share].sum() for share in shares) > _UNEVEN * sizes.sum():
-            # One column takes nearly all the time, so each thread gets half of the rows.
-            shares, cuts = [list(range(len(columns)))], [0, table.num_rows // 2, table.num_rows]
-        tasks = [
-            (table.select(share).slice(low, high - low), share) for low, high in pairwise(cuts) for share in shares
-        ]
+        tasks = dealt(table, sizes, self.encodings, halves)
         parts = list(
             self.encoders.map(lambda task: encode(task[0], self.encodings, str(self.target), self.memory), tasks)
         )
@@ -453,17 +441,6 @@ class _Writer:
         return tuple(outputs)
 
 
-def _shares(sizes: Floats, number: int) -> list[list[int]]:
-    """Return columns dealt into at most ``number`` shares that are about as large as one another."""
-    shares: list[list[int]] = [[] for _ in range(number)]
-    totals = [0.0] * number
-    for column in np.argsort(-sizes):
-        least = totals.index(min(totals))
-        shares[least].append(int(column))
-        totals[least] += float(sizes[column])
-    return [sorted(share) for share in shares if share]
-
-
 def write_row_groups(
     stream: Iterator[Piece], target: Path, layout: Layout, settings: Settings, first: int = 0
 ) -> Written:
@@ -478,7 +455,7 @@ def write_row_groups(
         PqcacheError: an output cannot be written.
     """
     files: list[RowGroupFile] = []
-    with ThreadPoolExecutor(_DISK, "pqcache-disk") as disk, ThreadPoolExecutor(_ENCODERS, "pqcache-encode") as encoders:
+    with ThreadPoolExecutor(_DISK, "pqcache-disk") as disk, ThreadPoolExecutor(THREADS, "pqcache-encode") as encoders:
         try:
             writer = _Writer(stream, target, layout, settings, first, files, disk, encoders)
             writer.run()

@@ -1,0 +1,122 @@
+"""Pages of large binary values that point at the decoded values, instead of being copies of them.
+
+A plain, uncompressed page of binary values is their bytes, each with its length before it. For images that is all
+there is to encode, so the bytes go from the decoder's buffers to the file. The format is parquet.thrift and
+Encodings.md of https://github.com/apache/parquet-format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pqcache.parquet import footer
+from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.footer import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+
+_WORTH = 2048  # bytes of a value: two views of a value take as long as copying that twice
+_PAGE = 1 << 20
+_BYTE_ARRAY, _PLAIN, _RLE, _NO_CODEC, _DATA_PAGE = 6, 0, 3, 0, 0
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A column chunk: its metadata and page index with offsets from 0, and its bytes in so many parts."""
+
+    fields: Struct
+    data: list[memoryview]
+    size: int
+    offsets: Struct
+
+
+def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
+    """Return whether the column ``name`` of a table is encoded like this: large values, and nothing to do to them."""
+    return (
+        _is_binary(column.type)
+        and encodings.codecs.get(name) == "none"
+        and name not in encodings.dictionary
+        and name not in encodings.special
+        and name not in encodings.statistics
+        and len(column) > 0
+        and column.null_count == 0
+        and column.nbytes >= _WORTH * len(column)
+    )
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_string(kind) or pt.is_large_string(kind))
+
+
+def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
+    """Return the pages of a column that `is_direct`."""
+    data: list[memoryview] = []
+    places: list[Struct] = []
+    sizes: list[int] = []
+    waiting: list[memoryview] = []
+    at = row = count = size = 0
+
+    def close() -> None:
+        nonlocal at, row, count, size, waiting
+        levels = _ones(count) if field.nullable else b""
+        body = len(levels) + 4 * count + size
+        about = {1: (I32, count), 2: (I32, _PLAIN), 3: (I32, _RLE), 4: (I32, _RLE)}
+        header = footer.encode({1: (I32, _DATA_PAGE), 2: (I32, body), 3: (I32, body), 5: (STRUCT, about)})
+        data.append(memoryview(header + levels))
+        data.extend(waiting)
+        places.append({1: (I64, at), 2: (I32, len(header) + body), 3: (I64, row)})
+        sizes.append(size)
+        at, row = at + len(header) + body, row + count
+        waiting, count, size = [], 0, 0
+
+    for chunk in column.chunks:
+        ends, values = _offsets(chunk), memoryview(chunk.buffers()[2] or b"")
+        lengths = np.diff(ends).astype("<i4")
+        heads = memoryview(lengths.tobytes())
+        for number, (low, high) in enumerate(zip(ends.tolist(), ends[1:].tolist(), strict=False)):
+            if count and size + high - low > _PAGE:
+                close()
+            waiting += heads[4 * number : 4 * number + 4], values[low:high]
+            count, size = count + 1, size + high - low
+    close()
+    meta: Struct = {
+        1: (I32, _BYTE_ARRAY),
+        2: (LIST, Items(I32, [_RLE, _PLAIN])),
+        3: (LIST, Items(BINARY, [field.name.encode()])),
+        4: (I32, _NO_CODEC),
+        5: (I64, row),
+        6: (I64, at),
+        7: (I64, at),
+        9: (I64, 0),
+        13: (LIST, Items(STRUCT, [{1: (I32, _DATA_PAGE), 2: (I32, _PLAIN), 3: (I32, len(places))}])),
+        16: (STRUCT, _size_statistics(sum(sizes), row, field.nullable)),
+    }
+    offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
+    return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, offsets)
+
+
+def _offsets(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+    kind = np.int64 if pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) else np.int32
+    found = np.frombuffer(chunk.buffers()[1], kind)
+    return found[chunk.offset : chunk.offset + len(chunk) + 1]
+
+
+def _ones(count: int) -> bytes:
+    """Return the definition levels of ``count`` values: one run of 1, with its length in bytes before it."""
+    run = bytearray()
+    number = count << 1
+    while number > 0x7F:
+        run.append(number & 0x7F | 0x80)
+        number >>= 7
+    run += bytes((number, 1))
+    return len(run).to_bytes(4, "little") + run
+
+
+def _size_statistics(size: int, values: int, nullable: bool) -> Struct:
+    """Return SizeStatistics: bytes without lengths, and how many values have which level."""
+    levels: Sequence[int] = [0, values] if nullable else []
+    return {1: (I64, size), 2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, list(levels)))}
