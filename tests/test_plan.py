@@ -136,7 +136,13 @@ def test_applying_a_plan_gives_the_listing(now: list[SourceFile], before: list[S
         "a\x00b",
         "a\x1b[31m",
         "x" * 256,
+        "é" * 128,
+        "d" * 256 + "/a",
         "..",
+        "a/",
+        "a/..",
+        "a/\udcff",
+        "\x7f/a",
     ],
 )
 def test_hostile_names_are_refused_by_name(path: str) -> None:

@@ -109,14 +109,10 @@ def check_listing(listing: Sequence[SourceFile], source: str) -> None:
             raise SourceError(
                 f"{printable(source)}/{printable(path)}: {problem}; nothing was published, rename it at the source"
             )
-        directory = parent(path)
-        while directory:
-            if directory in names:
-                raise SourceError(
-                    f"{source}/{directory}: is both a file and a directory; nothing was published, "
-                    "rename one at the source"
-                )
-            directory = parent(directory)
+    for both in names & _directories(names):
+        raise SourceError(
+            f"{source}/{both}: is both a file and a directory; nothing was published, rename one at the source"
+        )
 
 
 def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -34,11 +35,15 @@ def is_data(path: str) -> bool:
     Hive and MapReduce write names without a suffix (``000000_0``, ``part-m-00000``), so those count;
     ``notes.txt`` and ``README`` do not.
     """
-    segments = path.split("/")
-    name = segments[-1]
-    if any(map(is_hidden, segments)):
+    directory, _, name = path.rpartition("/")
+    if is_hidden(name) or _is_below_hidden(directory):
         return False
     return name.lower().endswith(_DATA_SUFFIXES) or _BARE.fullmatch(name) is not None
+
+
+@lru_cache(1 << 14)
+def _is_below_hidden(directory: str) -> bool:
+    return any(map(is_hidden, directory.split("/")))
 
 
 def partition_values(directory: str) -> dict[str, str | None]:

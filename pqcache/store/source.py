@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 from urllib.parse import quote, unquote, urlsplit
 
@@ -174,6 +175,10 @@ def check_path(path: str) -> str | None:
 
     Object keys are hostile input: no name may leave the cache or be two things at once on disk.
     """
+    directory, slash, name = path.rpartition("/")
+    short = len(name) <= 255 // 4  # however many bytes its characters take
+    if short and name.isprintable() and name not in ("", ".", "..") and (not slash or _is_safe(directory)):
+        return None  # as nearly all are, and there may be a million
     if _CONTROL.search(path):
         return "has a control character in its name"
     try:
@@ -188,6 +193,11 @@ def check_path(path: str) -> str | None:
     if any(len(segment.encode()) > 255 for segment in segments):
         return "has a name longer than 255 bytes"
     return None
+
+
+@lru_cache(1 << 14)
+def _is_safe(directory: str) -> bool:
+    return check_path(directory) is None
 
 
 def printable(path: str) -> str:
