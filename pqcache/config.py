@@ -86,7 +86,7 @@ def read_config(cache: Path) -> Config:
     """Read ``pqcache.toml``; a missing, malformed or newer one raises CacheError."""
     path = cache / CONFIG
     try:
-        document: Mapping[str, Any] = _parsed(path.read_text(encoding="utf-8"))
+        document: Mapping[str, Any] = parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CacheError(f"{cache}: not a pqcache; make one with 'pqcache sync SOURCE {cache}'") from error
     except (OSError, ValueError) as error:
@@ -122,7 +122,7 @@ def read_config(cache: Path) -> Config:
         raise CacheError(f"{path}: {error}; mend it, or sync into a new directory") from error
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> dict[str, Any]:
     """Return what a TOML document says; ValueError of one that is malformed."""
     if sys.version_info >= (3, 11):
         import tomllib

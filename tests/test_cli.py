@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import pqcache
 from tests.datasets import rows_of, write_day, write_shop
 from tests.remote import make_remote
 
@@ -317,15 +318,40 @@ def test_a_missing_extra_is_named(url: str, module: str, extra: str, tmp_path: P
     assert extra in error_of(result, 2)
 
 
-def test_a_plain_sync_imports_only_what_it_needs(tmp_path: Path) -> None:
-    """Half of the time of a sync that finds nothing to do would go into modules that it does not use."""
+NEVER = ("pandas", "tenacity", "sqlglot", "rich", "fsspec", "pqcache.parquet.rewrite", "pqcache.store.keybuild")
+NO_ARROW = ("pyarrow", "numpy", "tomlkit", "pqcache.store.refresh", "pqcache.store.build")
+
+
+def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:
+    """Most of the time of a sync that finds nothing to do would go into modules that it does not use."""
     write_day(tmp_path / "lake", "2026-11-01", files=1, rows=10)
-    unused = ("tenacity", "pandas", "pqcache.parquet.rewrite", "pqcache.store.keybuild")
-    code = (
-        "import json, sys; from pqcache import cli; cli.without_pandas(); code = cli.run(sys.argv[1:]); "
-        f"print(json.dumps([code, [name for name in {unused!r} if name in sys.modules]]))"
-    )
-    for _ in range(2):
-        command = [sys.executable, "-c", code, "sync", str(tmp_path / "lake"), str(tmp_path / "cache"), "-q"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout) == [0, []]
+    lake, cache = str(tmp_path / "lake"), str(tmp_path / "cache")
+    for words, unused in (
+        (["sync", lake, cache, "-q"], (*NEVER, "pyarrow.dataset")),
+        (["sync", lake, cache], (*NEVER, *NO_ARROW)),
+        (["sync", cache, "--row-group-size", "1MB", "-q"], ("sqlglot", "rich", "tenacity")),
+        (["sync", cache, "--json"], (*NEVER, *NO_ARROW)),
+        (["sync", cache, "--dry-run"], (*NEVER, *NO_ARROW)),
+        (["gc", cache], (*NEVER, *NO_ARROW)),
+        (["log", cache, "--json"], (*NEVER, *NO_ARROW)),
+        (["--version"], (*NEVER, *NO_ARROW, "pqcache.store")),
+    ):
+        code = (
+            "import json, sys; from pqcache.cli import run, without_pandas; without_pandas(); "
+            "code = run(sys.argv[1:]); "
+            f"print(json.dumps([code, [name for name in {unused!r} if name in sys.modules]]))"
+        )
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
+        assert json.loads(done.stdout.splitlines()[-1]) == [0, []], f"{words}: {done.stderr}"
+
+
+@pytest.mark.parametrize("source", ["lake", "hdfs://u:topsecret@127.0.0.1:1/x", "s3://lake/x"])
+def test_a_source_named_as_the_cache_is_told(source: str, shop: Path, tmp_path: Path) -> None:
+    shop.rename(tmp_path / "lake")
+    pqcache.sync(tmp_path / "cache", str(tmp_path / "lake"))
+    where = source if "://" in source else str(tmp_path / source)
+    message = error_of(run("sync", str(tmp_path / "cache"), where), 2)
+    assert "'pqcache sync SOURCE CACHE'" in message
+    assert "topsecret" not in message
+    with pytest.raises(pqcache.UsageError, match=r"the wrong way round\? .* pqcache.sync\(cache, source\)"):
+        pqcache.sync(where, str(tmp_path / "cache"))

@@ -22,7 +22,7 @@ import typer
 
 from pqcache import errors, events
 from pqcache.bench import Advice, BenchReport, Measured
-from pqcache.cli import app
+from pqcache.cli_commands import app
 from pqcache.config import Config
 from pqcache.forecast import Forecast
 from pqcache.store.cache import FILES, ROW_GROUPS
@@ -227,7 +227,7 @@ def test_no_snippet_of_ours_is_left_out(page: Path) -> None:
             assert word in (command if word else ""), f"{block.place}: this could run: {command}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "pqcache" / "cli.py"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "pqcache" / "cli_commands.py"], ids=lambda page: page.name)
 def test_commands_have_the_options_they_use(page: Path) -> None:
     """Also those that are not run, and the examples of the commands' own help."""
     commands = [command for block in blocks_of(page) for command in block.commands]

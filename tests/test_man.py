@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from pqcache.cli import app
+from pqcache.cli_commands import app
 from pqcache.cli_help import Command, Group
 from pqcache.config import Config
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from pqcache.cli import app
+from pqcache.cli_commands import app
 from pqcache.cli_help import Entry, groups, summary
 
 MAN = Path(__file__).resolve().parent.parent / "man"

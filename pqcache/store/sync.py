@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -14,7 +15,7 @@ from typing import Any
 from pqcache.config import Config, read_config, updated, write_config
 from pqcache.errors import UsageError
 from pqcache.events import Advanced, Collected, Event, OnEvent, Warned, ignore
-from pqcache.store.cache import Cache, Snapshot, cache_path
+from pqcache.store.cache import Cache, Snapshot, cache_at, cache_path
 from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.listing import Listing, list_source
 from pqcache.store.manifest import Totals
@@ -128,6 +129,8 @@ def sync(
     CacheLocked; the current snapshot stays as it was.
     """
     watch = Stopwatch()
+    if source is not None:
+        _check_order(os.fspath(cache), source)
     target = Cache(cache_path(cache))
     if source is None and not target.exists():
         raise UsageError(f"{cache}: not a pqcache yet; name the source too: pqcache sync SOURCE {cache}")
@@ -278,6 +281,21 @@ def _merge(remembered: Config | None, source: str | None, options: Mapping[str, 
     if remembered is not None and remembered.source == shown:
         known = {**remembered.options, **known}
     return replace(remembered or Config(shown), source=shown, options=known)
+
+
+def _check_order(cache: str, source: str) -> None:
+    """Raise UsageError where the source was named as the cache, and the cache as the source."""
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", cache)  # Path makes one slash of two
+    if scheme is not None and url_scheme(source) in ("", "file"):
+        what = f"{scheme[1]}://...: a cache is a local directory"
+    elif cache_at(source) is not None and os.path.isdir(cache) and cache_at(cache) is None:
+        what = f"{source}: is a pqcache, and {cache} is none"
+    else:
+        return
+    raise UsageError(
+        f"{what}; are the two the wrong way round? It is 'pqcache sync SOURCE CACHE', "
+        "and in Python pqcache.sync(cache, source)"
+    )
 
 
 def _check_apart(source: str, cache: Path) -> None:

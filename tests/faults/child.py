@@ -390,6 +390,7 @@ def main() -> None:
         "pyarrow.dataset",
         "pyarrow.parquet",
         "sqlglot",
+        "tomlkit",
     )
     for module in modules:
         importlib.import_module(module)
@@ -399,6 +400,7 @@ def main() -> None:
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.modules["pqcache.cli"].run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
+    sys.modules["pqcache.config"].parsed("")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
