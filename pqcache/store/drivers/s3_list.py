@@ -1,4 +1,4 @@
-"""Listings from S3 by botocore's client, but for their entries, which it parses at 0.1 ms of CPU each.
+"""Listings from S3 by botocore's client, but for their entries, of which it takes 0.05 ms of CPU each to parse.
 
 What it spends there is dates above all, and looking up the shape of every field. So the entries are taken out of each
 answer before it is parsed, and the rest is left to it: errors, retries, paging, how keys are encoded.
@@ -33,7 +33,11 @@ def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
         return
     encoded = page.get("EncodingType") == "url"
     for fields in page[_TAKEN]:
-        key = unquote_plus(fields["Key"]) if encoded else fields["Key"]
+        key = fields["Key"]
+        if encoded:
+            slash = "%2F" if "%2F" in key else "/"  # Ceph encodes it, Amazon does not
+            directory, slash, name = key.rpartition(slash)
+            key = _decoded(directory + slash) + unquote_plus(name)
         yield key, Identity(int(fields["Size"]), _nanoseconds(fields["LastModified"]), fields["ETag"].strip('"'))
 
 
@@ -60,6 +64,9 @@ def _take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
     rest.extend(child for child in root if child.tag != contents)
     response_dict["body"] = ElementTree.tostring(rest)
     customized_response_dict[_TAKEN] = found
+
+
+_decoded = lru_cache(1024)(unquote_plus)
 
 
 @lru_cache(1024)
