@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +177,75 @@ def test_a_strange_request_is_never_imitated(s3_bucket: Bucket) -> None:
         assert b"".join(source.read("x.parquet", 0, 3)) == b"one"
     assert calls == ["GetObject"] * 3
     source.close()
+
+
+class Tls:
+    """TLS in front of a server, with certificates that OpenSSL's own tool makes."""
+
+    def __init__(self, endpoint: str, directory: Path) -> None:
+        self._upstream = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
+        self._directory = directory
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"https://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def certificate(self, name: str) -> Path:
+        """Make a certificate of a host; return its file."""
+        key, certificate = self._directory / f"{name}.key", self._directory / f"{name}.pem"
+        made = ["-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=test"]
+        command = ["openssl", "req", "-x509", *made, "-addext", f"subjectAltName={name}"]
+        subprocess.run(command, check=True, capture_output=True)
+        return certificate
+
+    def use(self, certificate: Path) -> None:
+        """Be the host of a certificate from now on."""
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                plain, _ = self._server.accept()
+                with suppress(OSError):
+                    client = self._context.wrap_socket(plain, server_side=True)
+                    server = socket.create_connection(self._upstream)
+                    for ends in ((client, server), (server, client)):
+                        threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with source, suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make certificates")
+def test_connections_of_our_own_check_certificates(
+    s3: S3, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that GETs are sent on without the client trust whom the client trusts, and nobody else."""
+    put(s3_bucket, "x.parquet", b"one")
+    with closing(Tls(s3.endpoint, tmp_path)) as tls:
+        known, elsewhere = tls.certificate("IP:127.0.0.1"), tls.certificate("DNS:elsewhere")
+        (tmp_path / "ca.pem").write_text(known.read_text() + elsewhere.read_text())
+        tls.use(known)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", tls.url)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+        source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
+        calls, identity = count(source), source.stat("x.parquet")
+        for _ in range(3):
+            assert read(source, "x.parquet", identity) == b"one"
+        assert calls == ["HeadObject", "GetObject"]
+        for wrong in (elsewhere, tls.certificate("DNS:localhost,IP:127.0.0.1")):  # trusted, not ours; ours, not trusted
+            tls.use(wrong)
+            source._getter.close()
+            with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet: .*(certificate|hostname)"):
+                read(source, "x.parquet", identity)
+        source.close()
 
 
 def test_many_files_are_asked_for_by_listings(source: S3Source, s3_bucket: Bucket) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import http.client
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -150,19 +151,19 @@ class S3Source:
         if length <= 0:
             return
         try:
-            answer = self._getter.get(self._key(path), offset, offset + length - 1, tag)
-            with closing(answer.body) as body:
+            with closing(self._getter.get(self._key(path), offset, offset + length - 1, tag)) as answer:
                 if not answer.content_range.startswith(f"bytes {offset}-{offset + length - 1}/"):
                     raise SourceUnavailable(f"{self._name(path)}: the server sent another range than was asked for")
                 if tag and answer.etag.strip('"') != tag:
                     raise SourceChanged(f"{self._name(path)}: is not the version that was listed")
-                while length > 0 and (chunk := body.read(min(_CHUNK, length))):
+                while length > 0 and (chunk := answer.read(min(_CHUNK, length))):
                     length -= len(chunk)
                     yield chunk
         except _ERRORS as error:
             raise self._error(path, error) from error
 
     def close(self) -> None:
+        self._getter.close()
         self._client.close()
         self._lister.close()
 
@@ -353,8 +354,9 @@ def _client(session: Any, url: str, options: Mapping[str, str], timeout: float, 
 
 
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)
-# a body is read from urllib3's own object, which raises urllib3's own errors
+# a body is read from urllib3's own object, and from Python's below it, which raise their own errors
 _ERRORS = (
+    http.client.HTTPException,
     botocore.exceptions.BotoCoreError,
     botocore.exceptions.ClientError,
     urllib3.exceptions.HTTPError,
