@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from queue import SimpleQueue
 
 from pqcache.errors import CacheError
 from pqcache.events import Advanced, Fetched, OnEvent
@@ -25,11 +24,10 @@ from pqcache.store.source import ExactSource, Source
 from pqcache.store.subset import Subset
 from pqcache.store.transfer import MOVED, Copied, Stopwatch, fetch, keeps_changing, vanished, with_retries
 
-T = TypeVar("T")
-R = TypeVar("R")
 Task = tuple[DirectoryPlan, SourceFile]
 
-_TOGETHER = 64  # files that are asked for at once; the footers of as many wait in memory
+_TOGETHER = 64  # files that are asked for at once
+_BEGUN = 2  # batches: the footers of as many files wait in memory
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,10 @@ class Bringer:
         """Whether what was read is known to be one version, so that asking again can wait."""
         return isinstance(self.source, ExactSource) and self.subset.is_all
 
-    def bring(self, file: SourceFile) -> Copied:
+    def bring(self, file: SourceFile, cached: bool) -> Copied:
         """Bring one file; where the source is exact, it is still to be confirmed."""
         watch = Stopwatch()
-        copied = self._fetch(file)
+        copied = self._fetch(file, cached)
         self.on_event(Fetched(copied.file.path, copied.file.identity.size, watch.seconds))
         return copied
 
@@ -75,10 +73,10 @@ class Bringer:
                 old = copies[file].file
                 self.on_event(Advanced("fetch", -old.identity.size))
                 self.target(old).unlink(missing_ok=True)
-                copies[file] = self._fetch(SourceFile(file.path, now[file.path], file.block_size))
+                copies[file] = self._fetch(SourceFile(file.path, now[file.path], file.block_size), cached=True)
         raise keeps_changing(source, asked[0].path)
 
-    def _fetch(self, file: SourceFile) -> Copied:
+    def _fetch(self, file: SourceFile, cached: bool) -> Copied:
         if self.source is None:
             raise CacheError(f"{file.path}: is not in the cache any more; run 'pqcache sync {self.cache}'")
         return fetch(
@@ -91,6 +89,7 @@ class Bringer:
             self.checksum,
             self.subset,
             confirm=not self.is_exact,
+            cached=cached,
         )
 
 
@@ -101,6 +100,7 @@ class _Batch:
     tasks: list[Task]
     copies: dict[SourceFile, Copied] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    finished: bool = False
 
     def add(self, file: SourceFile, copied: Copied) -> bool:
         """Add a copy; return whether it was the last."""
@@ -109,32 +109,83 @@ class _Batch:
             return len(self.copies) == len(self.tasks)
 
 
+class _Queue:
+    """The tasks that threads take one by one, and the batches they belong to, of which only a few are begun."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self.begun: deque[_Batch] = deque()
+        self._tasks = ((batch, task) for batch in _batches(tasks) for task in batch.tasks)
+        self._lock = threading.Lock()
+        self._room = threading.Semaphore(_BEGUN)
+        self._last: _Batch | None = None
+        self._closed = False
+
+    def take(self) -> tuple[_Batch, Task] | None:
+        """Return the next task, or None when there is none; waits while too many batches are begun."""
+        with self._lock:
+            found = None if self._closed else next(self._tasks, None)
+            if found is not None and found[0] is not self._last:
+                self._room.acquire()
+                self._last = found[0]
+                self.begun.append(found[0])
+            return None if self._closed else found
+
+    def yielded(self) -> None:
+        """Say that the first batch has been taken over."""
+        self.begun.popleft()
+        self._room.release()
+
+    def close(self) -> None:
+        """Give out no more tasks."""
+        self._closed = True
+        self._room.release()
+
+
 def brought(
     threads: ThreadPoolExecutor, how: Bringer, tasks: Iterable[Task], jobs: int
 ) -> Iterator[tuple[Task, Copied]]:
-    """Yield each task with the copy of its file, confirmed, in order."""
+    """Yield each task with the copy of its file, confirmed, in order; an error anywhere is raised at once.
 
-    def bring(item: tuple[_Batch, SourceFile]) -> None:
-        batch, file = item
-        if batch.add(file, how.bring(file)) and how.is_exact:
-            how.confirm(batch.copies)
+    Threads take their tasks themselves and tell of whole batches: to wake this one for each file costs more than its
+    footer and its checksum together.
+    """
+    queue = _Queue(tasks)
+    told: SimpleQueue[BaseException | None] = SimpleQueue()
 
-    items = ((batch, task[1]) for batch in _batches(tasks, _TOGETHER if how.is_exact else 1) for task in batch.tasks)
-    arrived = 0
-    for (batch, _), _ in _pooled(threads, bring, items, jobs):
-        arrived += 1
-        if arrived == len(batch.tasks):
-            arrived = 0
-            for task in batch.tasks:
-                yield task, batch.copies.pop(task[1])
+    def work() -> None:
+        try:
+            while (taken := queue.take()) is not None:
+                batch, (directory, file) = taken
+                if batch.add(file, how.bring(file, cached=bool(directory.rewrite))):
+                    if how.is_exact:
+                        how.confirm(batch.copies)
+                    batch.finished = True
+                    told.put(None)
+        except BaseException as error:  # noqa: BLE001  raised below
+            told.put(error)
+
+    running = [threads.submit(work) for _ in range(max(1, jobs))]
+    for future in running:
+        future.add_done_callback(lambda _: told.put(None))
+    try:
+        while queue.begun or not all(future.done() for future in running):
+            if (error := told.get()) is not None:
+                raise error
+            while queue.begun and queue.begun[0].finished:
+                batch = queue.begun[0]
+                for task in batch.tasks:
+                    yield task, batch.copies.pop(task[1])
+                queue.yielded()
+    finally:
+        queue.close()
 
 
-def _batches(tasks: Iterable[Task], most: int) -> Iterator[_Batch]:
-    """Yield batches of at most ``most`` tasks; one that is rewritten does not wait for other directories."""
+def _batches(tasks: Iterable[Task]) -> Iterator[_Batch]:
+    """Yield batches of a few dozen tasks; a directory that is rewritten does not wait for others."""
     batch = _Batch([])
     for task in tasks:
         if batch.tasks and (
-            len(batch.tasks) == most or (task[0] is not batch.tasks[-1][0] and batch.tasks[-1][0].rewrite)
+            len(batch.tasks) == _TOGETHER or (task[0] is not batch.tasks[-1][0] and batch.tasks[-1][0].rewrite)
         ):
             yield batch
             batch = _Batch([])
@@ -154,23 +205,3 @@ def pool(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
         executor.shutdown(wait=False, cancel_futures=True)
         raise
     executor.shutdown()
-
-
-def _pooled(
-    threads: ThreadPoolExecutor, call: Callable[[T], R], tasks: Iterable[T], jobs: int
-) -> Iterator[tuple[T, R]]:
-    """Yield each task with what ``call`` made of it, in order; only a few wait in the pool."""
-    tasks = iter(tasks)
-    running: deque[tuple[T, Future[R]]] = deque()
-    while True:
-        for task in islice(tasks, max(1, 4 * jobs) - len(running)):
-            running.append((task, threads.submit(call, task)))
-        if not running:
-            return
-        waiting = {future for _, future in running}
-        while not running[0][1].done():  # in order, but an error anywhere is told at once
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-        task, future = running.popleft()
-        yield task, future.result()

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pqcache.errors import (
     ParquetError,
@@ -29,6 +29,7 @@ from pqcache.errors import (
     SourceUnavailable,
 )
 from pqcache.events import Advanced, OnEvent, Retried
+from pqcache.store.arrival import BLOCK, past_cache, pieces, write_at
 from pqcache.store.checksum import checksum_of, feed, new_checksum, text_of
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
@@ -56,8 +57,16 @@ ALL = Subset()
 RETRIES = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _DURABLE_EVERY = 32 << 20  # bytes of a file
+_TAIL = 64 << 10  # of a file's end, where its footer is; most fit
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 MOVED = 3  # how often a file may change while it is copied before the run gives up
+
+
+class Arrived(NamedTuple):
+    """The checksum of what arrived, and its last bytes, if there is need of them."""
+
+    checksum: str
+    tail: bytes
 
 
 class _Moved(PqcacheError):
@@ -78,6 +87,7 @@ def fetch(
     checksum: bool = False,
     subset: Subset = ALL,
     confirm: bool = True,
+    cached: bool = True,
 ) -> Copied:
     """Copy ``file`` to ``target(file)``; return what was copied.
 
@@ -85,16 +95,16 @@ def fetch(
     an S3 object that was uploaded in one part). A file that changes meanwhile is fetched again, and the
     returned identity is that of the copy. One that vanished, or keeps changing, raises SourceIncomplete.
     Without ``confirm`` the source is asked for its identity again only if something went wrong: the caller asks
-    for many files at once.
+    for many files at once. Without ``cached`` the copy does not go through the page cache: nobody reads it next.
     """
     for attempt in range(MOVED + 1):
         final = target(file)
-        part = final.with_name(final.name + ".part")
-        if final.exists() and not part.exists():  # whole, from a run that died: check it like any other
+        part = Path(f"{final}.part")
+        if os.path.exists(final) and not part.exists():  # whole, from a run that died: check it like any other
             final.rename(part)
             part.chmod(0o644)
         try:
-            copied = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset, confirm)
+            copied = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset, confirm, cached)
         except SourceNotFound as error:
             raise vanished(source, file.path) from error
         except _Moved as moved:
@@ -183,26 +193,30 @@ def _fetch_version(
     checksum: bool,
     subset: Subset,
     confirm: bool,
+    cached: bool,
 ) -> Copied:
     """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
 
-    def bring() -> str:
+    def bring() -> Arrived:
         if not subset.is_all:
             _project(source, file, part, on_event, stopped, subset)
-            return checksum_of(part)
-        arrived = _fill(source, file, part, on_event, stopped)
+            return Arrived(checksum_of(part), b"")
+        arrived = _fill(source, file, part, on_event, stopped, cached)
         if checksum:
             _check_md5(source, file, part, on_event)
         return arrived
 
     def size() -> int:
-        return part.stat().st_size if part.exists() else 0
+        try:
+            return os.stat(part).st_size
+        except FileNotFoundError:
+            return 0
 
     for last in (False, True):
         error: PqcacheError | None = None
         try:
             arrived = with_retries(bring, file.path, retries, on_event, size)
-            metadata, schema = _footer(source, file, part)
+            metadata, schema = _footer(source, file, part, arrived.tail)
         except (SourceChanged, SourceUnavailable) as failure:
             error = failure  # it may have failed because the file changed under the copy: ask before telling
         except ParquetError as failure:
@@ -210,12 +224,12 @@ def _fetch_version(
             on_event(Advanced("fetch", -size()))
             part.unlink(missing_ok=True)  # damaged on its way? no run must build on it
         if error is None and not confirm:
-            return Copied(file, metadata, schema, arrived)
+            return Copied(file, metadata, schema, arrived.checksum)
         now = with_retries(lambda: source.stat(file.path), file.path, retries, on_event)
         if now != file.identity:
             raise _Moved(now)
         if error is None:
-            return Copied(file, metadata, schema, arrived)
+            return Copied(file, metadata, schema, arrived.checksum)
         if last or not isinstance(error, ParquetError):
             raise error
     raise AssertionError("unreachable")
@@ -242,35 +256,43 @@ def _project(
     fetch_projected(source, file, part, subset.columns, subset.where, partitions, on_bytes, stopped, subset.types)
 
 
-def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool]) -> str:
-    """Fetch what ``part`` lacks and make it durable; return the checksum of the whole.
+def _fill(
+    source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool], cached: bool
+) -> Arrived:
+    """Fetch what ``part`` lacks and make it durable; return the checksum of the whole, and its end.
 
     Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
     only write the same bytes to the same places.
     """
-    size = file.identity.size
+    size, tail = file.identity.size, b""
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            written = durable = min(os.fstat(descriptor).st_size, size)
+            held = os.fstat(descriptor).st_size
+            if held > size:
+                os.ftruncate(descriptor, size)
+            written = durable = size if held >= size else held // BLOCK * BLOCK
             seen = new_checksum()
             feed(seen, descriptor, written)
-            for chunk in source.read(file.path, written, size - written, file.identity.tag) if written < size else ():
+            direct = not cached and past_cache(descriptor)
+            chunks = source.read(file.path, written, size - written, file.identity.tag) if written < size else iter(())
+            for piece in pieces(chunks):
                 if stopped():
                     raise KeyboardInterrupt
-                chunk = chunk[: size - written]
-                seen.update(chunk)  # while it is in the processor's cache
-                _write_all(descriptor, chunk, written)
-                written += len(chunk)
-                on_event(Advanced("fetch", len(chunk)))
-                if written - durable >= _DURABLE_EVERY:
+                piece = piece[: size - written]
+                seen.update(piece)  # while it is in the processor's cache
+                write_at(descriptor, piece, written, direct)
+                written += len(piece)
+                on_event(Advanced("fetch", len(piece)))
+                if written == size:
+                    tail = bytes(piece[-_TAIL:])
+                elif not direct and written - durable >= _DURABLE_EVERY:
                     os.fdatasync(descriptor)  # the disk has work while others download, and little at the end
                     durable = written
             if written < size:
                 raise SourceUnavailable(
                     f"{file_url(source, file.path)}: the connection ended after {written:,} of {size:,} bytes"
                 )
-            os.ftruncate(descriptor, size)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -278,7 +300,7 @@ def _fill(source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopp
         if error.errno not in _FULL:  # what fsync could not write is not reported twice: do not build on it
             part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
-    return text_of(seen)
+    return Arrived(text_of(seen), tail)
 
 
 def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) -> None:
@@ -295,21 +317,16 @@ def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) 
         raise SourceUnavailable(f"{file_url(source, file.path)}: arrived damaged: its MD5 is not the store's")
 
 
-def _write_all(descriptor: int, chunk: bytes, offset: int) -> None:
-    view = memoryview(chunk)
-    while view:
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
-
-
-def _footer(source: Source, file: SourceFile, part: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+def _footer(source: Source, file: SourceFile, part: Path, tail: bytes = b"") -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return the footer and the Arrow schema of a copy, of which ``tail`` is the end."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from pqcache.parquet.statistics import not_parquet
 
+    whole = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
     try:
-        with pq.ParquetFile(part) as parquet:
+        with pq.ParquetFile(pa.BufferReader(tail) if whole else part) as parquet:
             return parquet.metadata, parquet.schema_arrow
     except (pa.ArrowException, OSError) as error:
         raise not_parquet(f"{file_url(source, file.path)}", error) from error
