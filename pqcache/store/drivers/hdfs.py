@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,8 @@ except ImportError as error:
 
 _CHUNK = 1 << 20  # written at once
 _BATCH = 512  # files handed on at once while listing
+_PACKETS = 16  # handed on at once while reading,
+_AT_LEAST_EVERY = 0.05  # seconds: what has come is not lost with a connection that stalls
 
 
 class HdfsSource:
@@ -88,9 +91,9 @@ class HdfsSource:
         with self._errors(name):
             received = False
             try:
-                for chunk in watched(lambda: self._read(name, offset, length), self._timeout):
+                for packets in watched(lambda: self._read(name, offset, length), self._timeout):
                     received = True
-                    yield chunk
+                    yield from packets
             except Stalled:
                 if not received:  # perhaps it is the NameNode: the next try asks another
                     self._turn()
@@ -133,11 +136,19 @@ class HdfsSource:
         while batch := tuple(islice(found, _BATCH)):
             yield batch
 
-    def _read(self, name: str, offset: int, length: int) -> Iterator[bytes]:
+    def _read(self, name: str, offset: int, length: int) -> Iterator[Sequence[bytes]]:
+        """Yield packets of 64 KiB, some together: to hand each over costs as much as to fetch it, to join them more."""
         reader = self.client.read(name)
         length = min(length, max(0, len(reader) - offset))  # hdfs-native panics beyond the end
-        if length:
-            yield from reader.read_range_stream(offset, length)  # packets of 64 KiB; joining them cost as much again
+        packets: list[bytes] = []
+        since = time.monotonic()
+        for packet in reader.read_range_stream(offset, length) if length else ():
+            packets.append(packet)
+            if len(packets) == _PACKETS or time.monotonic() - since > _AT_LEAST_EVERY:
+                yield packets
+                packets, since = [], time.monotonic()
+        if packets:
+            yield packets
 
     def _name(self, path: str) -> str:
         name = f"{self._root.rstrip('/')}/{path}"
