@@ -27,6 +27,8 @@ def main() -> NoReturn:
     with_rare_collections()
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     code = run(sys.argv[1:])
     with contextlib.suppress(OSError):
         sys.stderr.flush()

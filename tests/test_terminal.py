@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -172,3 +173,10 @@ def test_gc_of_a_cache_with_nothing_in_it(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "cache" / "snapshots")
     done = subprocess.run([*PQCACHE, "gc", tmp_path / "cache"], capture_output=True, text=True, timeout=60)
     assert done.stdout == "removed nothing, kept nothing\n"
+
+
+def test_closed_streams_change_no_exit_code(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1)
+    for words, code in (("nowhere", 2), ("shop cache", 0)):
+        command = f"exec {shlex.join(PQCACHE)} sync {words} >&- 2>&-"
+        assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60).returncode == code
