@@ -18,6 +18,7 @@ from pqcache.errors import SourceError
 
 PIECE = 1 << 20
 BLOCK = 4096  # what memory, places and lengths have to be whole multiples of: all disks take that
+WORTH_DIRECT = 64 << 10  # bytes of a file; for less it is one more thing to do
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 
 _mine = threading.local()
