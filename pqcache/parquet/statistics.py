@@ -30,7 +30,9 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     ``schema`` is the file's Arrow schema.
     """
     names = [field.name for field in schema]
-    top = [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
+    first = metadata.row_group(0) if metadata.num_row_groups else None
+    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
+    top = [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)] if first else []
     if any("." in name for name in names):
         top = top_level_names(metadata, schema)
     flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
@@ -58,10 +60,10 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             if name in lists:
                 columns[f"{name}:values"].append(chunk.num_values)
             codecs[name].add(chunk.compression)
-            first = chunk.data_page_offset
+            offset = chunk.data_page_offset
             if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                first = min(first, chunk.dictionary_page_offset)
-            start = first if start is None else min(start, first)
+                offset = min(offset, chunk.dictionary_page_offset)
+            start = offset if start is None else min(start, offset)
             statistics = chunk.statistics if name in flat else None
             if statistics is not None:
                 if statistics.has_null_count:
