@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +242,27 @@ def test_types_that_parquet_lacks_are_refused(tmp_path: Path) -> None:
         write(table, tmp_path, 50_000)
 
 
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, left = os.writev, [90_000]
+
+    def writev(descriptor: int, parts: list[memoryview]) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = b"".join(parts)[: left[0]]
+        left[0] -= len(data)
+        return real(descriptor, [data])
+
+    table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
+    monkeypatch.setattr(os, "writev", writev)
+    with pytest.raises(PqcacheError, match=r"part-00000\.parquet: cannot be written: No space left on device"):
+        write(table, tmp_path, 50_000)
+    assert not list(tmp_path.iterdir())
+    left[0] = 1 << 30
+    monkeypatch.setattr(os, "writev", lambda descriptor, parts: real(descriptor, [b"".join(parts)[:1000]]))
+    found = write(table, tmp_path, 50_000)  # a few bytes at a time
+    assert pq.read_table(found.outputs[0].path).equals(table)
+
+
 def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
     table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
 
@@ -267,6 +291,33 @@ def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
     assert next(stream).done == 2000
     stream.close()  # joins the thread
     assert made <= 10
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=9), st.integers(1, 4), st.sampled_from([0, 100, 1 << 30]))
+def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], threads: int, limit: int) -> None:
+    table = pa.table({"x": np.arange(sum(counts) * 10)})
+    ends = np.cumsum([0, *counts]) * 10
+    stretches = [
+        (lambda low=low, high=high: (piece for piece in pieces_of(table.slice(low, high - low), 10) if low < high))
+        for low, high in pairwise(ends.tolist())
+    ]
+    found = [piece.table for piece in prefetched(stretches, limit, threads)]
+    assert pa.concat_tables([table.slice(0, 0), *found]).equals(table)
+
+
+def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
+    table = pa.table({"x": np.arange(100)})
+
+    def failing() -> Iterator[Piece]:
+        raise ParquetError("b.parquet: broken")
+        yield
+
+    stream = prefetched([lambda: pieces_of(table, 10), failing, lambda: pieces_of(table, 10)], 1 << 20, 2)
+    assert sum(next(stream).table.num_rows for _ in range(10)) == 100
+    with pytest.raises(ParquetError, match="broken"):
+        next(stream)
+    assert not [thread for thread in threading.enumerate() if thread.name == "pqcache-decode"]
 
 
 def test_joined_keeps_rows_and_weights() -> None:

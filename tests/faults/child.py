@@ -57,6 +57,7 @@ class Points:
 
         sys.addaudithook(self._audit)
         wrapped = {"write": "write", "pwrite": "write", "fsync": "fsync", "fdatasync": "fsync", "ftruncate": "write"}
+        wrapped["writev"] = "write"
         for name, shown in wrapped.items():
             self._wrap(name, shown)
         real = pa.OSFile
@@ -91,6 +92,11 @@ class Points:
                     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
                     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)  # which takes no half blocks
                     real(descriptor, bytes(rest[0][: len(rest[0]) // 2]), *rest[1:])
+
+            elif name == "writev":
+
+                def half() -> None:
+                    real(descriptor, rest[0][: len(rest[0]) // 2])
 
             self.passed(shown, _path_of(descriptor), half)
             return real(descriptor, *rest)
