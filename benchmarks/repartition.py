@@ -297,8 +297,10 @@ def main() -> None:
             out(f"{'':14}   MB/s  ratio  limit  CPU-s/GB  peak MB   size  fill min  median    max  again\n")
             runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in options.engines}
             for turn in range(options.repeat):
-                first = turn % len(options.engines)  # nobody is always behind the same neighbour
-                for engine in options.engines[first:] + options.engines[:first]:
+                first = turn % len(options.engines)
+                order = options.engines[first:] + options.engines[:first]
+                # Nobody is always behind the same neighbour: how memory was left matters.
+                for engine in order if turn % 2 == 0 else order[::-1]:
                     runs[engine].append(measured(engine, sources, Path(directory) / "target", size))
             base = statistics.median(run["seconds"] for run in runs[options.engines[0]])
             for engine, found in runs.items():
