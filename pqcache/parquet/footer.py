@@ -217,8 +217,14 @@ def decode(data: bytes, name: str, until: int | None = None) -> Struct:
 
     ``name`` is the file to blame in the `ParquetError` that anything malformed raises.
     """
+    return decode_first(data, name, until)[0]
+
+
+def decode_first(data: bytes, name: str, until: int | None = None) -> tuple[Struct, int]:
+    """Return what `decode` returns, and how many bytes of ``data`` it takes."""
+    decoder = _Decoder(data)
     try:
-        return _Decoder(data).struct(0, until)
+        return decoder.struct(0, until), decoder.at
     except IndexError:
         raise ParquetError(f"{name}: the Parquet footer ends in the middle; fetch the file again") from None
     except ValueError as error:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.reader.columns import Column, Form, NotConstant, compact, cut, hold, take
+from pqcache.memory import Pool
+from pqcache.parquet.pages import Leaf, Reader, leaf_of
+from pqcache.reader.columns import (
+    Column,
+    Form,
+    NotConstant,
+    as_rows,
+    compact,
+    cut,
+    hold,
+    is_text,
+    storage_type,
+    take,
+    views_of,
+)
 from pqcache.reader.order import Ints
 
 Choose = Callable[[Iterable[pa.Table]], Ints]
 
 _BUFFER = 1 << 16  # bytes
+_LONG = 512  # bytes of a row; shorter ones pyarrow decodes faster than their pages are taken apart
 _FOOTERS = 256  # per process; parsing one again costs a millisecond or two
 
 
@@ -45,7 +61,13 @@ class RowGroups:
     size: Ints
     forms: Sequence[Form]
     piece: int = 0
+    memory: Pool = field(default_factory=Pool)
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
+    _leaves: dict[int, list[tuple[Form, Leaf]]] = field(default_factory=dict)
+
+    @cached_property
+    def _pages(self) -> Reader:
+        return Reader(self.memory)
 
     def read(self, group: int, low: int, high: int) -> list[Column]:
         """Return rows ``low <= row < high`` of a row group, one column for each form.
@@ -56,14 +78,59 @@ class RowGroups:
         if not self.forms:
             return []
         with self._opened(group) as (file, path):
-            wanted = self._wanted(file, group, path, [form.name for form in self.forms])
+            found = {} if self.piece else self._simple(file, group, path, low, high)
+            wanted = self._wanted(file, group, path, [form.name for form in self.forms if form.name not in found])
             table = self._read(file, group, wanted, low, high)
         whole = not self.piece
         if wanted and table.num_rows != (self.rows[group] if whole else high - low):
             raise self._replaced(path, group, table.num_rows)
         if not whole:
             low, high = 0, high - low
-        return [self._column(path, table, form, group, low, high) for form in self.forms]
+        return [found.get(form.name) or self._column(path, table, form, group, low, high) for form in self.forms]
+
+    def _simple(self, file: pq.ParquetFile, group: int, path: Path, low: int, high: int) -> dict[str, Column]:
+        """Return those columns that can be had page by page, by name."""
+        leaves = self._leaves_of(file, int(self.file[group]))
+        if not leaves:
+            return {}
+        found: dict[str, Column] = {}
+        rows = int(self.rows[group])
+        chunks = file.metadata.row_group(int(self.row_group[group]))
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            for form, leaf in leaves:
+                column = self._paged(descriptor, chunks.column(leaf.number), form, leaf)
+                if column is not None and len(column) == rows:
+                    found[form.name] = cut(column, low, high) if (low, high) != (0, rows) else column
+        finally:
+            os.close(descriptor)
+        return found
+
+    def _paged(self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: Form, leaf: Leaf) -> Column | None:
+        if form.form == "bytes":
+            if chunk.total_uncompressed_size < _LONG * chunk.num_values:
+                return None
+            arrays = self._pages.byte_arrays(descriptor, chunk, leaf)
+            return None if arrays is None else Column(form, views_of(arrays))
+        values = self._pages.values(descriptor, chunk, leaf, form.dense)
+        return None if values is None or values.nbytes % form.width else Column(form, as_rows(values, form.width))
+
+    def _leaves_of(self, file: pq.ParquetFile, number: int) -> list[tuple[Form, Leaf]]:
+        """Return the columns of a file that may be worth reading page by page: lists of one length, and long rows."""
+        found = self._leaves.get(number)
+        if found is None:
+            found = []
+            schema = file.schema_arrow
+            for form in self.forms:
+                worth = form.dense or is_text(storage_type(form.type)) or (form.form == "fixed" and form.width >= _LONG)
+                if not worth or len(schema.get_all_field_indices(form.name)) != 1:
+                    continue
+                kind = schema.field(form.name).type
+                if kind == (storage_type(form.type) if form.stored is None else pa.binary(form.stored.width)):
+                    leaf = leaf_of(file.metadata, form.name, kind)
+                    found += [(form, leaf)] if leaf is not None else []
+            self._leaves[number] = found
+        return found
 
     def read_chosen(
         self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
@@ -214,6 +281,7 @@ class RowGroups:
         if footer is None:
             if len(self._footers) >= _FOOTERS:
                 self._footers.clear()
+                self._leaves.clear()
             self._footers[number] = file.metadata
         return file
 

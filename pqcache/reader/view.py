@@ -142,6 +142,7 @@ class View:
             index.numbers("bytes")[self.groups],
             self.read_forms,
             self.piece,
+            self.memory,
         )
 
     def load(self, group: int, low: int, high: int) -> Rows:

@@ -1,0 +1,393 @@
+"""Column chunks read page by page, where values lie in their pages as they lie in memory.
+
+A general decoder takes levels and values apart one by one. Where no value is null and all lists are of one length, the
+levels of a page say the same thing for every row: they are compared with what they have to be, and the values are
+copied. That is eight times as fast for lists of numbers. Long strings and binary need not even be copied. Everything
+else is left to pyarrow, what is damaged too: it has the words for that.
+
+Fields are those of parquet.thrift in https://github.com/apache/parquet-format, and levels are described in its
+Encodings.md.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError
+from pqcache.memory import Pool
+from pqcache.parquet import footer
+from pqcache.parquet.footer import Struct
+
+Values = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
+
+_TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8  # of PageHeader
+_COUNT, _ENCODING, _DEFINITIONS, _REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
+_ENCODING_V2, _DEFINITION_BYTES, _REPETITION_BYTES, _IS_COMPRESSED = 4, 5, 6, 7  # of DataPageHeaderV2
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
+_PLAIN, _RLE = 0, 3
+_HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
+_PATTERNS = 4096  # of levels that are remembered
+
+_CODECS = {
+    "UNCOMPRESSED": None,
+    "SNAPPY": "snappy",
+    "LZ4": "lz4_raw",
+    "ZSTD": "zstd",
+    "GZIP": "gzip",
+    "BROTLI": "brotli",
+}
+_PHYSICAL = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
+_STORED: dict[str, np.dtype[Any]] = {
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FLOAT": np.dtype("<f4"),
+    "DOUBLE": np.dtype("<f8"),
+}
+
+
+class _Other(ValueError):
+    """A column chunk of a kind that is not read here, or a damaged one."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A column that may be read here: its number among the file's leaves, its values in a page and in memory.
+
+    ``definition`` and ``repetition`` are the largest levels.
+    """
+
+    number: int
+    stored: np.dtype[Any]
+    held: np.dtype[Any]
+    definition: int
+    repetition: int
+
+
+def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | None:
+    """Return the leaf of a top-level column of Arrow type ``kind``.
+
+    That may be numbers, bytes of one width, lists of these, strings and binary. None is for what is not read here:
+    other types, columns of several leaves and names that might be two things.
+    """
+    schema = metadata.schema
+    paths = [schema.column(number).path for number in range(len(schema))]
+    found = [number for number, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
+    if len(found) != 1:
+        return None
+    column = schema.column(found[0])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    dtypes = _dtypes(column.physical_type, kind)
+    if dtypes is None:
+        return None
+    return Leaf(found[0], *dtypes, column.max_definition_level, column.max_repetition_level)
+
+
+def _dtypes(physical: str, kind: pa.DataType) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
+    """Return how a value lies in a page, and how in memory."""
+    if physical == "BYTE_ARRAY":
+        text = pa.types.is_binary(kind) or pa.types.is_string(kind)
+        text = text or pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
+        return (np.dtype("V"), np.dtype("V")) if text else None
+    if physical == "FIXED_LEN_BYTE_ARRAY":
+        exact: np.dtype[Any] = np.dtype(f"V{kind.byte_width}" if pa.types.is_fixed_size_binary(kind) else "V")
+        return (exact, exact) if exact.itemsize else None
+    stored = _STORED.get(physical)
+    if stored is None or not (pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)):
+        return None
+    held: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    if (held.kind == "f") != (stored.kind == "f") or held.itemsize > stored.itemsize:
+        return None
+    return stored, held
+
+
+@dataclass(frozen=True)
+class ByteArrays:
+    """Rows of strings or binary where they lie: row i is ``pages[p][1][begins[i]:begins[i] + lengths[i]]``.
+
+    ``pages`` are (first row, bytes), and p is the last page whose first row is not beyond i.
+    """
+
+    begins: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    pages: list[tuple[int, Bytes]]
+
+
+@dataclass
+class Reader:
+    """Reads column chunks into ``memory``; from any thread. It remembers which levels it has found to be regular."""
+
+    memory: Pool
+    _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
+
+    def values(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values | None:
+        """Return all values of a column chunk of the open ``file``, rows of ``length`` values end to end.
+
+        ``length`` is 0 for a column without lists. None where the values are not to be had this way: some are
+        null, or lists are of other lengths, or the chunk is damaged.
+        """
+        total = chunk.num_values
+        if bool(length) != bool(leaf.repetition) or leaf.repetition > 1 or (length and total % length):
+            return None
+        if chunk.file_path or chunk.compression not in _CODECS:
+            return None
+        if chunk.has_dictionary_page or not {"PLAIN", "RLE"}.issuperset(chunk.encodings):
+            try:
+                return self._decoded(file, chunk, leaf, length)
+            except _UNREADABLE:
+                return None
+        if not 0 <= total * leaf.stored.itemsize <= chunk.total_uncompressed_size:
+            return None
+        found = self.memory.lend(total * leaf.held.itemsize).view(leaf.held)
+        same, at = leaf.held == leaf.stored, 0
+        try:
+            for count, data in self._plain(file, chunk, leaf, length):
+                data, place = data[: count * leaf.stored.itemsize], found[at : at + count]
+                if len(data) < count * leaf.stored.itemsize:
+                    return None
+                if same:  # as bytes, which need not be aligned
+                    np.copyto(place.view(np.uint8), data)
+                else:
+                    np.copyto(place, data.view(leaf.stored), casting="unsafe")
+                at += count
+        except _UNREADABLE:
+            return None
+        return found if at == total else None
+
+    def _decoded(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values:
+        """Have pyarrow decode the pages of a chunk of lists without their levels, as a column of its own."""
+        codec = _CODECS[chunk.compression]
+        parts, first, dictionary = [footer.MAGIC], 0, 0
+        for header, body in self._pages(file, chunk, False):
+            if header[_TYPE][1] == _DICTIONARY_PAGE:
+                data = body if codec is None else _decompressed(codec, body, header[_UNCOMPRESSED][1])
+                fields, dictionary = {_DICTIONARY: header[_DICTIONARY]}, len(footer.MAGIC)
+                kind = _DICTIONARY_PAGE
+            else:
+                count, encoding, data = self._page(header, body, codec, leaf, length, first)
+                if not count:  # pyarrow takes an empty page of such a column for its end
+                    continue
+                of_values = _numbers({_COUNT: count, _ENCODING: encoding, _DEFINITIONS: _RLE, _REPETITIONS: _RLE})
+                fields, kind = {_DATA: (footer.STRUCT, of_values)}, _DATA_PAGE
+                first += count
+            sizes = _numbers({_TYPE: kind, _UNCOMPRESSED: len(data), _COMPRESSED: len(data)})
+            parts += [footer.encode(sizes | fields), data.tobytes()]
+        if first != chunk.num_values:
+            raise _Other
+        size = sum(map(len, parts))
+        at = len(footer.MAGIC) + (sum(map(len, parts[1:3])) if dictionary else 0)
+        parts.append(footer.frame(_alone(_PHYSICAL.index(chunk.physical_type), leaf, first, size, at, dictionary)))
+        with pq.ParquetFile(pa.BufferReader(b"".join(parts)), pre_buffer=False) as alone:
+            column = alone.read_row_group(0, use_threads=False).column(0)
+        values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if len(values) != first or values.null_count:
+            raise _Other
+        width = leaf.stored.itemsize
+        found = np.frombuffer(values.buffers()[1], np.uint8, first * width, values.offset * width).view(leaf.stored)
+        return found if leaf.held == leaf.stored else found.astype(leaf.held)
+
+    def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> ByteArrays | None:
+        """Return the rows of a column chunk of strings or binary; None as `values` does."""
+        if leaf.repetition:
+            return None
+        begins: list[int] = []
+        lengths: list[int] = []
+        pages: list[tuple[int, Bytes]] = []
+        try:
+            for count, data in self._plain(file, chunk, leaf, 0, keep=True):
+                pages.append((len(begins), data))
+                _walk(data, count, begins, lengths)
+        except _UNREADABLE:
+            return None
+        if len(begins) != chunk.num_values:
+            return None
+        return ByteArrays(np.array(begins, np.int64), np.array(lengths, np.int64), pages)
+
+    def _plain(
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, keep: bool = False
+    ) -> Iterator[tuple[int, Bytes]]:
+        """Yield the number of values and the bytes of each page, which are there until the next one or are kept."""
+        if chunk.has_dictionary_page or chunk.file_path or chunk.compression not in _CODECS:
+            raise _Other
+        codec, first = _CODECS[chunk.compression], 0
+        for header, body in self._pages(file, chunk, keep):
+            count, encoding, data = self._page(header, body, codec, leaf, length, first)
+            if encoding != _PLAIN or count < 0 or first + count > chunk.num_values:
+                raise _Other
+            yield count, data
+            first += count
+
+    def _pages(self, file: int, chunk: pq.ColumnChunkMetaData, keep: bool) -> Iterator[tuple[Struct, Bytes]]:
+        """Yield each page's header and bytes."""
+        at = chunk.data_page_offset
+        if chunk.has_dictionary_page:
+            at = min(at, chunk.dictionary_page_offset)
+        end = at + chunk.total_compressed_size
+        while at < end:
+            header, begin = _header(file, at)
+            length = header[_COMPRESSED][1]
+            if not 0 <= length <= end - at:
+                raise _Other
+            block = self.memory.lend(length) if keep else self.memory.take(length)
+            if length and os.preadv(file, [block[:length].data], at + begin) != length:
+                raise _Other
+            yield header, block[:length]
+            if not keep:
+                self.memory.give(block)
+            at += begin + length
+
+    def _page(
+        self, header: Struct, body: Bytes, codec: str | None, leaf: Leaf, length: int, first: int
+    ) -> tuple[int, int, Bytes]:
+        """Return the number of values in a page, their encoding and their bytes; its levels have to be regular."""
+        kind, size = header[_TYPE][1], header[_UNCOMPRESSED][1]
+        if kind == _DATA_PAGE:
+            fields = header[_DATA][1]
+            if codec is not None:
+                body = _decompressed(codec, body, size)
+            repetitions, body = _levels(body, fields[_REPETITIONS][1]) if leaf.repetition else (b"", body)
+            definitions, body = _levels(body, fields[_DEFINITIONS][1]) if leaf.definition else (b"", body)
+            encoding = fields[_ENCODING][1]
+        elif kind == _DATA_PAGE_V2:
+            fields = header[_DATA_V2][1]
+            middle = fields[_REPETITION_BYTES][1]
+            end = middle + fields[_DEFINITION_BYTES][1]
+            repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
+            if codec is not None and fields.get(_IS_COMPRESSED, (0, True))[1] and len(body):
+                body = _decompressed(codec, body, size - end)
+            encoding = fields[_ENCODING_V2][1]
+        else:
+            raise _Other
+        count = fields[_COUNT][1]
+        key = (count, first % length if length else 0, length, leaf.definition, repetitions, definitions)
+        regular = self._known.get(key)
+        if regular is None:
+            regular = _regular(count, first, length, leaf, repetitions, definitions)
+            if len(self._known) >= _PATTERNS:
+                self._known.clear()
+            self._known[key] = regular
+        if not regular:
+            raise _Other
+        return count, encoding, body
+
+
+def _numbers(fields: dict[int, int]) -> Struct:
+    return {key: (footer.I32, value) for key, value in fields.items()}
+
+
+def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictionary: int) -> Struct:
+    """Return the footer of a file of one column without levels, whose pages are bytes 4 to ``size``."""
+    i32, i64, binary, struct_ = footer.I32, footer.I64, footer.BINARY, footer.STRUCT
+    root = {4: (binary, b"schema"), 5: (i32, 1)}
+    element = {1: (i32, physical), 2: (i32, leaf.stored.itemsize), 3: (i32, 0), 4: (binary, b"values")}
+    chunk = {
+        1: (i32, physical),
+        2: (footer.LIST, footer.Items(i32, [_PLAIN])),
+        3: (footer.LIST, footer.Items(binary, [b"values"])),
+        4: (i32, 0),
+        5: (i64, count),
+        6: (i64, size - len(footer.MAGIC)),
+        7: (i64, size - len(footer.MAGIC)),
+        9: (i64, data),
+    }
+    if dictionary:
+        chunk[11] = (i64, dictionary)
+    column = {2: (i64, 0), 3: (struct_, chunk)}
+    group = {1: (footer.LIST, footer.Items(struct_, [column])), 2: (i64, size), 3: (i64, count)}
+    return {
+        1: (i32, 2),
+        2: (footer.LIST, footer.Items(struct_, [root, element])),
+        3: (i64, count),
+        4: (footer.LIST, footer.Items(struct_, [group])),
+    }
+
+
+def _header(file: int, at: int) -> tuple[Struct, int]:
+    """Return the page header at byte ``at``, and its length."""
+    for size in _HEADS:
+        data = os.pread(file, size, at)
+        try:
+            return footer.decode_first(data, "")
+        except ParquetError:
+            continue
+    raise _Other
+
+
+def _decompressed(codec: str, body: Bytes, size: int) -> Bytes:
+    if size < 0 or size > 1 << 31:
+        raise _Other
+    return np.frombuffer(pa.Codec(codec).decompress(pa.py_buffer(body), size), np.uint8)
+
+
+def _walk(data: Bytes, count: int, begins: list[int], lengths: list[int]) -> None:
+    """Note where each of the byte arrays of a page begins; its length is in front of it."""
+    at, view = 0, data.data
+    length_at, note, measure = struct.Struct("<I").unpack_from, begins.append, lengths.append
+    for _ in range(count):
+        (length,) = length_at(view, at)
+        at += 4
+        note(at)
+        measure(length)
+        at += length
+    if at > len(data):
+        raise _Other
+
+
+def _levels(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
+    """Return a page's levels, which come with their length in front, and what is behind them."""
+    if encoding != _RLE or len(body) < 4:
+        raise _Other
+    end = 4 + int.from_bytes(body[:4].tobytes(), "little")
+    return body[4:end].tobytes(), body[end:]
+
+
+def _regular(count: int, first: int, length: int, leaf: Leaf, repetitions: bytes, definitions: bytes) -> bool:
+    """Return whether no value is null, and of those of the chunk every ``length``-th one begins a list."""
+    if leaf.repetition:
+        begins = (np.arange(first, first + count) % length == 0).astype(np.uint8)
+        if not np.array_equal(unpacked(repetitions, 1, count), 1 - begins):
+            return False
+    if leaf.definition:
+        levels = unpacked(definitions, leaf.definition.bit_length(), count)
+        return len(levels) == count and bool((levels == leaf.definition).all())
+    return True
+
+
+def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[np.uint8]:
+    """Return up to ``count`` levels of ``width`` bits in the hybrid of runs and packed bits; fewer where data ends."""
+    parts: list[npt.NDArray[np.uint8]] = []
+    at = done = 0
+    weights = 1 << np.arange(width, dtype=np.uint8)
+    while done < count and at < len(data):
+        head = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            head |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80 or shift > 63:
+                break
+        if head & 1:
+            size = min((head >> 1) * width, len(data) - at)
+            bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")
+            part = bits[: len(bits) // width * width].reshape(-1, width) @ weights
+            at += size
+        else:
+            part = np.full(min(head >> 1, count - done), data[at], np.uint8)
+            at += 1
+        if not len(part):
+            break
+        parts.append(part[: count - done])
+        done += len(parts[-1])
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
