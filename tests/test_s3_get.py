@@ -127,6 +127,25 @@ def test_public_data_is_read_unsigned(s3_bucket: Bucket, monkeypatch: pytest.Mon
     source.close()
 
 
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("more", [-100, 100])
+def test_an_answer_of_another_length_is_not_read(
+    more: int, learned: bool, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that was compressed on its way says the right range and a length of its own; none of it may stay."""
+    put(s3_bucket, "x.parquet", bytes(10_000))
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
+        identity = source.stat("x.parquet")
+        if learned:
+            read(source, "x.parquet", identity)
+        proxy.rule(faults.edit(lambda body: b"z" * (len(body) + more)), method="GET", path=r"x\.parquet$")
+        with pytest.raises(SourceUnavailable, match="another range"):
+            next(iter(source.read("x.parquet", 0, identity.size, identity.tag)))
+        source.close()
+
+
 FAULTS = {"503": faults.status(503), "429": faults.status(429), "reset": faults.reset(-1), "stall": faults.stall(-1)}
 
 

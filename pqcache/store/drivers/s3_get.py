@@ -96,6 +96,7 @@ class Answer:
     """The head of an answer, ``read`` for its body and ``close`` for when that is read, or no longer wanted."""
 
     content_range: str
+    content_length: str  # empty: not said
     etag: str
     read: Callable[[int], bytes]
     close: Callable[[], None]
@@ -135,11 +136,11 @@ class Getter:
             connection.close()
             return self._by_client(key, first, last, tag)
         if answer.status >= 300:
-            with closing(Answer("", "", answer.read, close)):
+            with closing(Answer("", "", "", answer.read, close)):
                 found = {"status_code": answer.status, "headers": answer.headers, "body": answer.read()}
             parsed = botocore.parsers.create_parser("rest-xml").parse(found, self._shape)
             raise ClientError(parsed, "GetObject")
-        return Answer(answer.headers.get("Content-Range", ""), answer.headers.get("ETag", ""), answer.read, close)
+        return _answer(answer.headers, answer.read, close)
 
     def close(self) -> None:
         """Close connections that are not in use."""
@@ -157,10 +158,17 @@ class Getter:
         if self._like is None and not self._strange:
             self._like = _like(self._sent.request, key, getattr(found["Body"], "_raw_stream", None))
             self._strange = self._like is None
-        return Answer(found.get("ContentRange", ""), found.get("ETag", ""), found["Body"].read, found["Body"].close)
+        return _answer(found["ResponseMetadata"]["HTTPHeaders"], found["Body"].read, found["Body"].close)
 
     def _note(self, request: Any, **_: Any) -> None:
         self._sent.request = request
+
+
+def _answer(
+    headers: Mapping[str, str] | http.client.HTTPMessage, read: Callable[[int], bytes], close: Callable[[], None]
+) -> Answer:
+    content_range, length, etag = (headers.get(name, "") for name in ("content-range", "content-length", "etag"))
+    return Answer(content_range, length, etag, read, close)
 
 
 def _like(request: Any, key: str, answer: Any) -> _Like | None:
