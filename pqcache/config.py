@@ -154,7 +154,7 @@ def write_config(cache: Path, config: Config) -> None:
         "shard": config.shard,
         "keep": config.keep,
         "marker": config.marker,
-        "settle": f"{config.settle:g}s" if config.settle else None,
+        "settle": f"{config.settle:f}".rstrip("0").rstrip(".") + "s" if config.settle else None,  # never 1e+06s
         "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
         "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
         "checksum": config.checksum or None,

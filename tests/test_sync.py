@@ -306,6 +306,13 @@ def test_keep_leaves_that_many_snapshots(shop: Path, tmp_path: Path) -> None:
     assert [record["command"] for record in read_history(cache)] == ["sync"] * 5
 
 
+@pytest.mark.parametrize("settle", [0.001, 90.0, 123_456.5, 100 * 86_400.0, 1e12])
+def test_what_is_remembered_can_be_read_again(settle: float, shop: Path, tmp_path: Path) -> None:
+    pqcache.sync(tmp_path / "cache", str(shop))
+    pqcache.sync(tmp_path / "cache", settle=settle)
+    assert read_config(tmp_path / "cache").settle == settle
+
+
 def test_options_and_secrets(shop: Path, tmp_path: Path) -> None:
     with pytest.raises(pqcache.UsageError, match="no such option"):
         sync(tmp_path / "cache", str(shop), options={"secret": "hunter2"})
