@@ -34,6 +34,8 @@ def main() -> NoReturn:
         sys.stderr.flush()
     if code:
         os._exit(code)  # a thread may hang in a read, which sys.exit() would wait for
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # all is done: to die while Python tidies up would say that it is not
     sys.exit(0)
 
 

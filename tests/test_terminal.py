@@ -180,3 +180,13 @@ def test_closed_streams_change_no_exit_code(tmp_path: Path) -> None:
     for words, code in (("nowhere", 2), ("shop cache", 0)):
         command = f"exec {shlex.join(PQCACHE)} sync {words} >&- 2>&-"
         assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60).returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_all_is_done_changes_nothing(number: int) -> None:
+    """While Python tidies up it has put the handlers of signals away: the process would die of one."""
+    code = (
+        f"import atexit, os; atexit.register(os.kill, os.getpid(), {int(number)}); from pqcache.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
