@@ -1,6 +1,6 @@
 """Rewriting one partition into row groups of a given size, beside what users would pick instead.
 
-    python benchmarks/repartition.py [--full] [--repeat 3] [--only tabular ...]
+    python benchmarks/repartition.py [--scale 4] [--full] [--repeat 3] [--only tabular ...]
 
 Every engine rewrites the same generated files in a fresh process; the engines take turns, and medians are
 shown. "limit" is the share of what only decoding plus only encoding (as pqcache does, lz4) would reach on all cores.
@@ -174,7 +174,7 @@ ENGINES: dict[str, Callable[[list[Path], Path, int], dict[str, Any]]] = {
     "pqcache zstd": by_pqcache("zstd"),
     "pyarrow": by_pyarrow,
     "duckdb lz4": by_duckdb("lz4_raw"),
-    "duckdb snappy": by_duckdb("snappy"),
+    "duckdb zstd": by_duckdb("zstd"),
 }
 if importlib.util.find_spec("polars") is not None:  # no dependency of the project, as it is only a peer
     ENGINES["polars lz4"] = by_polars("lz4")
@@ -274,7 +274,8 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
 def main() -> None:
     """Run and print a table per dataset."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="eight times the data, 128 MB row groups")
+    parser.add_argument("--scale", type=int, default=4, help="times 125, 75, 45, 155 and 55 MB of data")
+    parser.add_argument("--full", action="store_true", help="128 MB row groups, and twice the data")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=list(DATASETS), choices=list(DATASETS))
     parser.add_argument("--engines", nargs="*", default=list(ENGINES), choices=list(ENGINES))
@@ -286,7 +287,7 @@ def main() -> None:
         for name in options.only:
             here = Path(directory) / "source"
             here.mkdir()
-            DATASETS[name](here, 8 if options.full else 1)
+            DATASETS[name](here, options.scale * (2 if options.full else 1))
             sources = sorted(here.iterdir())
             total = sum(path.stat().st_size for path in sources)
             decode, encode = (min(found) for found in zip(*(limits(sources, size) for _ in range(2)), strict=True))
