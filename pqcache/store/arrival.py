@@ -13,8 +13,10 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from typing import cast
 
 from pqcache.errors import SourceError
+from pqcache.store.source import FillingSource, Source
 
 PIECE = 1 << 20
 BLOCK = 4096  # what memory, places and lengths have to be whole multiples of: all disks take that
@@ -22,6 +24,18 @@ WORTH_DIRECT = 64 << 10  # bytes of a file; for less it is one more thing to do
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 
 _mine = threading.local()
+
+
+def arriving(source: Source, path: str, offset: int, length: int, tag: str) -> Iterator[memoryview]:
+    """Yield ``length`` bytes of a source's file from ``offset`` as ``pieces`` does."""
+    if length <= 0:
+        return
+    if hasattr(source, "read_into"):  # isinstance takes 12 µs for each file
+        buffer = _buffer()
+        for count in cast(FillingSource, source).read_into(buffer, path, offset, length, tag):
+            yield buffer[:count]
+    else:
+        yield from pieces(source.read(path, offset, length, tag))
 
 
 def pieces(chunks: Iterator[bytes]) -> Iterator[memoryview]:

@@ -62,6 +62,16 @@ class ExactSource(Source, Protocol):
         """Return the identities that files have now; those that are gone are missing."""
 
 
+class FillingSource(Source, Protocol):
+    """A source that can read into memory that it is given, which saves a copy of everything."""
+
+    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
+        """Fill ``buffer`` as often as there is need; yield each time how many bytes of it are the file's next.
+
+        They are fewer than it holds only at the end, or before an error. Everything else is as for ``read``.
+        """
+
+
 def open_source(
     url: str, options: Mapping[str, str] | None = None, timeout: float = TIMEOUT, hdfs_driver: str = HDFS_NATIVE
 ) -> Source:

@@ -29,7 +29,7 @@ from pqcache.errors import (
     SourceUnavailable,
 )
 from pqcache.events import Advanced, OnEvent, Retried
-from pqcache.store.arrival import BLOCK, WORTH_DIRECT, past_cache, pieces, write_at
+from pqcache.store.arrival import BLOCK, WORTH_DIRECT, arriving, past_cache, write_at
 from pqcache.store.checksum import checksum_of, feed, new_checksum, text_of
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
@@ -275,8 +275,7 @@ def _fill(
             seen = new_checksum()
             feed(seen, descriptor, written)
             direct = not cached and size >= WORTH_DIRECT and past_cache(descriptor)
-            chunks = source.read(file.path, written, size - written, file.identity.tag) if written < size else iter(())
-            for piece in pieces(chunks):
+            for piece in arriving(source, file.path, written, size - written, file.identity.tag):
                 if stopped():
                     raise KeyboardInterrupt
                 piece = piece[: size - written]

@@ -40,7 +40,7 @@ try:
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    from pqcache.store.drivers.s3_get import Getter
+    from pqcache.store.drivers.s3_get import Answer, Getter
     from pqcache.store.drivers.s3_list import entries, identity, take_entries
 except ImportError as error:
     raise UsageError("s3:// needs botocore; install it with: pip install 'pqcache[s3]'") from error
@@ -151,18 +151,30 @@ class S3Source:
         if length <= 0:
             return
         try:
-            with closing(self._getter.get(self._key(path), offset, offset + length - 1, tag)) as answer:
-                # one of another length was changed on its way, as by compressing it: no part of it is of the file
-                exact = answer.content_length in ("", str(length))
-                if not exact or not answer.content_range.startswith(f"bytes {offset}-{offset + length - 1}/"):
-                    raise SourceUnavailable(f"{self._name(path)}: the server sent another range than was asked for")
-                if tag and answer.etag.strip('"') != tag:
-                    raise SourceChanged(f"{self._name(path)}: is not the version that was listed")
+            with self._opened(path, offset, length, tag) as answer:
                 while length > 0 and (chunk := answer.read(min(_CHUNK, length))):
                     length -= len(chunk)
                     yield chunk
         except _ERRORS as error:
             raise self._error(path, error) from error
+
+    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
+        if length <= 0:
+            return
+        have = 0
+        try:
+            with self._opened(path, offset, length, tag) as answer:
+                while length > 0 and (count := answer.readinto(buffer[have : have + min(_CHUNK, length)])):
+                    have, length = have + count, length - count
+                    if have == len(buffer):
+                        yield have
+                        have = 0
+        except _ERRORS as error:
+            if have:
+                yield have
+            raise self._error(path, error) from error
+        if have:
+            yield have
 
     def close(self) -> None:
         self._getter.close()
@@ -177,6 +189,17 @@ class S3Source:
             return False
         self._root, _, self._only = self._root.rpartition("/")
         return True
+
+    @contextmanager
+    def _opened(self, path: str, offset: int, length: int, tag: str) -> Iterator[Answer]:
+        with closing(self._getter.get(self._key(path), offset, offset + length - 1, tag)) as answer:
+            # one of another length was changed on its way, as by compressing it: no part of it is of the file
+            exact = answer.content_length in ("", str(length))
+            if not exact or not answer.content_range.startswith(f"bytes {offset}-{offset + length - 1}/"):
+                raise SourceUnavailable(f"{self._name(path)}: the server sent another range than was asked for")
+            if tag and answer.etag.strip('"') != tag:
+                raise SourceChanged(f"{self._name(path)}: is not the version that was listed")
+            yield answer
 
     def _key(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root else path

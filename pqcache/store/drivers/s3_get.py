@@ -93,12 +93,13 @@ class _Connections:
 
 @dataclass(frozen=True)
 class Answer:
-    """The head of an answer, ``read`` for its body and ``close`` for when that is read, or no longer wanted."""
+    """The head of an answer, ``read`` or ``readinto`` for its body, ``close`` for when that is no longer wanted."""
 
     content_range: str
     content_length: str  # empty: not said
     etag: str
     read: Callable[[int], bytes]
+    readinto: Callable[[memoryview], int]
     close: Callable[[], None]
 
 
@@ -136,11 +137,11 @@ class Getter:
             connection.close()
             return self._by_client(key, first, last, tag)
         if answer.status >= 300:
-            with closing(Answer("", "", "", answer.read, close)):
+            with closing(Answer("", "", "", answer.read, answer.readinto, close)):
                 found = {"status_code": answer.status, "headers": answer.headers, "body": answer.read()}
             parsed = botocore.parsers.create_parser("rest-xml").parse(found, self._shape)
             raise ClientError(parsed, "GetObject")
-        return _answer(answer.headers, answer.read, close)
+        return _answer(answer.headers, answer.read, answer.readinto, close)
 
     def close(self) -> None:
         """Close connections that are not in use."""
@@ -158,17 +159,27 @@ class Getter:
         if self._like is None and not self._strange:
             self._like = _like(self._sent.request, key, getattr(found["Body"], "_raw_stream", None))
             self._strange = self._like is None
-        return _answer(found["ResponseMetadata"]["HTTPHeaders"], found["Body"].read, found["Body"].close)
+        body = found["Body"]
+
+        def readinto(buffer: memoryview) -> int:  # urllib3's own does no better
+            chunk: bytes = body.read(len(buffer))
+            buffer[: len(chunk)] = chunk
+            return len(chunk)
+
+        return _answer(found["ResponseMetadata"]["HTTPHeaders"], body.read, readinto, body.close)
 
     def _note(self, request: Any, **_: Any) -> None:
         self._sent.request = request
 
 
 def _answer(
-    headers: Mapping[str, str] | http.client.HTTPMessage, read: Callable[[int], bytes], close: Callable[[], None]
+    headers: Mapping[str, str] | http.client.HTTPMessage,
+    read: Callable[[int], bytes],
+    readinto: Callable[[memoryview], int],
+    close: Callable[[], None],
 ) -> Answer:
     content_range, length, etag = (headers.get(name, "") for name in ("content-range", "content-length", "etag"))
-    return Answer(content_range, length, etag, read, close)
+    return Answer(content_range, length, etag, read, readinto, close)
 
 
 def _like(request: Any, key: str, answer: Any) -> _Like | None:
