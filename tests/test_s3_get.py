@@ -143,6 +143,47 @@ def test_an_answer_of_another_length_is_not_read(
         proxy.rule(faults.edit(lambda body: b"z" * (len(body) + more)), method="GET", path=r"x\.parquet$")
         with pytest.raises(SourceUnavailable, match="another range"):
             next(iter(source.read("x.parquet", 0, identity.size, identity.tag)))
+        with pytest.raises(SourceUnavailable, match="another range"):
+            next(iter(source.read_into(memoryview(bytearray(10)), "x.parquet", 0, identity.size, identity.tag)))
+        source.close()
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_bodies_are_read_into_memory(learned: bool, source: S3Source, s3_bucket: Bucket) -> None:
+    """By the client and without it; only the last time is the memory not full."""
+    data = os.urandom((2 << 20) + 12_345)
+    put(s3_bucket, "x.parquet", data)
+    identity = source.stat("x.parquet")
+    if learned:
+        assert read(source, "x.parquet", identity) == data
+    buffer = memoryview(bytearray(1 << 20))
+    coming = source.read_into(buffer, "x.parquet", 7, len(data) - 7, identity.tag)
+    got = [bytes(buffer[:count]) for count in coming]
+    assert [len(piece) for piece in got] == [1 << 20, 1 << 20, 12_338]
+    assert b"".join(got) == data[7:]
+    assert list(source.read_into(buffer, "x.parquet", 7, 0)) == []
+    with pytest.raises(SourceChanged):
+        list(source.read_into(buffer, "x.parquet", 0, 1, "another"))
+
+
+@pytest.mark.parametrize("fault", [faults.reset(900_000), faults.stall(900_000)], ids=["reset", "stall"])
+def test_what_was_read_into_memory_before_an_error_counts(
+    fault: faults.Fault, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(1 << 20)
+    put(s3_bucket, "x.parquet", data)
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        source = S3Source(f"{s3_bucket.url}/wh", {}, 0.5)
+        identity = source.stat("x.parquet")
+        assert read(source, "x.parquet", identity) == data
+        proxy.rule(fault, method="GET", path=r"x\.parquet$", count=1)
+        buffer, got = memoryview(bytearray(1 << 20)), list[int]()
+        with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet"):
+            got.extend(source.read_into(buffer, "x.parquet", 0, identity.size, identity.tag))
+        assert len(got) == 1
+        assert 0 < got[0] < len(data)
+        assert buffer[: got[0]] == data[: got[0]]
         source.close()
 
 
