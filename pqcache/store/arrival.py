@@ -88,7 +88,7 @@ def write_at(descriptor: int, piece: memoryview, offset: int, direct: bool) -> N
 def _buffer() -> memoryview:
     """Return this thread's buffer, which begins at a page."""
     if not hasattr(_mine, "buffer"):
-        _mine.buffer = memoryview(mmap.mmap(-1, PIECE))
+        _mine.buffer = memoryview(mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     buffer: memoryview = _mine.buffer
     return buffer
 
