@@ -201,13 +201,19 @@ def test_byte_arrays_with_nulls_or_a_dictionary_are_left_to_pyarrow(tmp_path: Pa
 
 
 @settings(deadline=None, max_examples=200)
-@given(place=st.floats(0, 1), byte=st.integers(0, 255), binary=st.booleans(), codec=st.sampled_from(["none", "snappy"]))
+@given(
+    place=st.floats(0, 1),
+    byte=st.integers(0, 255),
+    binary=st.booleans(),
+    codec=st.sampled_from(["none", "snappy"]),
+    dictionary=st.booleans(),
+)
 def test_damage_is_never_an_exception(
-    place: float, byte: int, binary: bool, codec: str, tmp_path_factory: pytest.TempPathFactory
+    place: float, byte: int, binary: bool, codec: str, dictionary: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("damage") / "t.parquet"
     column = pa.array([b"x" * 700] * 20) if binary else lists(np.arange(600, dtype=np.int32), 3, pa.int32())
-    pq.write_table(pa.table({"t": column}), path, compression=codec, use_dictionary=False)
+    pq.write_table(pa.table({"t": column}), path, compression=codec, use_dictionary=dictionary and not binary)
     metadata, leaf = opened(path)
     assert leaf is not None
     whole = bytearray(path.read_bytes())

@@ -36,7 +36,7 @@ _ENCODING_V2, _DEFINITION_BYTES, _REPETITION_BYTES, _IS_COMPRESSED = 4, 5, 6, 7 
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _PLAIN, _RLE = 0, 3
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
-_PATTERNS = 4096  # of levels that are remembered
+_PATTERNS = 256  # of levels that are remembered, of some kilobytes each
 
 _CODECS = {
     "UNCOMPRESSED": None,
@@ -167,15 +167,14 @@ class Reader:
 
     def _decoded(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values:
         """Have pyarrow decode the pages of a chunk of lists without their levels, as a column of its own."""
-        codec = _CODECS[chunk.compression]
         parts, first, dictionary = [footer.MAGIC], 0, 0
         for header, body in self._pages(file, chunk, False):
             if header[_TYPE][1] == _DICTIONARY_PAGE:
-                data = body if codec is None else _decompressed(codec, body, header[_UNCOMPRESSED][1])
+                data = _decompressed(chunk, body, header[_UNCOMPRESSED][1])
                 fields, dictionary = {_DICTIONARY: header[_DICTIONARY]}, len(footer.MAGIC)
                 kind = _DICTIONARY_PAGE
             else:
-                count, encoding, data = self._page(header, body, codec, leaf, length, first)
+                count, encoding, data = self._page(header, body, chunk, leaf, length, first)
                 if not count:  # pyarrow takes an empty page of such a column for its end
                     continue
                 of_values = _numbers({_COUNT: count, _ENCODING: encoding, _DEFINITIONS: _RLE, _REPETITIONS: _RLE})
@@ -220,10 +219,10 @@ class Reader:
         """Yield the number of values and the bytes of each page, which are there until the next one or are kept."""
         if chunk.has_dictionary_page or chunk.file_path or chunk.compression not in _CODECS:
             raise _Other
-        codec, first = _CODECS[chunk.compression], 0
+        first = 0
         for header, body in self._pages(file, chunk, keep):
-            count, encoding, data = self._page(header, body, codec, leaf, length, first)
-            if encoding != _PLAIN or count < 0 or first + count > chunk.num_values:
+            count, encoding, data = self._page(header, body, chunk, leaf, length, first)
+            if encoding != _PLAIN:
                 raise _Other
             yield count, data
             first += count
@@ -248,28 +247,29 @@ class Reader:
             at += begin + length
 
     def _page(
-        self, header: Struct, body: Bytes, codec: str | None, leaf: Leaf, length: int, first: int
+        self, header: Struct, body: Bytes, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, first: int
     ) -> tuple[int, int, Bytes]:
         """Return the number of values in a page, their encoding and their bytes; its levels have to be regular."""
         kind, size = header[_TYPE][1], header[_UNCOMPRESSED][1]
         if kind == _DATA_PAGE:
             fields = header[_DATA][1]
-            if codec is not None:
-                body = _decompressed(codec, body, size)
+            encoding = fields[_ENCODING][1]
+            body = _decompressed(chunk, body, size)
             repetitions, body = _levels(body, fields[_REPETITIONS][1]) if leaf.repetition else (b"", body)
             definitions, body = _levels(body, fields[_DEFINITIONS][1]) if leaf.definition else (b"", body)
-            encoding = fields[_ENCODING][1]
         elif kind == _DATA_PAGE_V2:
             fields = header[_DATA_V2][1]
+            encoding = fields[_ENCODING_V2][1]
             middle = fields[_REPETITION_BYTES][1]
             end = middle + fields[_DEFINITION_BYTES][1]
             repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
-            if codec is not None and fields.get(_IS_COMPRESSED, (0, True))[1] and len(body):
-                body = _decompressed(codec, body, size - end)
-            encoding = fields[_ENCODING_V2][1]
+            if fields.get(_IS_COMPRESSED, (0, True))[1] and len(body):
+                body = _decompressed(chunk, body, size - end)
         else:
             raise _Other
         count = fields[_COUNT][1]
+        if not 0 <= count <= chunk.num_values - first:
+            raise _Other
         key = (count, first % length if length else 0, length, leaf.definition, repetitions, definitions)
         regular = self._known.get(key)
         if regular is None:
@@ -324,8 +324,11 @@ def _header(file: int, at: int) -> tuple[Struct, int]:
     raise _Other
 
 
-def _decompressed(codec: str, body: Bytes, size: int) -> Bytes:
-    if size < 0 or size > 1 << 31:
+def _decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
+    codec = _CODECS[chunk.compression]
+    if codec is None:
+        return body
+    if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
         raise _Other
     return np.frombuffer(pa.Codec(codec).decompress(pa.py_buffer(body), size), np.uint8)
 
