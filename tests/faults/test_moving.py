@@ -58,7 +58,16 @@ class Watched:
     read_bytes: dict[str, int] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.source, name)
+        found = getattr(self.source, name)
+        return self._filling if name == "read_into" else found  # only where the source can do that
+
+    def _filling(self, buffer: memoryview, path: str, offset: int, length: int, *more: str) -> Iterator[int]:
+        self.at(path, offset)
+        for count in self.source.read_into(buffer, path, offset, length, *more):
+            self.read_bytes[path] = self.read_bytes.get(path, 0) + count
+            offset += count
+            yield count
+            self.at(path, offset)
 
     def read(self, path: str, offset: int, length: int, *more: str) -> Iterator[bytes]:
         self.at(path, offset)
