@@ -258,7 +258,7 @@ def test_levels_are_unpacked(runs: list[tuple[bool, int, int]], count: int) -> N
 
 def _varint(number: int) -> bytes:
     out = bytearray()
-    footer._put_varint(out, number)
+    footer.put_varint(out, number)
     return bytes(out)
 
 

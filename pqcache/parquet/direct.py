@@ -18,6 +18,7 @@ import pyarrow.types as pt
 from pqcache.parquet import footer
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.pages import data_page_header, is_text
 
 _WORTH = 2048  # bytes of a value: two views of a value take as long as copying that twice
 _PAGE = 1 << 20
@@ -37,7 +38,7 @@ class Pages:
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
     """Return whether the column ``name`` of a table is encoded like this: large values, and nothing to do to them."""
     return (
-        _is_binary(column.type)
+        is_text(column.type)
         and encodings.codecs.get(name) == "none"
         and name not in encodings.dictionary
         and name not in encodings.special
@@ -46,10 +47,6 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
         and column.null_count == 0
         and column.nbytes >= _WORTH * len(column)
     )
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_string(kind) or pt.is_large_string(kind))
 
 
 def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
@@ -64,8 +61,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
         nonlocal at, row, count, size, waiting
         levels = _ones(count) if field.nullable else b""
         body = len(levels) + 4 * count + size
-        about = {1: (I32, count), 2: (I32, _PLAIN), 3: (I32, _RLE), 4: (I32, _RLE)}
-        header = footer.encode({1: (I32, _DATA_PAGE), 2: (I32, body), 3: (I32, body), 5: (STRUCT, about)})
+        header = data_page_header(count, _PLAIN, body)
         data.append(memoryview(header + levels))
         data.extend(waiting)
         places.append({1: (I64, at), 2: (I32, len(header) + body), 3: (I64, row)})
@@ -108,11 +104,8 @@ def _offsets(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
 def _ones(count: int) -> bytes:
     """Return the definition levels of ``count`` values: one run of 1, with its length in bytes before it."""
     run = bytearray()
-    number = count << 1
-    while number > 0x7F:
-        run.append(number & 0x7F | 0x80)
-        number >>= 7
-    run += bytes((number, 1))
+    footer.put_varint(run, count << 1)
+    run.append(1)
     return len(run).to_bytes(4, "little") + run
 
 

@@ -147,7 +147,8 @@ class _Decoder:
                 return result
 
 
-def _put_varint(out: bytearray, number: int) -> None:
+def put_varint(out: bytearray, number: int) -> None:
+    """Append ``number`` in as few bytes as hold it, seven bits in each."""
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
         number >>= 7
@@ -155,14 +156,14 @@ def _put_varint(out: bytearray, number: int) -> None:
 
 
 def _put_int(out: bytearray, number: int) -> None:
-    _put_varint(out, (number << 1) ^ (number >> 63))
+    put_varint(out, (number << 1) ^ (number >> 63))
 
 
 def _put_value(out: bytearray, kind: int, value: Any) -> None:
     if kind in _VARINTS:
         _put_int(out, value)
     elif kind == BINARY:
-        _put_varint(out, len(value))
+        put_varint(out, len(value))
         out += value
     elif kind == STRUCT:
         if isinstance(value, bytes):  # encoded before
@@ -174,11 +175,11 @@ def _put_value(out: bytearray, kind: int, value: Any) -> None:
             out.append(len(value.values) << 4 | value.kind)
         else:
             out.append(0xF0 | value.kind)
-            _put_varint(out, len(value.values))
+            put_varint(out, len(value.values))
         for element in value.values:
             _put_value(out, value.kind, element)
     elif kind == MAP:
-        _put_varint(out, len(value.values))
+        put_varint(out, len(value.values))
         if value.values:
             out.append(value.kinds[0] << 4 | value.kinds[1])
         for key, element in value.values:

@@ -74,6 +74,14 @@ class Leaf:
     repetition: int
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is string or binary of any size."""
+    test = pa.types
+    return bool(
+        test.is_string(kind) or test.is_binary(kind) or test.is_large_string(kind) or test.is_large_binary(kind)
+    )
+
+
 def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | None:
     """Return the leaf of a top-level column of Arrow type ``kind``.
 
@@ -97,9 +105,7 @@ def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | N
 def _dtypes(physical: str, kind: pa.DataType) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
     """Return how a value lies in a page, and how in memory."""
     if physical == "BYTE_ARRAY":
-        text = pa.types.is_binary(kind) or pa.types.is_string(kind)
-        text = text or pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-        return (np.dtype("V"), np.dtype("V")) if text else None
+        return (np.dtype("V"), np.dtype("V")) if is_text(kind) else None
     if physical == "FIXED_LEN_BYTE_ARRAY":
         exact: np.dtype[Any] = np.dtype(f"V{kind.byte_width}" if pa.types.is_fixed_size_binary(kind) else "V")
         return (exact, exact) if exact.itemsize else None
@@ -171,17 +177,15 @@ class Reader:
         for header, body in self._pages(file, chunk, False):
             if header[_TYPE][1] == _DICTIONARY_PAGE:
                 data = _decompressed(chunk, body, header[_UNCOMPRESSED][1])
-                fields, dictionary = {_DICTIONARY: header[_DICTIONARY]}, len(footer.MAGIC)
-                kind = _DICTIONARY_PAGE
+                sizes = _numbers({_TYPE: _DICTIONARY_PAGE, _UNCOMPRESSED: len(data), _COMPRESSED: len(data)})
+                head, dictionary = footer.encode(sizes | {_DICTIONARY: header[_DICTIONARY]}), len(footer.MAGIC)
             else:
                 count, encoding, data = self._page(header, body, chunk, leaf, length, first)
                 if not count:  # pyarrow takes an empty page of such a column for its end
                     continue
-                of_values = _numbers({_COUNT: count, _ENCODING: encoding, _DEFINITIONS: _RLE, _REPETITIONS: _RLE})
-                fields, kind = {_DATA: (footer.STRUCT, of_values)}, _DATA_PAGE
+                head = data_page_header(count, encoding, len(data))
                 first += count
-            sizes = _numbers({_TYPE: kind, _UNCOMPRESSED: len(data), _COMPRESSED: len(data)})
-            parts += [footer.encode(sizes | fields), data.tobytes()]
+            parts += [head, data.tobytes()]
         if first != chunk.num_values:
             raise _Other
         size = sum(map(len, parts))
@@ -280,6 +284,13 @@ class Reader:
         if not regular:
             raise _Other
         return count, encoding, body
+
+
+def data_page_header(count: int, encoding: int, size: int) -> bytes:
+    """Return the header of an uncompressed data page of ``count`` values, which takes ``size`` bytes."""
+    about = _numbers({_COUNT: count, _ENCODING: encoding, _DEFINITIONS: _RLE, _REPETITIONS: _RLE})
+    sizes = _numbers({_TYPE: _DATA_PAGE, _UNCOMPRESSED: size, _COMPRESSED: size})
+    return footer.encode(sizes | {_DATA: (footer.STRUCT, about)})
 
 
 def _numbers(fields: dict[int, int]) -> Struct:

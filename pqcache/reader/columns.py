@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.parquet.dense import Dense, restored
-from pqcache.parquet.pages import ByteArrays
+from pqcache.parquet.pages import ByteArrays, is_text
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
@@ -421,13 +421,3 @@ def _int32(ends: npt.NDArray[np.int64]) -> Any:
     if len(ends) and ends[-1] > np.iinfo(np.int32).max:
         raise OverflowError("a batch has more than 2 GB in one column; choose a smaller batch_size")
     return ends.astype(np.int32)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether a type is string or binary of any size."""
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-    )

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.memory import Pool
-from pqcache.parquet.pages import Leaf, Reader, leaf_of
+from pqcache.parquet.pages import Leaf, Reader, is_text, leaf_of
 from pqcache.reader.columns import (
     Column,
     Form,
@@ -24,7 +24,6 @@ from pqcache.reader.columns import (
     compact,
     cut,
     hold,
-    is_text,
     storage_type,
     take,
     views_of,
@@ -78,8 +77,9 @@ class RowGroups:
         if not self.forms:
             return []
         with self._opened(group) as (file, path):
+            wanted = self._wanted(file, group, path, [form.name for form in self.forms])
             found = {} if self.piece else self._simple(file, group, path, low, high)
-            wanted = self._wanted(file, group, path, [form.name for form in self.forms if form.name not in found])
+            wanted = [name for name in wanted if name not in found]
             table = self._read(file, group, wanted, low, high)
         whole = not self.piece
         if wanted and table.num_rows != (self.rows[group] if whole else high - low):

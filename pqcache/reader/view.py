@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, as_list, dense_in
-from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, is_text, stored_as
+from pqcache.parquet.pages import is_text
+from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored_as
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers
 from pqcache.reader.filters import Chosen, choose, count_rows

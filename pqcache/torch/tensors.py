@@ -32,13 +32,13 @@ import pyarrow as pa
 import torch
 
 from pqcache.errors import ParquetError, UsageError
+from pqcache.parquet.pages import is_text
 from pqcache.reader.columns import (
     Bools,
     Column,
     Packed,
     form_of,
     hold,
-    is_text,
     is_views,
     packed,
     storage_type,
