@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -121,3 +122,20 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "i.arrow").write_bytes(b"garbage")
     with pytest.raises(CacheError, match=r"i\.arrow"):
         read_index(tmp_path / "i.arrow")
+
+
+@pytest.mark.parametrize("name", [b"prize", b"pri\xe9e"])
+@pytest.mark.parametrize("where", ["schema", "column chunk", "both"])
+def test_names_damaged_in_a_footer_are_no_traceback(tmp_path: Path, name: bytes, where: str) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"price": [1, 2]}), path, store_schema=False)
+    whole = path.read_bytes()
+    first, second = (at.start() for at in re.finditer(b"price", whole))
+    for at in {"schema": [first], "column chunk": [second], "both": [first, second]}[where]:
+        whole = whole[:at] + name + whole[at + len(name) :]
+    path.write_bytes(whole)
+    if (name, where) == (b"prize", "both"):  # another name, but a whole footer
+        assert build_index(tmp_path, ["a.parquet"]).schema.names == ["prize"]
+        return
+    with pytest.raises(ParquetError, match=r"a\.parquet: (not a Parquet file|its footer contradicts itself)"):
+        build_index(tmp_path, ["a.parquet"])

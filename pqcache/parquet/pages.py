@@ -213,7 +213,7 @@ class Reader:
                 _walk(data, count, begins, lengths)
         except _UNREADABLE:
             return None
-        if len(begins) != chunk.num_values:
+        if not pages or len(begins) != chunk.num_values:
             return None
         return ByteArrays(np.array(begins, np.int64), np.array(lengths, np.int64), pages)
 

@@ -99,7 +99,7 @@ def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
     try:
         with pq.ParquetFile(path) as file:
             return file.metadata, file.schema_arrow
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(str(path), error) from error
 
 

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import CacheError, DamagedError, ParquetError
+from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
 from pqcache.parquet.dense import dense_in
 from pqcache.parquet.statistics import BASE, columns_table, read_footer, row_group_columns
 from pqcache.store.hive import parent, partition_table
@@ -117,7 +117,13 @@ class IndexBuilder:
         if len(set(schema.names)) < len(schema.names):
             twice = next(name for name in schema.names if schema.names.count(name) > 1)
             raise ParquetError(f"{path}: has two columns named {twice!r}; rename one at the source")
-        columns = row_group_columns(metadata, schema)
+        try:
+            columns = row_group_columns(metadata, schema)
+        except (LookupError, ValueError) as error:
+            raise ParquetError(
+                f"{path}: its footer contradicts itself ({type(error).__name__}: {first_line(error)}); "
+                "write it again at the source, or move it away"
+            ) from error
         file = self._ids.setdefault(path, len(self._ids))
         columns["file"] = [file] * metadata.num_row_groups
         position = self._schema_position(path, schema)

@@ -23,5 +23,5 @@ def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> t
     try:
         with pq.ParquetFile(end, coerce_int96_timestamp_unit=int96) as parquet:
             return parquet.metadata, parquet.schema_arrow
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(file_url(source, file.path), error) from error

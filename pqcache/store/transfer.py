@@ -327,7 +327,7 @@ def _footer(source: Source, file: SourceFile, part: Path, tail: bytes = b"") -> 
     try:
         with pq.ParquetFile(pa.BufferReader(tail) if whole else part) as parquet:
             return parquet.metadata, parquet.schema_arrow
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(f"{file_url(source, file.path)}", error) from error
 
 
