@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -16,6 +19,8 @@ import pytest
 import pqcache
 from pqcache.parquet.dense import Dense, applied
 from pqcache.parquet.keyvalues import SPARK
+from pqcache.store.cache import ROW_GROUPS, write_checksums
+from pqcache.store.index import IndexBuilder, write_index
 from tests.datasets import files_of
 from tests.remote import Remote, make_remote
 
@@ -222,3 +227,191 @@ def test_a_changed_schema_does_everything_again(tmp_path: Path) -> None:
     assert report.kept == 0
     assert {schema.field("v").type for schema in schemas(tmp_path / "out")} == {pa.int64()}
     assert rows_of(tmp_path / "out") == rows_of(source)
+
+
+# ---- a cache in place
+
+
+def add_day(source: Path, number: int, *tables: pa.Table) -> None:
+    directory = source / f"day={number}"
+    directory.mkdir()
+    for file, table in enumerate(tables):
+        pq.write_table(table, directory / f"part-{file}.parquet", row_group_size=500)
+
+
+def numbers(kind: pa.DataType, first: int = 0) -> pa.Table:
+    values = np.random.default_rng(first).integers(0, 1 << 15, ROWS)
+    return pa.table({"id": range(first, first + ROWS), "v": pa.array(values.tolist(), kind)})
+
+
+def inodes(cache: Path) -> dict[str, int]:
+    return {path: (cache / "current" / path).stat().st_ino for path in files_of(cache / "current")}
+
+
+def assert_one_table(cache: Path, source: Path, columns: str = "*") -> pa.Schema:
+    """Every reader sees one table with every value: file by file, as a whole, and by the index."""
+    found = schemas(cache / "current")
+    assert all(schema.equals(found[0]) for schema in found)
+    assert rows_of(cache / "current", columns) == rows_of(source, columns)
+    index = pqcache.Cache.open(cache).snapshot().index()
+    assert index.uniform
+    assert index.data_schema.equals(found[0])
+    assert pqcache.verify(cache, deep=True).ok
+    return found[0]
+
+
+@pytest.mark.parametrize("as_it_comes", [False, True], ids=["repartition", "sync"])
+@pytest.mark.parametrize(("one", "other", "first", "second", "expected"), DRIFTS, ids=str)
+def test_a_cache_in_place_gets_one_schema(
+    tmp_path: Path, one: Any, other: Any, first: list[Any], second: list[Any], expected: Any, as_it_comes: bool
+) -> None:
+    def made(kind: Any, values: list[Any]) -> pa.Table:
+        values = (values * ROWS)[:ROWS]
+        return pa.table({"id": range(ROWS), "v": pa.array(values, kind)})
+
+    source, cache = tmp_path / "in", tmp_path / "cache"
+    write_table(source, made(one, first), made(other, second), made(one, first))
+    if as_it_comes:
+        pqcache.sync(cache, str(source), row_group_size=LIMIT)
+    else:
+        pqcache.sync(cache, str(source))
+        pqcache.repartition(cache, row_group_size=LIMIT)
+    assert assert_one_table(cache, source, "id, v, day").field("v").type == expected
+    assert pqcache.repartition(cache, row_group_size=LIMIT).rewritten == 0
+    assert not pqcache.sync(cache).published
+
+
+def test_a_night_on_which_a_column_becomes_wider(tmp_path: Path) -> None:
+    source, cache = write_table(tmp_path / "in", numbers(pa.int32()), numbers(pa.int32())), tmp_path / "cache"
+    pqcache.sync(cache, str(source), row_group_size=LIMIT)
+    before = inodes(cache)
+    add_day(source, 2, numbers(pa.int16()))  # narrower: it alone is written, as the table is
+    report = pqcache.sync(cache)
+    assert (report.added, report.rewritten) == (1, 1)
+    assert inodes(cache).items() > before.items()
+    assert assert_one_table(cache, source).field("v").type == pa.int32()
+
+    add_day(source, 3, numbers(pa.int64()).append_column("w", pa.array(["x"] * ROWS)))
+    events: list[Any] = []
+    report = pqcache.sync(cache, on_event=events.append)
+    assert (report.added, report.fetched_bytes) == (1, (source / "day=3" / "part-0.parquet").stat().st_size)
+    assert report.rewritten == 4
+    assert not inodes(cache).items() & before.items()
+    found = assert_one_table(cache, source, "id, v, day")
+    assert (found.names, found.field("v").type) == (["id", "v", "w"], pa.int64())
+    assert [event.message for event in events if isinstance(event, pqcache.events.Warned)] == [
+        f"{source}: schemas differ; 3 partition directories rewritten with the one that holds them all"
+    ]
+    assert not pqcache.sync(cache).published
+
+
+@pytest.mark.parametrize("shuffle", [None, 7])
+def test_what_is_brought_to_one_schema_stays_in_order_and_full(tmp_path: Path, shuffle: int | None) -> None:
+    source, cache = tmp_path / "in", tmp_path / "cache"
+    source.mkdir()
+    add_day(source, 0, numbers(pa.int32()), numbers(pa.int32(), ROWS))
+    add_day(source, 1, numbers(pa.int32()), numbers(pa.float64(), ROWS))
+    pqcache.sync(cache, str(source))
+    pqcache.repartition(cache, row_group_size=LIMIT // 4, shuffle=shuffle)
+    pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT // 4, shuffle=shuffle)
+    assert rows_of(cache / "current") == rows_of(tmp_path / "out")
+    add_day(source, 2, numbers(pa.float64()).append_column("w", pa.array(range(ROWS))))
+    pqcache.sync(cache)
+    pqcache.repartition(source, tmp_path / "again", row_group_size=LIMIT // 4, shuffle=shuffle)
+    assert rows_of(cache / "current") == rows_of(tmp_path / "again")
+    for directory in (cache / "current").glob("day=*"):
+        footers = [pq.read_metadata(path) for path in sorted(directory.iterdir())]
+        groups = [footer.row_group(n) for footer in footers for n in range(footer.num_row_groups)]
+        sizes = [sum(group.column(c).total_compressed_size for c in range(3)) for group in groups]
+        assert max(sizes) <= LIMIT // 4
+        assert min(sizes[:-1]) >= 0.95 * LIMIT // 4
+
+
+@pytest.mark.parametrize("by", ["sync", "repartition", "dry run"])
+def test_a_refusal_leaves_a_cache_as_it_was(tmp_path: Path, by: str) -> None:
+    source, cache = write_table(tmp_path / "in", numbers(pa.int64()), numbers(pa.int64())), tmp_path / "cache"
+    pqcache.sync(cache, str(source), row_group_size=LIMIT if by == "sync" else None)
+    add_day(source, 2, numbers(pa.int64()), numbers(pa.float64()))
+    if by != "sync":
+        pqcache.sync(cache)
+    first, before = pqcache.Cache.open(cache).snapshot().id, inodes(cache)
+    config = (cache / "pqcache.toml").read_text()
+    refused = partial(pqcache.repartition, row_group_size=LIMIT, dry_run=by == "dry run")
+    with pytest.raises(pqcache.ParquetError) as caught:
+        (pqcache.sync if by == "sync" else refused)(cache)
+    for part in ("day=2/part-1.parquet", "day=0/part-0", "column v", "int64", "double"):
+        assert part in str(caught.value)
+    assert (pqcache.Cache.open(cache).snapshot().id, inodes(cache)) == (first, before)
+    assert (cache / "pqcache.toml").read_text() == config
+    pq.write_table(numbers(pa.int64()), source / "day=2" / "part-1.parquet")
+    pqcache.sync(cache)
+    pqcache.repartition(cache, row_group_size=LIMIT)
+    assert_one_table(cache, source)
+
+
+def test_a_cache_from_before_schemas_were_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, cache = write_table(tmp_path / "in", numbers(pa.int32()), numbers(pa.int64())), tmp_path / "cache"
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexBuilder, "is_uniform", lambda *_: True)
+        pqcache.sync(cache, str(source), row_group_size=LIMIT)
+    assert len({str(schema) for schema in schemas(cache / "current")}) == 2
+    snapshot = pqcache.Cache.open(cache).snapshot()
+    write_index(replace(snapshot.index(), uniform=False), tmp_path / "index")
+    (tmp_path / "index").replace(snapshot.path / ROW_GROUPS)
+    write_checksums(snapshot.path)
+    assert pqcache.repartition(cache, row_group_size=LIMIT).rewritten == 1
+    assert assert_one_table(cache, source).field("v").type == pa.int64()
+
+
+@pytest.mark.parametrize("finer", [0, 7])
+def test_int96_has_one_unit_in_a_cache(tmp_path: Path, finer: int) -> None:
+    source, cache = tmp_path / "in", tmp_path / "cache"
+    early = datetime.datetime(2026, 11, 3, 1, 2, 3, 4)
+    columns = [stamps(early, None, *[early] * 3_000), stamps(datetime.datetime(2026, 1, 1), ns=finer)]
+    write_table(source, *(pa.table({"at": column}) for column in columns), use_deprecated_int96_timestamps=True)
+    pqcache.sync(cache, str(source), row_group_size=LIMIT)
+    expected = pa.timestamp("ns" if finer else "us")
+    assert_one_table(cache, source, 'count("at")')
+    assert {schema.field("at").type for schema in schemas(cache / "current")} == {expected}
+    for number, column in enumerate(columns):
+        parts = sorted((cache / "current" / f"day={number}").iterdir())
+        found = pa.concat_tables([pq.read_table(path, partitioning=None) for path in parts])
+        assert found.column("at").to_pylist() == column.cast(expected).to_pylist()
+    far = stamps(datetime.datetime(9999, 12, 31))
+    (source / "day=2").mkdir()
+    pq.write_table(pa.table({"at": far}), source / "day=2" / "part-0.parquet", use_deprecated_int96_timestamps=True)
+    if finer:
+        with pytest.raises(pqcache.ParquetError, match=r"day=2/part-0\.parquet: column at cannot be brought"):
+            pqcache.sync(cache)
+    else:
+        pqcache.sync(cache)
+        assert {schema.field("at").type for schema in schemas(cache / "current")} == {expected}
+
+
+def test_dense_columns_of_a_cache_and_a_night_of_lists(tmp_path: Path) -> None:
+    source, cache = tmp_path / "in", tmp_path / "cache"
+    lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
+    dense = applied(lists.schema, {"x": Dense("int32", 2)})
+    stored = pa.table([pa.array([bytes(8)] * 10, pa.binary(8))], schema=dense)
+    pqcache.sync(cache, str(write_table(source, stored)), row_group_size=LIMIT)
+    add_day(source, 1, lists)
+    pqcache.sync(cache)
+    assert {schema.field("x").type for schema in schemas(cache / "current")} == {pa.binary(8)}
+    first = pqcache.Cache.open(cache).snapshot().id
+    add_day(source, 2, pa.table({"y": [1]}))
+    with pytest.raises(pqcache.ParquetError, match=r"day=2/part-0\.parquet: has no column 'x'"):
+        pqcache.sync(cache)
+    assert pqcache.Cache.open(cache).snapshot().id == first
+
+
+def test_a_column_that_is_dense_where_it_is_there(tmp_path: Path) -> None:
+    """Null cannot be dense, so it is a list again where a file lacks it."""
+    lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
+    stored = pa.table([pa.array([bytes(8)] * 10, pa.binary(8))], schema=applied(lists.schema, {"x": Dense("int32", 2)}))
+    source = write_table(tmp_path / "in", stored, pa.table({"y": [1, 2]}))
+    pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
+    found = schemas(tmp_path / "out")
+    assert found[0].equals(found[1])
+    assert pq.read_table(tmp_path / "out" / files_of(tmp_path / "out")[0])["x"].to_pylist() == [[0, 0]] * 10
+    with pytest.raises(pqcache.ParquetError, match=r"day=1/part-0\.parquet: has no column 'x'"):
+        pqcache.repartition(source, tmp_path / "dense", row_group_size=LIMIT, dense=["x"])

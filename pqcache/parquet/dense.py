@@ -94,15 +94,15 @@ def dense_in(schema: pa.Schema) -> dict[str, Dense]:
     return {name: dense for name, dense in found.items() if dense is not None}
 
 
+def is_alike(one: pa.Schema, other: pa.Schema) -> bool:
+    """Return whether two files' schemas are the same to a reader: all but key-values and the fields' metadata."""
+    return bool(one.equals(other)) and dense_in(one) == dense_in(other)
+
+
 def common_dense(schemas: Sequence[pa.Schema]) -> dict[str, Dense]:
-    """Return the columns that are dense, and alike, in every schema that has them."""
-    found = [(set(schema.names), dense_in(schema)) for schema in schemas]
-    any_of_them = {name: dense for _, known in found for name, dense in known.items()}
-    return {
-        name: dense
-        for name, dense in any_of_them.items()
-        if all(known.get(name) == dense for present, known in found if name in present)
-    }
+    """Return the columns that are dense, and alike, in every schema: null, as in a file without it, none can be."""
+    found = [dense_in(schema) for schema in schemas]
+    return {name: dense for name, dense in found[0].items() if all(known.get(name) == dense for known in found)}
 
 
 def as_dense(field: pa.Field, dense: Dense) -> pa.Field:

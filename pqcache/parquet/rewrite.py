@@ -160,11 +160,11 @@ def rewrite_directory(
     report = on_progress or (lambda done: None)
     opened = sources_of(sources, int96)
     declared = _declared(opened, schema)
-    dense = _dense(opened, options)
+    dense = _dense(opened, options, declared)
     keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
     declared = applied(declared, dense).with_metadata(keyvalues)
-    # A table of which some partitions are rewritten would have INT96 in the others.
-    turned = int96 is not None and not options.keep_int96 and has_int96(opened)
+    # Where some files of a table are rewritten, the others would have INT96 still.
+    turned = not options.keep_int96 and has_int96(opened)
     keep = 0 if turned else _prefix(opened, declared, options, made)
     all_fit = keep == len(opened) and len({source.path.name for source in opened}) == len(opened)
     outputs = []
@@ -272,11 +272,10 @@ def _declared(opened: list[Source], schema: pa.Schema | None) -> pa.Schema:
     return own if own.equals(whole) else unified([("the table's schema", whole), *named])
 
 
-def _dense(opened: list[Source], options: RewriteOptions) -> dict[str, Dense]:
-    """Return the columns to store dense: those asked for, or else those that are so in every file that has them."""
-    names = {name for source in kinds(opened) for name in source.schema.names}
+def _dense(opened: list[Source], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:
+    """Return the columns to store dense: those asked for, or else those that are so in every file."""
     if options.dense is not None:
-        return {name: dense for name, dense in options.dense if name in names}
+        return {name: dense for name, dense in options.dense if name in declared.names}
     return common_dense([source.schema for source in kinds(opened)])
 
 

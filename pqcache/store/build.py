@@ -24,12 +24,14 @@ from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder, build_index
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources
 from pqcache.store.manifest_file import write_manifest
-from pqcache.store.plan import DirectoryPlan, Plan
+from pqcache.store.plan import DirectoryPlan, Plan, plan_repartition
 from pqcache.store.source import Source
 from pqcache.store.subset import Subset
 from pqcache.store.summary import write_summary
+from pqcache.store.table import Kinds, Table, table_in, table_like
 from pqcache.store.transfer import Copied, disk_errors
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
+from pqcache.units import format_count
 
 _ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
 
@@ -39,7 +41,7 @@ class Job:
     """What a build works on: ``previous`` is the snapshot that ``plan`` was made against.
 
     ``source`` is None when nothing has to be fetched. With ``reindex`` nothing is taken from the index there is.
-    ``keys`` are the columns to have key indexes of.
+    ``keys`` are the columns to have key indexes of. ``table`` is what files are brought to that are rewritten.
     ``shard`` and ``listing`` are what the manifest says of the share.
     """
 
@@ -59,6 +61,7 @@ class Job:
     keys: tuple[str, ...] = ()
     shard: str | None = None
     listing: str | None = None
+    table: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -69,21 +72,54 @@ class Built:
     entry: FileEntry
 
 
-def build_snapshot(job: Job) -> tuple[Snapshot, Manifest]:
-    """Apply ``job.plan`` and publish the result; whatever fails leaves the current snapshot as it is."""
+def build_snapshot(job: Job) -> tuple[Snapshot, Manifest, Plan]:
+    """Apply ``job.plan`` and publish the result; whatever fails leaves the current snapshot as it is.
+
+    Return the plan as well: where the new files' schema is another one, more is rewritten than was planned.
+    """
     run = make_workdir(job.cache)
     with disk_errors(job.cache.path):
+        known, plan = _previous_index(job), job.plan
+        if job.rewrite is not None and job.table is None and known is not None and known.uniform:
+            # nothing but INT96 that stays could be another type to a rewrite
+            job = job if job.rewrite.keep_int96 else replace(job, table=table_like(known.data_schema))
         keys = {_file_key(job, file) for file in job.plan.downloads}
         adopt(job.cache, run, keys, {_rewrite_key(job, d, _inputs(d)) for d in job.plan.directories})
         held = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
         check_space(job.cache.path, job.plan, held)
         index = IndexBuilder()
-        built = list(_make_files(job, run, index))
-        target, manifest = _assemble(job, run, built, index)
+        target, entries = _assembled(job, run / "snapshot", list(_make_files(job, run, index)))
+        if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
+            target, entries, known, plan = _unified(job, run, target, entries)
+            index = IndexBuilder()
+        manifest = _described(job, target, entries, index, known)
         snapshot = job.cache.publish(target, job.previous)
     job.on_event(Published(snapshot.id))
     remove_tree(run)
-    return snapshot, manifest
+    return snapshot, manifest, plan
+
+
+def _unified(job: Job, run: Path, target: Path, entries: list[FileEntry]) -> tuple[Path, list[FileEntry], Index, Plan]:
+    """Bring files that drifted apart to one schema; return where they have it, their entries, index, and the plan.
+
+    Directories whose files have it already are linked. Raises ParquetError where types do not mix without loss.
+    """
+    assert job.rewrite is not None
+    done = job.plan
+    try:
+        table = table_in(target, entries, job.rewrite.keep_int96)
+    except ParquetError as error:
+        raise ParquetError(str(error).replace(str(target), job.source_url)) from error
+    if table.others:
+        plan = plan_repartition(entries, job.plan.recipe, table.others)
+        number = format_count(plan.rewrites, "partition directory", "partition directories")
+        job.on_event(Warned(f"{job.source_url}: schemas differ; {number} rewritten with the one that holds them all"))
+        check_space(job.cache.path, plan)
+        again = replace(job, previous=Snapshot(target), plan=plan, source=None, table=table)
+        target, entries = _assembled(again, run / "unified", list(_make_files(again, run, IndexBuilder())))
+        redone = {directory.directory: directory for directory in plan.directories}
+        done = replace(done, directories=tuple(d if d.rewrite else redone[d.directory] for d in done.directories))
+    return target, entries, build_index(target, [entry.path for entry in entries]), done
 
 
 def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
@@ -98,6 +134,10 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
     finished = {d.directory for d in plan.directories if d.rewrite and _is_finished(job, run, d)}
     waiting = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     arrived: dict[SourceFile, Copied] = {}
+    kinds = Kinds()  # so that what does not mix is refused as soon as it arrives
+    if job.table is not None:
+        kept = next((entry.path for d in plan.directories for entry in d.keep), "")
+        kinds.add(f"{job.source_url}/{kept}", job.table.schema)
 
     with pool(job.jobs, stop) as fetchers, pool(1, stop) as rewriter:
         rewriting: list[Future[list[Built]]] = []
@@ -119,6 +159,7 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
             waiting[directory.directory] -= 1
             if not waiting[directory.directory]:
                 rewrite(directory)
+            kinds.add(f"{job.source_url}/{file.path}", copied.schema)
             for done in [future for future in rewriting if future.done()]:
                 done.result()  # an error there stops the fetching here
         for future in rewriting:
@@ -223,7 +264,9 @@ def _rewrite_files(
     from pqcache.parquet.rewrite import rewrite_directory  # a tenth of a second that a plain sync need not wait for
 
     assert job.rewrite is not None
-    how = job.rewrite
+    how, table = job.rewrite, job.table
+    if table is not None and how.dense is None:
+        how = replace(how, dense=table.dense)
     made = [made_alike(recipe, job.plan.recipe.text) for recipe in recipes]
     before = shuffle_of(recipes[0])  # the plan sees to it that all have been shuffled at once, or none
     if how.shuffle is not None and before == how.shuffle:
@@ -242,7 +285,8 @@ def _rewrite_files(
     place = f"{job.source_url}/{directory}".rstrip("/")
     try:
         paths = [inputs / name for name, _ in files]
-        result = rewrite_directory(paths, unfinished, how, progress, made=made, before=before)
+        schema, int96 = (None, None) if table is None else (table.schema, table.int96)
+        result = rewrite_directory(paths, unfinished, how, progress, schema, made, int96, before)
     except ParquetError as error:
         raise ParquetError(str(error).replace(str(inputs), place)) from error
     for warning in result.warnings:
@@ -256,9 +300,8 @@ def _rewrite_files(
     remove_tree(inputs)
 
 
-def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> tuple[Path, Manifest]:
-    """Put the new snapshot together in ``tmp/``; return where it lies and its manifest."""
-    target = run / "snapshot"
+def _assembled(job: Job, target: Path, built: list[Built]) -> tuple[Path, list[FileEntry]]:
+    """Put the files of the new snapshot together in ``target``; return it with their entries."""
     previous = job.previous
     places = {item.entry.path: item.file for item in built}
     entries = [item.entry for item in built]
@@ -273,8 +316,11 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
             made.add(directory)
         place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
         link_or_copy(place, f"{target}/{entry.path}")
-    kept = len(entries) > len(built)
-    known = _previous_index(previous, job) if previous is not None and kept else None
+    return target, entries
+
+
+def _described(job: Job, target: Path, entries: list[FileEntry], index: IndexBuilder, known: Index | None) -> Manifest:
+    """Write the metadata of the snapshot that is put together in ``target``; return its manifest."""
     index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     manifest = Manifest(tuple(entries), job.source_url, created, job.where, job.shard, job.listing)
@@ -286,12 +332,15 @@ def _assemble(job: Job, run: Path, built: list[Built], index: IndexBuilder) -> t
     if job.keys:
         from pqcache.store.keybuild import refresh_key_indexes  # and pyarrow.compute, which few syncs need
 
-        refresh_key_indexes(job.keys, None if job.reindex else previous, Snapshot(target), job.on_event)
-    return target, manifest
+        refresh_key_indexes(job.keys, None if job.reindex else job.previous, Snapshot(target), job.on_event)
+    return manifest
 
 
-def _previous_index(previous: Snapshot, job: Job) -> Index:
-    """Return the current snapshot's index; a damaged one is built anew from the files that are kept."""
+def _previous_index(job: Job) -> Index | None:
+    """Return the current snapshot's index, if files are kept; a damaged one is built anew from those."""
+    previous = job.previous
+    if previous is None or not any(directory.keep for directory in job.plan.directories):
+        return None
     if not job.reindex:
         with suppress(DamagedError):
             return previous.whole_index()
@@ -314,7 +363,8 @@ def _file_key(job: Job, file: SourceFile) -> str:
 
 
 def _rewrite_key(job: Job, plan: DirectoryPlan, files: Sequence[SourceFile]) -> str:
-    return rewrite_key(job.source_url, plan.directory, files, job.plan.recipe.text)
+    common = "" if job.table is None else f" {job.table.digest}"
+    return rewrite_key(job.source_url, plan.directory, files, job.plan.recipe.text + common)
 
 
 def _is_finished(job: Job, run: Path, plan: DirectoryPlan) -> bool:

@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
-from pqcache.parquet.dense import dense_in
+from pqcache.parquet.dense import dense_in, is_alike
 from pqcache.parquet.statistics import BASE, columns_table, read_footer, row_group_columns
 from pqcache.store.hive import parent, partition_table
 
@@ -51,12 +51,14 @@ class Index:
 
     ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the
     schema of the columns in the files; ``partitions`` has one row per file and a column per partition column.
+    ``uniform`` says that every file has just this schema; an index of an early version does not know.
     """
 
     paths: tuple[str, ...]
     table: pa.Table
     data_schema: pa.Schema
     partitions: pa.Table
+    uniform: bool = False
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -135,14 +137,25 @@ class IndexBuilder:
 
     def finish(self, paths: Sequence[str], previous: Index | None = None) -> Index:
         """Return the index of ``paths``, which are sorted; those not added come from ``previous``."""
+        uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
         table = pa.concat_tables([columns.empty_table(), *_merged(parts, len(paths), columns)])
-        return Index(tuple(paths), table.combine_chunks(), schema, partitions_of(paths))
+        return Index(tuple(paths), table.combine_chunks(), schema, partitions_of(paths), uniform)
+
+    def is_uniform(self, paths: Sequence[str], previous: Index | None) -> bool:
+        """Return whether all files of what ``finish`` would return have the same schema, as far as is known."""
+        schemas = [schema for _, schema in self._schemas]
+        kept = previous is not None and not self._ids.keys() >= set(paths)
+        if kept and previous is not None:
+            schemas.append(previous.data_schema)
+        alike = all(is_alike(schema, schemas[0]) for schema in schemas)
+        return alike and not (kept and previous is not None and not previous.uniform)
 
     def write(self, paths: Sequence[str], previous: Index | None, path: Path) -> None:
         """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable."""
+        uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
-        with _writer(path, paths, schema, columns) as write:
+        with _writer(path, paths, schema, columns, uniform) as write:
             for block in _merged(parts, len(paths), columns):
                 write(block)
 
@@ -167,7 +180,7 @@ class IndexBuilder:
 
     def _schema_position(self, path: str, schema: pa.Schema) -> int:
         for position, (_, known) in enumerate(self._schemas):
-            if known.equals(schema) and dense_in(known) == dense_in(schema):
+            if is_alike(known, schema):
                 return position
         self._schemas.append((path, schema))
         self._waiting.append({})
@@ -254,18 +267,21 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
 
 def write_index(index: Index, path: Path) -> None:
     """Write ``index`` to ``path``; the caller makes it durable."""
-    with _writer(path, index.paths, index.data_schema, index.table.schema) as write:
+    with _writer(path, index.paths, index.data_schema, index.table.schema, index.uniform) as write:
         write(index.table)
 
 
 @contextmanager
 def _writer(
-    path: Path, paths: Sequence[str], data: pa.Schema, columns: pa.Schema
+    path: Path, paths: Sequence[str], data: pa.Schema, columns: pa.Schema, uniform: bool
 ) -> Iterator[Callable[[pa.Table], None]]:
     """Yield a function that appends rows; file numbers become codes into a dictionary of the paths."""
     names = pa.array(paths, pa.string())
     field = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
-    about = {"pqcache": json.dumps({"format": FORMAT}), "pqcache.schema": data.serialize().to_pybytes()}
+    about = {
+        "pqcache": json.dumps({"format": FORMAT, "uniform": uniform}),
+        "pqcache.schema": data.serialize().to_pybytes(),
+    }
     schema = columns.set(0, field).with_metadata(about)
 
     def write(table: pa.Table) -> None:
@@ -310,7 +326,7 @@ def read_index(path: Path) -> Index:
             f"{path}: the row-group index cannot be read ({error}); the next sync makes it anew"
         ) from error
     numbered = table.set_column(0, BASE.field("file"), codes).replace_schema_metadata(None)
-    return Index(paths, numbered, schema, partitions_of(paths))
+    return Index(paths, numbered, schema, partitions_of(paths), about.get("uniform") is True)
 
 
 def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:

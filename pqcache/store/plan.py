@@ -125,10 +125,12 @@ def plan_sync(
     held: Iterable[FileEntry],
     recipe: Recipe = PLAIN,
     damaged: frozenset[str] = frozenset(),
+    others: frozenset[str] = frozenset(),
 ) -> Plan:
     """Return how to get from the entries ``held`` to the source files ``listing``.
 
-    ``damaged`` names held paths that cannot be used any more. Equal identity means unchanged.
+    ``damaged`` names held paths that cannot be used any more, ``others`` those that do not have the table's schema.
+    Equal identity means unchanged.
     """
     entries = sorted((entry for entry in held), key=lambda entry: entry.path)
     before: dict[str, SourceFile] = {f.path: f for entry in entries for f in entry.sources}
@@ -138,7 +140,7 @@ def plan_sync(
         held_by_directory.setdefault(parent(entry.path), []).append(entry)
     ordered = sorted(listing, key=lambda file: (parent(file.path), file.path))
     directories = tuple(
-        _plan_directory(directory, tuple(files), held_by_directory.get(directory, []), recipe, damaged)
+        _plan_directory(directory, tuple(files), held_by_directory.get(directory, []), recipe, damaged, others)
         for directory, files in groupby(ordered, key=lambda file: parent(file.path))
     )
     return Plan(
@@ -151,11 +153,14 @@ def plan_sync(
     )
 
 
-def plan_repartition(held: Iterable[FileEntry], recipe: Recipe) -> Plan:
-    """Return how to rewrite what is held by ``recipe``; what is to be fetched for it, a cache cannot do alone."""
+def plan_repartition(held: Iterable[FileEntry], recipe: Recipe, others: frozenset[str] = frozenset()) -> Plan:
+    """Return how to rewrite what is held by ``recipe``; what is to be fetched for it, a cache cannot do alone.
+
+    ``others`` names what does not have the table's schema.
+    """
     entries = tuple(held)
     sources = {file.path: file for entry in entries for file in entry.sources}
-    return plan_sync(tuple(sources.values()), entries, recipe)
+    return plan_sync(tuple(sources.values()), entries, recipe, others=others)
 
 
 def _plan_directory(
@@ -164,10 +169,11 @@ def _plan_directory(
     entries: Sequence[FileEntry],
     recipe: Recipe,
     damaged: frozenset[str],
+    others: frozenset[str],
 ) -> DirectoryPlan:
     whole = not any(entry.path in damaged for entry in entries)
     complete = whole and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
-    if complete and all(entry.recipe == recipe.text for entry in entries):
+    if complete and all(entry.recipe == recipe.text and entry.path not in others for entry in entries):
         return DirectoryPlan(directory, keep=tuple(entries))
     fetched = [entry for entry in entries if fetch_of(entry.recipe) == recipe.fetch]
     seed = shuffle_of(recipe.text)

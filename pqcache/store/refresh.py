@@ -77,7 +77,7 @@ def refresh(run: Run) -> tuple[Plan, Snapshot | None, Totals]:
             shard=config.shard,
             listing=digest,
         )
-        published, manifest = build_snapshot(job)
+        published, manifest, plan = build_snapshot(job)
     return plan, published, manifest.totals if manifest is not None else Totals()
 
 

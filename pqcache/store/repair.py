@@ -75,7 +75,7 @@ def fetch_again(
             shard=manifest.shard,
             listing=manifest.listing,
         )
-        published, manifest = build_snapshot(job)
+        published, manifest, plan = build_snapshot(job)
         report = make_report(cache, config, plan, published, manifest.totals, published, counted.bytes, False, watch)
         finish(cache, config, "repair", report, on_event)
     return published

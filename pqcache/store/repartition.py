@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 from pqcache.config import read_config, updated, write_config
-from pqcache.errors import UsageError
+from pqcache.errors import DamagedError, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.options import RewriteOptions, parse_compression
 from pqcache.store.build import Job, build_snapshot
-from pqcache.store.cache import Cache, cache_at
+from pqcache.store.cache import Cache, Snapshot, cache_at
 from pqcache.store.densify import Wanted, local_root
+from pqcache.store.manifest import Manifest
 from pqcache.store.plan import Recipe, fetch_of, plan_repartition
 from pqcache.store.repartition_to import Places, RepartitionReport, repartition_to
 from pqcache.store.source import redact
 from pqcache.store.subset import Subset
 from pqcache.store.sync import JOBS, finish, make_report
+from pqcache.store.table import table_in
 from pqcache.store.target import check_apart
 from pqcache.store.transfer import Stopwatch, disk_errors
 
@@ -133,6 +135,15 @@ def repartition(
         return repartition_to(where, how, wanted, jobs, scheduler, dry_run, on_event)
 
 
+def _is_done(snapshot: Snapshot, manifest: Manifest, recipe: Recipe) -> bool:
+    """Return whether all files are known to have been made by ``recipe``, and to have one schema."""
+    if any(entry.recipe != recipe.text for entry in manifest.files):
+        return False
+    with suppress(DamagedError):
+        return snapshot.whole_index().uniform
+    return False
+
+
 def _repartition_cache(
     cache: Cache,
     given: Mapping[str, Any],
@@ -154,7 +165,9 @@ def _repartition_cache(
         how = config.rewrite()
         assert how is not None
         fetched = fetch_of(before.files[0].recipe) if before.files else ""
-        plan = plan_repartition(before.files, Recipe(fetched, how.recipe))
+        recipe = Recipe(fetched, how.recipe)
+        table = None if _is_done(current, before, recipe) else table_in(current.path, before.files, how.keep_int96)
+        plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())
         published, after = None, before
         if not dry_run:
             if not plan.nothing_to_do:
@@ -174,8 +187,9 @@ def _repartition_cache(
                     keys=config.keys,
                     shard=before.shard,
                     listing=before.listing,
+                    table=table,
                 )
-                published, after = build_snapshot(job)
+                published, after, plan = build_snapshot(job)
             write_config(cache.path, config)
             report = make_report(cache, config, plan, published or current, after.totals, published, 0, dry_run, watch)
             finish(cache, config, "repartition", report, on_event)

@@ -6,11 +6,14 @@ columns are dense.
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -19,11 +22,11 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.decode import fixed_width, int96_columns, int96_span, int96_unit
-from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in
+from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in, is_alike
 from pqcache.parquet.schema import unified
-from pqcache.store.manifest import SourceFile
+from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.remote_footer import read_remote_footer
-from pqcache.store.source import Source, file_url
+from pqcache.store.source import Source, file_url, open_source
 from pqcache.store.transfer import RETRIES, in_parallel, with_retries
 
 T = TypeVar("T")
@@ -39,15 +42,25 @@ class Table:
         int96: the unit that INT96 time stamps are read in, or None where there are none.
         dense: the columns that are stored dense, alike in every file that has them; None if no file has any.
         decoded: for each file the bytes that its rows take in memory, about.
+        others: the paths of files whose own schema is another one, or that have INT96 which is not kept.
     """
 
     schema: pa.Schema
     int96: str | None
     dense: tuple[tuple[str, Dense], ...] | None
-    decoded: Mapping[SourceFile, int]
+    decoded: Mapping[SourceFile, int] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+
+    @property
+    def digest(self) -> str:
+        """A name for what decides how a file is written."""
+        parts = self.schema.serialize().to_pybytes(), repr((self.int96, self.dense)).encode()
+        return hashlib.sha256(b"|".join(parts)).hexdigest()
 
 
-def table_of(source: Source, files: Sequence[SourceFile], on_event: OnEvent = ignore) -> Table:
+def table_of(
+    source: Source, files: Sequence[SourceFile], on_event: OnEvent = ignore, keep_int96: bool = False
+) -> Table:
     """Return what all of ``files`` agree on, by their footers; INT96 columns are read, as no footer tells of them.
 
     Raises:
@@ -67,14 +80,63 @@ def table_of(source: Source, files: Sequence[SourceFile], on_event: OnEvent = ig
         unit = int96_unit([(file_url(source, file.path), *span) for file, span in zip(columns, spans, strict=True)])
     if unit == "ns":
         found = of_each(lambda file: _schema_of(source, file, "ns"), files)
-    distinct: dict[bytes, tuple[str, pa.Schema]] = {}
+    kinds = Kinds()
     for file, (schema, _, _) in zip(files, found, strict=True):
-        plain = schema.remove_metadata()  # pandas' key-value is another one in each file
-        distinct.setdefault(plain.serialize().to_pybytes(), (file_url(source, file.path), plain))
-    schemas = [schema for _, schema in distinct.values()]
+        kinds.add(file_url(source, file.path), schema)
+    schemas = [schema for _, schema in kinds.distinct.values()]
     dense = tuple(sorted(common_dense(schemas).items())) if any(map(dense_in, schemas)) else None
-    whole = unified([(name, as_lists(schema)) for name, schema in distinct.values()])
-    return Table(whole, unit, dense, {file: size for file, (_, _, size) in zip(files, found, strict=True)})
+    stored = applied(kinds.schema, dict(dense or ()))
+    alike = {key for key, (_, schema) in kinds.distinct.items() if is_alike(schema, stored)}
+    return Table(
+        kinds.schema,
+        unit,
+        dense,
+        {file: size for file, (_, _, size) in zip(files, found, strict=True)},
+        frozenset(
+            file.path
+            for file, (schema, names, _) in zip(files, found, strict=True)
+            if (names and not keep_int96) or Kinds.key(schema) not in alike
+        ),
+    )
+
+
+def table_in(root: Path, entries: Sequence[FileEntry], keep_int96: bool = False) -> Table:
+    """Return what the files ``entries`` below a local directory agree on."""
+    source = open_source(os.path.abspath(root))
+    files = [SourceFile(entry.path, Identity(entry.size, 0)) for entry in entries]
+    return table_of(source, files, keep_int96=keep_int96)
+
+
+def table_like(schema: pa.Schema) -> Table:
+    """Return what files that all have ``schema`` agree on, where none has INT96."""
+    return Table(as_lists(schema).remove_metadata(), None, tuple(sorted(dense_in(schema).items())) or None)
+
+
+class Kinds:
+    """The different schemas among many files, and the one that holds the rows of all."""
+
+    def __init__(self) -> None:
+        self.distinct: dict[bytes, tuple[str, pa.Schema]] = {}
+        self.schema = pa.schema([])
+
+    @staticmethod
+    def key(schema: pa.Schema) -> bytes:
+        """Return what is equal for files of one kind."""
+        # pandas' key-value is another one in each file
+        return bytes(schema.remove_metadata().serialize().to_pybytes())
+
+    def add(self, name: str, schema: pa.Schema) -> None:
+        """Add a file; types that do not mix without loss raise ParquetError, which names two files and the types."""
+        key = self.key(schema)
+        if key in self.distinct:
+            return
+        self.distinct[key] = name, schema.remove_metadata()
+        named = [(name, as_lists(schema)) for name, schema in self.distinct.values()]
+        try:
+            self.schema = unified([*([("", self.schema)] if len(named) > 1 else []), named[-1]])
+        except ParquetError:
+            unified(named)  # which names the two files
+            raise
 
 
 def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str], int]:
