@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from pqcache.errors import ParquetError
 from pqcache.memory import Pool
@@ -36,6 +37,7 @@ _ENCODING_V2, _DEFINITION_BYTES, _REPETITION_BYTES, _IS_COMPRESSED = 4, 5, 6, 7 
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
 _PLAIN, _RLE = 0, 3
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
+_LZ4_BLOCK = 1 << 22  # bytes
 _PATTERNS = 256  # of levels that are remembered, of some kilobytes each
 
 _CODECS = {
@@ -336,12 +338,32 @@ def _header(file: int, at: int) -> tuple[Struct, int]:
 
 
 def _decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
+    """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
     codec = _CODECS[chunk.compression]
     if codec is None:
         return body
     if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
         raise _Other
-    return np.frombuffer(pa.Codec(codec).decompress(pa.py_buffer(body), size), np.uint8)
+    if codec == "snappy":  # whose data begin with their length
+        data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
+    elif codec == "lz4_raw":
+        data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
+    else:
+        data = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec).read_buffer(size + 1)
+    if data.size != size:
+        raise _Other
+    return np.frombuffer(data, np.uint8)
+
+
+def _frame(size: int, compressed: int) -> bytes:
+    """Return what makes an LZ4 frame of a raw block: a frame says how many bytes come of it, so they are counted.
+
+    See https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md: a block of a frame has at most 4 MB.
+    """
+    if max(size, compressed) > _LZ4_BLOCK:
+        raise _Other
+    about = struct.pack("<BBQ", 0b0110_1000, 7 << 4, size)  # one block of up to 4 MB, and the content's size
+    return b"\x04\x22\x4d\x18" + about + struct.pack("<BI", xxhash.xxh32_intdigest(about) >> 8 & 0xFF, compressed)
 
 
 def _walk(data: Bytes, count: int, begins: list[int], lengths: list[int]) -> None:
