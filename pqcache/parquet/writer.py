@@ -50,6 +50,8 @@ _SAMPLE_SLICES = 8
 _UNSTEADY = 0.05  # guesses that are so far off are helped by a look at the rows themselves,
 _LOOK_SHARE, _LOOK_SLICES, _MIN_LOOK = 40, 32, 1 << 17  # a fortieth of them,
 _LOOK_ROOM = 0.03  # while so much of a row group is to be filled
+_TRUSTED = 0.02  # guesses that are worse off than this make slices of an eighth of a row group:
+_SHARES, _MIN_PAGES = 8, 128 << 10  # less is lost where one is too large, but pages get smaller
 _MAX_WARNINGS = 20
 _MAX_HOLE = 0.05  # of a block
 
@@ -255,17 +257,20 @@ class _Writer:
         pending.fill(room, k, max_rows, self.max_bytes - group.held)
         if not pending.rows or (group.rows and group.held + pending.queue[0].nbytes > self.max_bytes):
             return 0
-        if group.sliced and guess.unsteady > _UNSTEADY and room > _LOOK_ROOM * limit and group.most is None:
+        few = max(limit / _SHARES, _MIN_PAGES * len(group.sliced)) if guess.spread > _TRUSTED else room
+        near = room - headers <= 1.25 * few  # else the slice is too small to be too large
+        if group.sliced and near and guess.unsteady > _UNSTEADY and room > _LOOK_ROOM * limit and group.most is None:
             self.look(group)
             k[group.sliced] = guess.k[group.sliced]
         needed = not group.rows or group.wanting
         if not needed and room < max(_FULL * limit, 3 * headers):
             return 0
         all_of_it = float(np.dot(k, pending.total)) * (1 + guess.spread) + headers
-        if pending.exhausted and pending.rows <= max_rows and all_of_it <= room:
+        if pending.exhausted and pending.rows <= max_rows and all_of_it <= (room if near else room / 2):
             return pending.rows
         k[group.sliced] /= 1 - margin
-        count = pending.cut(room - headers, k, max_rows, self.max_bytes - group.held)
+        goal = room - headers if near else few
+        count = pending.cut(goal, k, max_rows, self.max_bytes - group.held)
         if group.failed > 2 and group.most is not None:
             count = min(count, max(1, group.most // 2))
         full = limit - room >= MIN_FILL * limit
