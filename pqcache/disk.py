@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
 from pathlib import Path
 
+BLOCK = 4096  # what memory, places and lengths of such writes are whole multiples of: all disks take that
+_DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 _CANNOT_LINK = {errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
@@ -95,3 +98,41 @@ def remove_tree(root: Path) -> None:
 
     if root.exists():
         shutil.rmtree(root, onerror=retry_writable)
+
+
+def past_cache(descriptor: int) -> bool:
+    """Let writes to an open file go past the page cache; return whether the file system can do that."""
+    return bool(_DIRECT) and _set_flags(descriptor, _DIRECT)
+
+
+def write_at(descriptor: int, piece: memoryview, offset: int, direct: bool) -> None:
+    """Write ``piece`` at ``offset``; if ``direct``, both begin at whole blocks, and only a last piece has no whole end.
+
+    A file system may refuse: then this piece is written as usual.
+    """
+    whole = len(piece) // BLOCK * BLOCK if direct else 0
+    try:
+        _write(descriptor, piece[:whole], offset)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which says that this file system wants to have it some other way
+            raise
+        whole = 0
+    if whole < len(piece):
+        if direct:
+            _set_flags(descriptor, 0)
+        _write(descriptor, piece[whole:], offset + whole)
+
+
+def _set_flags(descriptor: int, flags: int) -> bool:
+    """Set the flags that can be changed, among them only O_DIRECT is of use here."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+    except OSError:
+        return False
+    return True
+
+
+def _write(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
+from pqcache.disk import BLOCK, past_cache, write_at
 from pqcache.errors import SourceUnavailable
-from pqcache.store import arrival, transfer
-from pqcache.store.arrival import BLOCK, PIECE, past_cache, pieces, write_at
+from pqcache.store import transfer
+from pqcache.store.arrival import PIECE, pieces
 from tests.datasets import rows_of, write_shop
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 100, BLOCK, 65_536, PIECE - 1, PIECE, PIECE + 1]), max_size=6)
@@ -50,7 +52,7 @@ def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPat
     real = os.pwrite
 
     def pwrite(descriptor: int, piece: memoryview, offset: int) -> int:
-        past = bool(arrival.fcntl.fcntl(descriptor, arrival.fcntl.F_GETFL) & os.O_DIRECT)
+        past = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
         if past and refuse:
             raise OSError(errno.EINVAL, "Invalid argument")
         direct.append(past)

@@ -18,7 +18,7 @@ from pqcache.parquet import direct
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.options import RewriteOptions
 from pqcache.parquet.rewrite import rewrite_directory
-from pqcache.parquet.rowfile import Layout, RowGroupFile, _after, form_of
+from pqcache.parquet.rowfile import Layout, RowGroupFile, form_of
 from pqcache.parquet.stitch import encode, stitched
 
 ENCODINGS = Encodings(codecs={"v": "none", "n": "none"})
@@ -112,8 +112,3 @@ def test_images_are_rewritten_beside_nulls_and_other_columns(tmp_path: Path) -> 
     rows = "select * from read_parquet('{}/{}.parquet')"
     here, there = rows.format(tmp_path, "in"), rows.format(tmp_path / "out", "*")
     assert duckdb.execute(f"{here} except all {there}").fetchall() == []
-
-
-@given(st.lists(st.binary(max_size=5), max_size=6), st.integers(0, 30))
-def test_what_is_left_of_a_write_is_the_rest(parts: list[bytes], count: int) -> None:
-    assert b"".join(_after([memoryview(part) for part in parts], count)) == b"".join(parts)[count:]

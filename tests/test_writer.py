@@ -243,22 +243,22 @@ def test_types_that_parquet_lacks_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, left = os.writev, [90_000]
+    real, left = os.pwrite, [90_000]
 
-    def writev(descriptor: int, parts: list[memoryview]) -> int:
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
         if not left[0]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data = b"".join(parts)[: left[0]]
-        left[0] -= len(data)
-        return real(descriptor, [data])
+        count = real(descriptor, data[: left[0]], offset)
+        left[0] -= count
+        return count
 
     table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
-    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(PqcacheError, match=r"part-00000\.parquet: cannot be written: No space left on device"):
         write(table, tmp_path, 50_000)
     assert not list(tmp_path.iterdir())
     left[0] = 1 << 30
-    monkeypatch.setattr(os, "writev", lambda descriptor, parts: real(descriptor, [b"".join(parts)[:1000]]))
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: real(descriptor, data[:1000], offset))
     found = write(table, tmp_path, 50_000)  # a few bytes at a time
     assert pq.read_table(found.outputs[0].path).equals(table)
 

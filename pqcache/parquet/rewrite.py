@@ -132,6 +132,7 @@ def rewrite_directory(
     made: Sequence[bool] = (),
     int96: str | None = None,
     before: int | None = None,
+    cached: bool = False,
 ) -> RewriteResult:
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
 
@@ -148,6 +149,7 @@ def rewrite_directory(
         made: for each source, whether it is known to be made with these options but for the size.
         int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
         before: a seed that all rows were shuffled with already; shuffled again, they come out as if they had not been.
+        cached: the files are read next, so they are not written past the page cache.
 
     Raises:
         ParquetError: a source is damaged, or schemas do not mix without loss; names the files.
@@ -177,7 +179,7 @@ def rewrite_directory(
     rest = opened[keep:]
     result = RewriteResult(tuple(outputs), 0, 0, ())
     if rest and (not keep or any(source.metadata.num_rows for source in rest)):
-        result = _rewritten(opened, rest, declared, target, options, report, outputs, before)
+        result = _rewritten(opened, rest, declared, target, options, report, outputs, before, cached)
     fsync_path(target)
     return result
 
@@ -191,6 +193,7 @@ def _rewritten(
     report: Callable[[int], None],
     linked: list[Output],
     before: int | None,
+    cached: bool,
 ) -> RewriteResult:
     size = options.limit
     layout = _layout(opened, declared)
@@ -211,6 +214,7 @@ def _rewritten(
         _decimals_as_integers(rest),
         bool(kept),
         options.block_size,
+        cached,
     )
     # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
     piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))

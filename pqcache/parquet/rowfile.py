@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.checksum import Checksum, new_checksum
 from pqcache.errors import PqcacheError
 from pqcache.parquet import footer
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.growing import GrowingFile
 from pqcache.parquet.keyvalues import RangeIndex, with_range
 from pqcache.parquet.pageindex import PageIndex, placed, shifted
 from pqcache.parquet.stitch import Order, RowGroup, orders_of
 
 ARROW_SCHEMA = b"ARROW:schema"
-_PARTS = 512  # written at once; the system takes 1,024 at most
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
 
@@ -69,12 +68,13 @@ class Form:
 
 @dataclass(frozen=True)
 class Output:
-    """One output file."""
+    """One output file; one that is linked comes without a checksum."""
 
     path: Path
     rows: int
     row_groups: int
     linked: bool = False
+    checksum: str = ""
 
 
 def form_of(layout: Layout, plain: Encodings) -> Form:
@@ -138,46 +138,44 @@ def arrow_schema(schema: pa.Schema) -> bytes:
 
 @dataclass
 class RowGroupFile:
-    """One output file that is being written."""
+    """One output file that is being written; ``cached`` says that it is read next."""
 
     path: Path
     form: Form
     disk: Executor
+    cached: bool = False
     position: int = len(footer.MAGIC)
     rows: int = 0
     groups: list[footer.Struct | bytes] = field(default_factory=list)
     indexes: dict[int, PageIndex] = field(default_factory=dict)
     template: footer.Struct | None = None
-    file: IO[bytes] | None = None
+    checksum: Checksum = field(default_factory=new_checksum)
+    file: GrowingFile | None = None
     writing: Future[None] | None = None
-    syncing: Future[None] | None = None
 
-    def open(self) -> IO[bytes]:
+    def open(self) -> GrowingFile:
         """Return the file, open at its end, when everything appended before is written."""
         if self.writing is not None:
             self.writing.result()
             self.writing = None
         if self.file is None:
-            self.file = self.path.open("r+b" if self.groups else "xb", buffering=1 << 20)
+            self.file = GrowingFile(self.path, self.disk, self.checksum, self.cached, fresh=not self.groups)
             if not self.groups:
                 self.file.write(footer.MAGIC)
-            self.file.seek(0, os.SEEK_END)
         return self.file
 
     def skip(self, count: int) -> None:
         """Leave a hole of ``count`` bytes, which no reader looks at, before the next row group."""
         with told(self.path):
-            file = self.open()
+            self.open().skip(count)
             self.position += count
-            file.truncate(self.position)
-            file.seek(self.position)
 
     def append(self, found: RowGroup) -> None:
-        """Have a row group written at the end of the file, while the caller makes the next one, and brought to disk."""
+        """Have a row group written at the end of the file, while the caller makes the next one."""
         delta = self.position - len(footer.MAGIC)
         with told(self.path):
             file = self.open()  # so one row group at most waits in memory
-            self.writing = self.disk.submit(self._write, file, found.data)
+            self.writing = self.disk.submit(file.write_all, found.data)
         self.position += found.size
         group = footer.moved(found.fields, delta, len(self.groups), self.form.paths, str(self.path))
         index = shifted(found.offsets, found.columns, delta)
@@ -186,32 +184,11 @@ class RowGroupFile:
         self.groups.append(footer.encode(group) if index is None else group)
         self.rows += found.rows
 
-    def _write(self, file: IO[bytes], parts: list[memoryview]) -> None:
-        file.flush()
-        for first in range(0, len(parts), _PARTS):
-            some = parts[first : first + _PARTS]
-            left = sum(part.nbytes for part in some)
-            while left := left - os.writev(file.fileno(), some):  # only some of it, where the disk is nearly full
-                some = _after(some, sum(part.nbytes for part in some) - left)
-        file.seek(0, os.SEEK_END)
-        if self.syncing is None or self.syncing.done():
-            self._synced()
-            self.syncing = self.disk.submit(os.fsync, file.fileno())
-
-    def _synced(self) -> None:
-        if self.syncing is not None:
-            self.syncing.result()
-            self.syncing = None
-
-    def pause(self) -> None:
-        """Bring what is written to disk and close the file, until `finish`."""
+    def pause(self) -> str:
+        """Bring what is written to disk and close the file, until `finish`; return the checksum."""
         with told(self.path):
-            file = self.open()
-            file.flush()
-            self._synced()
-            os.fsync(file.fileno())
-            file.close()
-        self.file = None
+            file, self.file = self.open(), None
+            return file.close()
 
     def finish(self, keyvalues: Mapping[bytes, bytes | None]) -> Output:
         """Write the footer, bring the file to disk and return what it holds."""
@@ -224,29 +201,16 @@ class RowGroupFile:
         with told(self.path):
             self.open().write(indexes)
             self.open().write(footer.frame(end))
-        self.pause()
-        return Output(self.path, self.rows, len(self.groups))
+        return Output(self.path, self.rows, len(self.groups), checksum=self.pause())
 
     def abandon(self) -> None:
         """Close and remove the file."""
         if self.writing is not None:
             self.writing.exception()  # waits
-        if self.syncing is not None:
-            self.syncing.exception()
         if self.file is not None:
-            with contextlib.suppress(OSError):  # what is buffered may not fit on the disk
-                self.file.close()
+            self.file.abandon()
             self.file = None
         self.path.unlink(missing_ok=True)
-
-
-def _after(parts: list[memoryview], count: int) -> list[memoryview]:
-    """Return ``parts`` without their first ``count`` bytes."""
-    for number, part in enumerate(parts):
-        if count < part.nbytes:
-            return [part[count:], *parts[number + 1 :]]
-        count -= part.nbytes
-    return []
 
 
 @contextlib.contextmanager

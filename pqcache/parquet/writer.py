@@ -25,6 +25,7 @@ from pqcache.parquet import footer
 from pqcache.parquet.deal import THREADS, dealt
 from pqcache.parquet.decode import Floats, Piece, weigh
 from pqcache.parquet.encodings import Encodings, chosen, total
+from pqcache.parquet.growing import WRITERS
 from pqcache.parquet.guess import Guess, foreseen
 from pqcache.parquet.pending import Pending
 from pqcache.parquet.rowfile import Layout, Output, RowGroupFile, form_of, keyvalues_of, widened
@@ -38,7 +39,6 @@ _SPARE = 0.0002
 _WELL, _CHEAP = 0.985, 0.1  # fill a row group better if what has to be done again is cheap
 _FAR_OFF = 1.5  # row-group sizes
 _PAGE_HEADER = 64  # bytes, about
-_DISK = 2  # threads: one writes while another waits for the disk
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
 _PROBE_EVERY = 16  # row groups; and after the first and the fourth
 _MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
@@ -63,6 +63,7 @@ class Settings:
     ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins;
     ``name_of`` says which file and row a row was, by its number. No row group lies across a multiple of
     ``block_size`` bytes, unless it is larger: what is left of a block stays empty.
+    ``cached`` says that the files are read next.
     """
 
     row_group_size: int
@@ -74,6 +75,7 @@ class Settings:
     decimal_as_integer: bool = False
     int96: bool = False
     block_size: int | None = None
+    cached: bool = False
 
 
 def straddles(start: int, size: int, block_size: int | None) -> bool:
@@ -411,7 +413,7 @@ class _Writer:
         """Return a new output."""
         path = self.target / f"part-{self.next_number:05d}.parquet"
         self.next_number += 1
-        self.files.append(RowGroupFile(path, self.form, self.disk))
+        self.files.append(RowGroupFile(path, self.form, self.disk, self.settings.cached))
         return self.files[-1]
 
     def warn_single(self, size: int, number: int) -> None:
@@ -460,7 +462,7 @@ def write_row_groups(
         PqcacheError: an output cannot be written.
     """
     files: list[RowGroupFile] = []
-    with ThreadPoolExecutor(_DISK, "pqcache-disk") as disk, ThreadPoolExecutor(THREADS, "pqcache-encode") as encoders:
+    with ThreadPoolExecutor(WRITERS, "pqcache-disk") as disk, ThreadPoolExecutor(THREADS, "pqcache-encode") as encoders:
         try:
             writer = _Writer(stream, target, layout, settings, first, files, disk, encoders)
             writer.run()

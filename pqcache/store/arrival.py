@@ -7,10 +7,7 @@ So whole blocks go from the buffer to the disk, where the file system can do tha
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import mmap
-import os
 import threading
 from collections.abc import Iterator
 from typing import cast
@@ -19,9 +16,7 @@ from pqcache.errors import SourceError
 from pqcache.store.source import FillingSource, Source
 
 PIECE = 1 << 20
-BLOCK = 4096  # what memory, places and lengths have to be whole multiples of: all disks take that
 WORTH_DIRECT = 64 << 10  # bytes of a file; for less it is one more thing to do
-_DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 
 _mine = threading.local()
 
@@ -62,47 +57,9 @@ def pieces(chunks: Iterator[bytes]) -> Iterator[memoryview]:
         yield buffer[:have]
 
 
-def past_cache(descriptor: int) -> bool:
-    """Let writes to an open file go past the page cache; return whether the file system can do that."""
-    return bool(_DIRECT) and _set_flags(descriptor, _DIRECT)
-
-
-def write_at(descriptor: int, piece: memoryview, offset: int, direct: bool) -> None:
-    """Write ``piece`` at ``offset``; if ``direct``, both begin at whole blocks, and only a last piece has no whole end.
-
-    A file system may refuse: then this piece is written as usual.
-    """
-    whole = len(piece) // BLOCK * BLOCK if direct else 0
-    try:
-        _write(descriptor, piece[:whole], offset)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # which says that this file system wants to have it some other way
-            raise
-        whole = 0
-    if whole < len(piece):
-        if direct:
-            _set_flags(descriptor, 0)
-        _write(descriptor, piece[whole:], offset + whole)
-
-
 def _buffer() -> memoryview:
     """Return this thread's buffer, which begins at a page."""
     if not hasattr(_mine, "buffer"):
         _mine.buffer = memoryview(mmap.mmap(-1, PIECE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     buffer: memoryview = _mine.buffer
     return buffer
-
-
-def _set_flags(descriptor: int, flags: int) -> bool:
-    """Set the flags that can be changed, among them only O_DIRECT is of use here."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    except OSError:
-        return False
-    return True
-
-
-def _write(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from pqcache.checksum import checksum_of
 from pqcache.disk import fsync_path, link_or_copy, remove_tree
 from pqcache.errors import DamagedError, ParquetError
 from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warned
@@ -18,7 +19,6 @@ from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
 from pqcache.parquet.statistics import read_footer
 from pqcache.store.bring import Bringer, brought, pool
 from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Cache, Snapshot, write_checksums
-from pqcache.store.checksum import checksum_of
 from pqcache.store.guards import check_space
 from pqcache.store.hive import parent
 from pqcache.store.index import Index, IndexBuilder, build_index
@@ -205,18 +205,19 @@ def _rewrite(
             rows.append(0 if copied is None else copied.metadata.num_rows)
             recorded.append("" if copied is None else copied.checksum)
     target = run / "rewrite" / _rewrite_key(job, plan, [file for part in sources for file in part])
+    written: Mapping[str, str] = {}
     if target.is_dir():
         rows = json.loads((target / _ROWS).read_text())
         job.on_event(Advanced("fetch", sum(file.identity.size for file in plan.downloads)))
         job.on_event(Advanced("rewrite", sum(item.size for item in plan.rewrite)))
     else:
         try:
-            _rewrite_files(job, run, plan.directory, files, rows, recipes, target, stopped)
+            written = _rewrite_files(job, run, plan.directory, files, rows, recipes, target, stopped)
         except ParquetError:
             _forget(run, files)  # a copy that was damaged on its way must not be taken over by the next run
             raise
     made_files = sorted(path for path in target.iterdir() if path.name != _ROWS)
-    checksums = _checksums(made_files, [path for _, path in files], recorded)
+    checksums = _checksums(made_files, written, [path for _, path in files], recorded)
     _forget(run, files)  # their rows are in the rewritten files, or they are linked there
     footers = [read_footer(path)[0] for path in made_files]
     assigned = assign_sources(rows, [footer.num_rows for footer in footers])
@@ -235,13 +236,18 @@ def _rewrite(
     return built
 
 
-def _checksums(made: Sequence[Path], inputs: Sequence[Path], recorded: Sequence[str]) -> list[str]:
-    """Return the checksum of each file that was made; one that is an input, linked, keeps what was recorded of it."""
-    known = {}
+def _checksums(
+    made: Sequence[Path], known: Mapping[str, str], inputs: Sequence[Path], recorded: Sequence[str]
+) -> list[str]:
+    """Return the checksum of each file that was made, ``known`` by name if it was written just now.
+
+    One that is an input, linked, keeps what was ``recorded`` of it.
+    """
+    linked = {}
     for path, checksum in zip(inputs, recorded, strict=True):
         if checksum and path.exists():
-            known[path.stat().st_ino] = checksum
-    return [known.get(path.stat().st_ino) or checksum_of(path) for path in made]
+            linked[path.stat().st_ino] = checksum
+    return [known.get(path.name) or linked.get(path.stat().st_ino) or checksum_of(path) for path in made]
 
 
 def _forget(run: Path, files: Sequence[tuple[str, Path]]) -> None:
@@ -259,8 +265,11 @@ def _rewrite_files(
     recipes: list[str],
     target: Path,
     stopped: Callable[[], bool],
-) -> None:
-    """Rewrite ``files`` into ``target``, which appears only when it is whole and durable."""
+) -> dict[str, str]:
+    """Rewrite ``files`` into ``target``, which appears only when it is whole and durable.
+
+    Return the checksums of what was written, by name.
+    """
     from pqcache.parquet.rewrite import rewrite_directory  # a tenth of a second that a plain sync need not wait for
 
     assert job.rewrite is not None
@@ -298,6 +307,7 @@ def _rewrite_files(
     fsync_path(unfinished)
     unfinished.rename(target)
     remove_tree(inputs)
+    return {output.path.name: output.checksum for output in result.outputs}
 
 
 def _assembled(job: Job, target: Path, built: list[Built]) -> tuple[Path, list[FileEntry]]:

@@ -26,9 +26,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pqcache.checksum import checksum_of, is_true
 from pqcache.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
-from pqcache.store.checksum import checksum_of, is_true
 from pqcache.store.source import local_path, url_scheme
 
 if TYPE_CHECKING:

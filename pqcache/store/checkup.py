@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pqcache.checksum import is_true
 from pqcache.errors import PqcacheError, first_line
 from pqcache.lean import without_pandas
 from pqcache.parquet.statistics import columns_table, row_group_columns
 from pqcache.store.cache import Snapshot
-from pqcache.store.checksum import is_true
 from pqcache.store.index import rows_by_file
 
 MEMORY = 2 << 30  # bytes that a file may take to be decoded, a page or a batch at a time

@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pqcache.checksum import checksum_of, is_true
 from pqcache.disk import fsync_path
 from pqcache.errors import CacheError, DamagedError, UsageError
 from pqcache.reader.selection import SelectedRows
 from pqcache.store.cache import Snapshot
-from pqcache.store.checksum import checksum_of, is_true
 from pqcache.store.index import Index
 from pqcache.store.keycodes import Codes, Keys, key_type, keys_of, mixed, wanted
 

@@ -19,6 +19,7 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.parquet import footer
 from pqcache.parquet.decode import Source, open_source, sources_of
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.growing import WRITERS
 from pqcache.parquet.projection import keyvalues_of, project
 from pqcache.parquet.rowfile import Form, Layout, RowGroupFile, form_of, told, widened
 from pqcache.parquet.schema import conformed, working
@@ -71,7 +72,7 @@ def write_matching(
     expression = expression_of(condition, partitions)
     with told(target):
         target.unlink(missing_ok=True)
-    disk = ThreadPoolExecutor(1, thread_name_prefix="pqcache-disk")
+    disk = ThreadPoolExecutor(WRITERS, thread_name_prefix="pqcache-disk")
     output = _output_of(opened, target, wanted, disk, name)
     try:
         for group, whole in enumerate(every):
@@ -194,7 +195,7 @@ def _output_of(opened: Source, target: Path, wanted: Sequence[bool], disk: Execu
         limit=limit,
         layout=layout,
         form=form,
-        file=RowGroupFile(target, form, disk),
+        file=RowGroupFile(target, form, disk, cached=True),
         as_integer=as_integer,
         copies=form.schema == elements,
     )

@@ -171,7 +171,13 @@ def do_job(
                 before = sum(read_footer(path)[0].num_row_groups for path in paths)
                 schema = pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None
                 result = rewrite_directory(
-                    paths, out, job.how, lambda amount: on_event(Advanced("rewrite", amount)), schema, (), job.int96
+                    paths,
+                    out,
+                    job.how,
+                    lambda amount: on_event(Advanced("rewrite", amount)),
+                    schema,
+                    int96=job.int96,
+                    cached=target.scratch is None,  # it is sent from here
                 )
             if paths[0].parent.parent.parent != own:
                 _check_unchanged(job, source, on_event)  # fetch has done so

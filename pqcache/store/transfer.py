@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from pqcache.checksum import checksum_of, feed, new_checksum, text_of
+from pqcache.disk import BLOCK, past_cache, write_at
 from pqcache.errors import (
     ParquetError,
     PqcacheError,
@@ -29,8 +31,7 @@ from pqcache.errors import (
     SourceUnavailable,
 )
 from pqcache.events import Advanced, OnEvent, Retried
-from pqcache.store.arrival import BLOCK, WORTH_DIRECT, arriving, past_cache, write_at
-from pqcache.store.checksum import checksum_of, feed, new_checksum, text_of
+from pqcache.store.arrival import WORTH_DIRECT, arriving
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.source import Source, file_url

@@ -14,6 +14,9 @@ import xxhash
 _KIND = "xxh3:"
 
 
+Checksum = xxhash.xxh3_64
+
+
 def new_checksum() -> xxhash.xxh3_64:
     """Return a checksum of nothing, to be fed with ``update``."""
     return xxhash.xxh3_64()
