@@ -1,7 +1,9 @@
 """The loaders that ``loader.py`` compares with, each as its documentation says to use it for shuffled batches.
 
-Each is a function of (directory, dataset, workers) that yields epochs of batches, as dicts from column to rows.
-Formats other than Parquet are written beside the directory, once, with the first rows only.
+Each is a function of (directory, dataset, workers) that yields epochs of batches, as dicts from every column to its
+rows: numbers as tensors, tokens as one array (rows, 512). Strings, binary and ragged lists are whatever the library
+gives at least cost, packed Arrow arrays or ragged tensors where it can and Python objects where it cannot. Formats
+that are written row by row lie beside the directory, written once, with some rows of each row group.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROWS = 100_000  # of the formats that are written row by row
+ROWS = 100_000  # of the formats that are written row by row, as many from each row group
 SHARDS = 16
-BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256}
+BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256, "dense": 256}
+GROUP = {"multimodal": 6250, "tabular": 125_000, "tokens": 6250}  # rows of a row group
 CORES = len(os.sched_getaffinity(0))
 Epochs = Iterator[Iterator[Any]]
 QUIET = {  # nobody calls home
@@ -26,19 +29,18 @@ QUIET = {  # nobody calls home
     "HF_DATASETS_OFFLINE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "LITDATA_DISABLE_VERSION_CHECK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
 
 
 def some_rows(path: Path) -> pa.Table:
-    tables, rows = [], 0
-    for file in sorted(path.glob("*.parquet")):
-        reader = pq.ParquetFile(file)
-        for group in range(reader.num_row_groups):
-            if rows < ROWS:
-                tables.append(reader.read_row_group(group))
-                rows += len(tables[-1])
-    return pa.concat_tables(tables).slice(0, ROWS).combine_chunks()
+    """Return the first rows of each row group, as many of each, in order."""
+    readers = [pq.ParquetFile(file) for file in sorted(path.glob("*.parquet"))]
+    each = ROWS // sum(reader.num_row_groups for reader in readers)
+    groups = ((reader, number) for reader in readers for number in range(reader.num_row_groups))
+    return pa.concat_tables([r.read_row_group(n).slice(0, each) for r, n in groups])
 
 
 def samples(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -76,49 +78,102 @@ def by_column(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def arrays(table: pa.Table, name: str) -> dict[str, Any]:
-    """Return a table's columns as Arrow has them, tokens as a numpy array (rows, 512)."""
-    table = table.combine_chunks()
-    found = {n: table[n].chunk(0) if table[n].num_chunks else table[n] for n in table.column_names}
-    if name == "tokens":
-        found["tokens"] = found["tokens"].flatten().to_numpy().reshape(len(table), -1)
+def tensors(table: pa.Table, name: str) -> dict[str, Any]:
+    """Return a table's columns: numbers as tensors that share its memory, the rest as Arrow arrays."""
+    import torch
+
+    found = {}
+    for column in table.column_names:
+        array = table[column].combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # of one chunk
+            array = array.chunk(0)
+        if name == "tokens":
+            found[column] = torch.from_numpy(array.flatten().to_numpy()).reshape(len(table), -1)
+        else:
+            number = pa.types.is_primitive(array.type)
+            found[column] = torch.from_numpy(array.to_numpy()) if number else array
     return found
 
 
+class Rows:
+    """A map-style dataset whose items are batches: ``take`` is given the numbers of a batch's rows."""
+
+    def __init__(self, take: Callable[[Any], Any]) -> None:
+        self.take = take
+
+    def __getitem__(self, numbers: Any) -> Any:
+        return self.take(numbers)
+
+
+class Permutations:
+    """A sampler of batches: a new permutation of all rows each epoch."""
+
+    def __init__(self, rows: int, batch: int) -> None:
+        self.rows, self.batch, self.epoch = rows, batch, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        order = np.random.default_rng(self.epoch).permutation(self.rows)
+        return (order[first : first + self.batch] for first in range(0, self.rows, self.batch))
+
+
+def taken(take: Callable[[Any], Any], rows: int, name: str, workers: int, start: str | None = None) -> Epochs:
+    """Yield epochs of a random permutation, the rows of a batch taken at once, by workers that stay."""
+    from torch.utils.data import DataLoader
+
+    sampler = Permutations(rows, BATCH[name])
+    loader = DataLoader(
+        Rows(take),  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=sampler,  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=keep,
+        persistent_workers=workers > 0,
+        multiprocessing_context=start if workers else None,
+    )
+    while True:
+        yield iter(loader)
+
+
+def as_tensors(epochs: Epochs, name: str) -> Epochs:
+    """Workers send tables, which is cheaper than tensors; here the trainer makes tensors of them."""
+    for epoch in epochs:
+        yield (tensors(table, name) for table in epoch)
+
+
 def hugging_face(path: Path, name: str, workers: int) -> Epochs:
-    """Map-style over Arrow files mapped into memory, in random order, batches of it at once."""
+    """Map-style over Arrow files mapped into memory, in random order; its torch format, lists for what is no number."""
     import datasets
-    from torch.utils.data import DataLoader, Dataset
 
     ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("torch")
-
-    class Rows(Dataset):  # type: ignore[type-arg]
-        def __getitem__(self, rows: Any) -> Any:
-            return ds[rows]
-
-    for epoch in range(1000):
-        order = np.random.default_rng(epoch).permutation(len(ds))
-        batches = [b.tolist() for b in np.array_split(order, -(-len(order) // BATCH[name]))]
-        loader = DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers, collate_fn=keep)
-        yield iter(loader)
+    return taken(lambda numbers: ds[numbers], len(ds), name, workers)
 
 
 def hugging_face_arrow(path: Path, name: str, workers: int) -> Epochs:
-    """The same, but the trainer gets Arrow tables: no tensors are made, which is as fast as it goes."""
+    """The same, but batches are Arrow tables, whose numbers become tensors without a copy: as fast as it goes."""
     import datasets
-    from torch.utils.data import DataLoader, Dataset
 
     ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("arrow")
+    return as_tensors(taken(lambda numbers: ds[numbers], len(ds), name, workers), name)
 
-    class Rows(Dataset):  # type: ignore[type-arg]
-        def __getitem__(self, rows: Any) -> Any:
-            return arrays(ds[rows], name)
 
-    for epoch in range(1000):
-        order = np.random.default_rng(epoch).permutation(len(ds))
-        batches = np.array_split(order, -(-len(order) // BATCH[name]))
-        loader = DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers, collate_fn=keep)
-        yield iter(loader)
+def in_memory(path: Path, name: str, workers: int) -> Epochs:
+    """Everything decoded and in memory before the first epoch: numpy for numbers, Arrow where there are others."""
+    table = pq.read_table(path).combine_chunks()
+    if name == "multimodal":
+        return as_tensors(taken(lambda rows: table.take(pa.array(rows)), len(table), name, workers), name)
+    columns = {n: table[n].to_numpy() for n in table.column_names if name != "tokens"}
+    if name == "tokens":
+        columns["tokens"] = table["tokens"].chunk(0).flatten().to_numpy().reshape(len(table), -1)
+    return from_numpy(taken(lambda rows: {n: c[rows] for n, c in columns.items()}, len(table), name, workers))
+
+
+def from_numpy(epochs: Epochs) -> Epochs:
+    """Make tensors of the arrays that workers sent."""
+    import torch
+
+    for epoch in epochs:
+        yield ({n: torch.from_numpy(array) for n, array in batch.items()} for batch in epoch)
 
 
 def petastorm(path: Path, name: str, workers: int) -> Epochs:
@@ -129,24 +184,24 @@ def petastorm(path: Path, name: str, workers: int) -> Epochs:
         reader = make_batch_reader(
             path.as_uri(), num_epochs=1, seed=epoch, reader_pool_type="thread", workers_count=workers or CORES
         )
-        loader = BatchedDataLoader(reader, batch_size=BATCH[name], shuffling_queue_capacity=SHARDS * 125_000)
+        loader = BatchedDataLoader(reader, batch_size=BATCH[name], shuffling_queue_capacity=10 * GROUP[name])
         yield iter(loader)
 
 
 def ray_data(path: Path, name: str, workers: int) -> Epochs:
+    """Blocks and files in random order, and a buffer of 8 row groups that rows are shuffled in."""
     import ray
 
     ray.init(num_cpus=workers or CORES, logging_level="error", include_dashboard=False, _node_ip_address="127.0.0.1")
-    ds = ray.data.read_parquet([str(file) for file in sorted(path.glob("*.parquet"))])
-    kind = "pyarrow" if name == "multimodal" else "numpy"
+    ds = ray.data.read_parquet([str(file) for file in sorted(path.glob("*.parquet"))], shuffle="files")
     for epoch in range(1000):
         batches = ds.iter_batches(
             batch_size=BATCH[name],
-            batch_format=kind,
-            local_shuffle_buffer_size=BATCH[name] * 64,
+            batch_format="pyarrow",
+            local_shuffle_buffer_size=8 * GROUP[name],
             local_shuffle_seed=epoch,
         )
-        yield ({n: b[n] for n in b.column_names} if kind == "pyarrow" else b for b in batches)
+        yield (tensors(table, name) for table in batches)
 
 
 def tf_data(path: Path, name: str, workers: int) -> Epochs:
@@ -200,7 +255,8 @@ def webdataset(path: Path, name: str, workers: int) -> Epochs:
 
     files = sorted(str(p) for p in written(path, "tar", write).glob("*.tar"))
     for epoch in range(1000):
-        ds = wds.WebDataset(files, shardshuffle=SHARDS, seed=epoch, empty_check=False).shuffle(BATCH[name] * 16)
+        ds: Any = wds.WebDataset(files, shardshuffle=SHARDS, seed=epoch, empty_check=False)
+        ds = ds.shuffle(ROWS // 2 // max(1, workers))  # of 8 shards, or too few would meet in a batch
         ds = ds.decode().map(lambda sample: sample["row.pyd"]).batched(BATCH[name], collation_fn=by_column)
         yield iter(wds.WebLoader(ds, batch_size=None, num_workers=workers))
 
@@ -237,28 +293,51 @@ def litdata(path: Path, name: str, workers: int) -> Epochs:
     ds = ld.StreamingDataset(
         str(path), item_loader=ld.streaming.item_loader.ParquetLoader(), shuffle=True, index_path=str(index)
     )
+    loader = ld.StreamingDataLoader(
+        ds,
+        batch_size=BATCH[name],
+        num_workers=workers,
+        collate_fn=by_column,
+        persistent_workers=workers > 0,
+        multiprocessing_context="spawn" if workers else None,  # it refuses fork
+    )
     while True:
-        loader = ld.StreamingDataLoader(ds, batch_size=BATCH[name], num_workers=workers, collate_fn=by_column)
         yield iter(loader)
 
 
+class LanceTake:
+    """Opens its dataset in the process that takes from it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.opened: Any = None
+
+    def __call__(self, rows: Any) -> pa.Table:
+        if self.opened is None:
+            import lance as library
+
+            self.opened = library.dataset(self.path)
+        return self.opened.take(rows)
+
+
 def lance(path: Path, name: str, workers: int) -> Epochs:
-    """Random rows, a batch at a time."""
+    """Random rows of its own format, a batch at a time, in workers that are spawned, as it says to."""
     import lance as library
 
     def write(directory: Path) -> None:
-        library.write_dataset(some_rows(path), str(directory / "data.lance"))
+        parts = pq.ParquetFile(sorted(path.glob("*.parquet"))[0]).schema_arrow, sorted(path.glob("*.parquet"))
+        batches = (batch for file in parts[1] for batch in pq.ParquetFile(file).iter_batches())
+        library.write_dataset(pa.RecordBatchReader.from_batches(parts[0], batches), str(directory / "data.lance"))
 
-    ds = library.dataset(str(written(path, "lance", write) / "data.lance"))
-    for epoch in range(1000):
-        order = np.random.default_rng(epoch).permutation(ds.count_rows())
-        parts = np.array_split(order, -(-len(order) // BATCH[name]))
-        yield (arrays(ds.take(np.sort(part)), name) for part in parts)
+    place = str(written(path, "lance", write) / "data.lance")
+    rows = library.dataset(place).count_rows()
+    return as_tensors(taken(LanceTake(place), rows, name, workers, "spawn"), name)
 
 
 PEERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
     "huggingface": (hugging_face, "datasets"),
     "hf-arrow": (hugging_face_arrow, "datasets"),
+    "in-memory": (in_memory, "torch"),
     "petastorm": (petastorm, "petastorm"),
     "ray": (ray_data, "ray"),
     "tf.data": (tf_data, "tensorflow"),

@@ -6,9 +6,10 @@
 
 Every measurement is a process of its own; loaders are interleaved round by round, so that noise hits all
 alike. A process reads ``--epochs`` epochs and each after the first counts (the first also pays for fresh
-memory; it is reported apart). An epoch is cut off after ``--seconds``. Peers with a format of their own read the
-first 100,000 rows. "mix" is how many row groups a batch has rows of, the median over the first epoch. Read ratios,
-not seconds.
+memory; it is reported apart). An epoch is cut off after ``--seconds``. Formats that are written row by row have
+100,000 rows. "mix" is how many row groups a batch has rows of, the median over the first epoch; "once" is how many of
+the rows it gave are different ones. "PSS" counts files that are mapped into memory, "own" does not. Read ratios, not
+seconds.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from _loader_peers import PEERS, QUIET
+from _loader_peers import BATCH, PEERS, QUIET
 
-BATCH = {"multimodal": 256, "tabular": 4096, "tokens": 256, "dense": 256}
 CORES = len(os.sched_getaffinity(0))
 
 # ---- data
@@ -174,6 +174,7 @@ def forty_lines(path: Path, name: str, workers: int) -> Epochs:
             info = get_worker_info()
             number, count = (info.id, info.num_workers) if info else (0, 1)
             groups = [(p, g) for p in sorted(path.glob("*.parquet")) for g in range(pq.ParquetFile(p).num_row_groups)]
+            self.epoch += 1  # in workers too, as they stay
             rng = np.random.default_rng(self.epoch)
             rng.shuffle(groups)
             for file, group in groups[number::count]:
@@ -193,34 +194,10 @@ def forty_lines(path: Path, name: str, workers: int) -> Epochs:
                 return values, torch.from_numpy(array.value_lengths().to_numpy().copy())
             return array.to_pylist()
 
-    ds = Plain()
-    loader = DataLoader(ds, batch_size=None, num_workers=workers, collate_fn=lambda batch: batch)
-    for epoch in range(1000):
-        ds.epoch = epoch
+    stay = workers > 0
+    loader = DataLoader(Plain(), batch_size=None, num_workers=workers, collate_fn=lambda b: b, persistent_workers=stay)
+    while True:
         yield iter(loader)
-
-
-def in_memory(path: Path, name: str, workers: int) -> Epochs:
-    """Everything in memory as numpy (fixed-width columns only), a random permutation of all rows."""
-    import torch
-    from torch.utils.data import DataLoader
-
-    table = pq.read_table(path)
-    arrays = {n: table[n].to_numpy() for n in table.column_names if pa.types.is_primitive(table[n].type)}
-    if name == "tokens":
-        arrays["tokens"] = table["tokens"].combine_chunks().flatten().to_numpy().reshape(len(table), -1)
-
-    class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
-        def __getitem__(self, rows: Any) -> dict[str, Any]:
-            return {n: torch.from_numpy(a[rows]) for n, a in arrays.items()}
-
-        def __len__(self) -> int:
-            return len(table)
-
-    for epoch in range(1000):
-        order = np.random.default_rng(epoch).permutation(len(table))
-        batches = np.array_split(order, -(-len(order) // BATCH[name]))
-        yield iter(DataLoader(Rows(), batch_size=None, sampler=batches, num_workers=workers))
 
 
 LOADERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
@@ -229,67 +206,73 @@ LOADERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
     "pqcache": (ours, "torch"),
     "pqcache-small": (ours_small, "torch"),
     "40-lines": (forty_lines, "torch"),
-    "in-memory": (in_memory, "torch"),
     **PEERS,
 }
 
 
-def mixed(batch: Any, name: str) -> int:
-    """Return how many row groups a batch has rows of; 0 where that cannot be seen."""
-    ids = batch.get("id") if name != "tokens" else batch.get("tokens")
-    if ids is None:
-        return 0
-    ids = np.asarray(ids)
-    if name == "tokens":
-        ids = ids[:, 0]
-    return len(np.unique(ids // SHAPES[name][2]))
+def numbers(batch: Any, name: str) -> Any:
+    """Return the numbers of a batch's rows in the dataset, which is their first value."""
+    tokens = name in ("tokens", "dense")
+    found = np.asarray(batch["tokens" if tokens else "id"])
+    return found[:, 0] if tokens else found
 
 
 # ---- running
 
 
-def memory_of_children() -> int:
-    """Return the PSS of this process and its children, in bytes."""
+def memory() -> tuple[int, int]:
+    """Return the PSS of this process and its children, and what of it is no file mapped into memory, in KiB."""
     import psutil
 
     me = psutil.Process()
-    total = 0
+    total = own = 0
     for process in [me, *me.children(recursive=True)]:
         try:
-            total += process.memory_full_info().pss
-        except (psutil.Error, AttributeError):
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:  # it has ended
             continue
-    return total
+        sizes = {line.split()[0]: int(line.split()[1]) for line in lines}
+        total += sizes["Pss:"]
+        own += sizes["Pss_Anon:"] + sizes["Pss_Shmem:"]
+    return total, own
 
 
 def child(loader: str, path: Path, name: str, workers: int, epochs: int, seconds: float) -> None:
     """Read epochs and print what they took, as JSON."""
+    footers = [pq.read_metadata(file) for file in sorted(path.glob("*.parquet"))]
+    columns = set(footers[0].schema.to_arrow_schema().names)
+    ends = np.cumsum([f.row_group(g).num_rows for f in footers for g in range(f.num_row_groups)])
     began = time.perf_counter()
     found = []
     first_batch = None
-    peak, mix = 0, 0.0
+    peak, own, mix, once = 0, 0, 0.0, 1.0
     for number, epoch in enumerate(LOADERS[loader][0](path, name, workers)):
         start, cpu = time.perf_counter(), os.times()
         rows = 0
         sampled = start
-        mixes = []
+        seen = []
         for batch in epoch:
-            rows += batch if isinstance(batch, int) else len(next(iter(batch.values())))
-            if number == 0 and not isinstance(batch, int):
-                mixes.append(mixed(batch, name))
-            if time.perf_counter() - start > seconds:
-                break
             if first_batch is None:
                 first_batch = time.perf_counter() - began
+            rows += batch if isinstance(batch, int) else len(next(iter(batch.values())))
+            if number == 0 and not isinstance(batch, int):
+                assert columns <= set(batch), f"columns are missing: {columns - set(batch)}"
+                seen.append(numbers(batch, name))
+            if time.perf_counter() - start > seconds:
+                break
             if number == 0 and time.perf_counter() - sampled > 0.2:  # the timed epochs are left alone
-                peak, sampled = max(peak, memory_of_children()), time.perf_counter()
+                now = memory()
+                peak, own, sampled = max(peak, now[0]), max(own, now[1]), time.perf_counter()
         spent = os.times()
-        if number == 0:
-            mix = statistics.median(mixes) if mixes else 0
+        if seen:
+            groups = [len(np.unique(np.searchsorted(ends, batch, "right"))) for batch in seen]
+            mix = statistics.median(groups)
+            once = len(np.unique(np.concatenate(seen))) / rows
         found.append({"seconds": time.perf_counter() - start, "rows": rows, "cpu": sum(spent[:2]) - sum(cpu[:2])})
         if number + 1 == epochs:
             break
-    print(json.dumps({"epochs": found, "first_batch": first_batch, "peak": peak, "mix": mix}), flush=True)
+    took = {"first_batch": first_batch, "peak": peak, "own": own, "mix": mix, "once": once}
+    print(json.dumps({"epochs": found, **took}), flush=True)
     os._exit(0)  # some peers do not stop
 
 
@@ -318,8 +301,6 @@ def main() -> None:
             if needs and loader not in pythons and importlib.util.find_spec(needs) is None:
                 print(f"{loader}: {needs} is not installed, left out", file=sys.stderr)
                 continue
-            if (loader, name) == ("in-memory", "multimodal"):
-                continue  # numpy holds no strings and lists
             limit = loader.startswith("limit")
             cases += [(name, loader, w) for w in options.workers.split(",") if not limit or w == "0"]
     times: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -347,7 +328,8 @@ def report(times: dict[tuple[str, str, str], list[dict[str, Any]]]) -> None:
         for case, runs in times.items()
     }
     heads = [("dataset", -12), ("loader", -15), ("workers", 8), ("rows/s", 13), ("of limit", 10), ("CPU-s", 8)]
-    heads += [("1st epoch", 11), ("1st batch", 11), ("PSS MB", 8), ("mix", 6)]
+    heads += [("1st epoch", 11), ("1st batch", 11), ("PSS MB", 8), ("own MB", 8)]
+    heads += [("mix", 6), ("once", 6)]
     print("".join(text.ljust(-width) if width < 0 else text.rjust(width) for text, width in heads))
     for case, rate in rates.items():
         limit = max(
@@ -357,12 +339,13 @@ def report(times: dict[tuple[str, str, str], list[dict[str, Any]]]) -> None:
         first = statistics.median(run["epochs"][0]["rows"] / run["epochs"][0]["seconds"] for run in runs)
         cpu = statistics.median(e["cpu"] for run in runs for e in run["epochs"][1:])
         batch = statistics.median(run["first_batch"] for run in runs)
-        peak = max(run["peak"] for run in runs) >> 20
+        peak, own = (max(run[key] for run in runs) >> 10 for key in ("peak", "own"))
         share = f"{rate / limit:.2f}" if limit else "-"
         mix = statistics.median(run["mix"] for run in runs) or "-"
+        once = f"{min(run['once'] for run in runs):.2f}" if mix != "-" else "-"
         print(
             f"{case[0]:<12}{case[1]:<15}{case[2]:>8}{rate:>13,.0f}{share:>10}"
-            f"{cpu:>8.2f}{first:>11,.0f}{batch:>11.2f}{peak:>8}{mix:>6}"
+            f"{cpu:>8.2f}{first:>11,.0f}{batch:>11.2f}{peak:>8}{own:>8}{mix:>6}{once:>6}"
         )
 
 

@@ -5,8 +5,11 @@
 Every engine rewrites the same generated files in a fresh process; the engines take turns, and medians are
 shown. "limit" is the share of what only decoding plus only encoding (as pqcache does, lz4) would reach on all cores.
 "fill" is the compressed size of all row groups but the last, over the target size; "again" is the share
-of bytes that pqcache encoded more than once. Peak memory is the largest RSS seen, sampled every 5 ms. MB are
-megabytes of source files; a result is on disk (fsync) when the clock stops, for every engine.
+of bytes that pqcache encoded more than once. Peak memory is the largest RSS seen less that before the work, sampled
+every 5 ms; of Spark it is the whole of the JVM's RSS, whose heap is up to 4 GB. "order" says whether the rows of the
+files, one after the other, are still in order. MB are megabytes of source files; a result is on disk (fsync) when the
+clock stops, for every engine. Spark has a session when it starts, but for "spark cold", which starts its own. polars
+and Spark are left out, by name, where they are not installed.
 """
 
 from __future__ import annotations
@@ -159,11 +162,39 @@ def by_duckdb(compression: str) -> Callable[[list[Path], Path, int], dict[str, A
 
 def by_polars(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
     def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
-        import polars  # type: ignore[import-not-found, unused-ignore]
+        import polars
 
         rows = _rows_for(sources, size)
         frame = polars.scan_parquet(sources, hive_partitioning=False)
         frame.sink_parquet(target / "out.parquet", compression=compression, row_group_size=rows, maintain_order=True)
+        return {}
+
+    return run
+
+
+def spark_session() -> Any:
+    """Return the session of this process, a JVM on as many cores as there are."""
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.driver.memory": "4g",  # decoded rows of one row group do not fit the 1 GB that is the default
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    builder = SparkSession.builder.master(f"local[{len(os.sched_getaffinity(0))}]")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def by_spark(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
+    def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
+        frame = spark_session().read.parquet(*(str(path) for path in sources))
+        writer = frame.write.mode("append").option("parquet.block.size", size).option("compression", compression)
+        writer.parquet(str(target))
         return {}
 
     return run
@@ -176,8 +207,13 @@ ENGINES: dict[str, Callable[[list[Path], Path, int], dict[str, Any]]] = {
     "duckdb lz4": by_duckdb("lz4_raw"),
     "duckdb zstd": by_duckdb("zstd"),
 }
-if importlib.util.find_spec("polars") is not None:  # no dependency of the project, as it is only a peer
-    ENGINES["polars lz4"] = by_polars("lz4")
+PEERS = {  # no dependencies of the project, as they are only peers
+    "polars": {"polars lz4": by_polars("lz4"), "polars zstd": by_polars("zstd")},
+    "pyspark": {"spark lz4": by_spark("lz4_raw"), "spark zstd": by_spark("zstd"), "spark cold": by_spark("lz4_raw")},
+}
+MISSING = [module for module in PEERS if importlib.util.find_spec(module) is None]
+for module in PEERS.keys() - MISSING:
+    ENGINES |= PEERS[module]
 
 
 def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: Any) -> None:
@@ -192,25 +228,31 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: 
         duckdb.execute("select 1")
     for module in ("duckdb", "pandas", "pqcache.parquet.rewrite"):  # what a module takes to load is not the work
         importlib.import_module(module)
+    spark = engine.startswith("spark")
+    if spark and engine != "spark cold":
+        spark_session()
     os.sync()
-    base = process.memory_info().rss
+    base = 0 if spark else process.memory_info().rss
     peak = base
     done = threading.Event()
+
+    def watched() -> psutil.Process:
+        return next((child for child in process.children() if child.name() == "java"), process) if spark else process
 
     def watch() -> None:
         nonlocal peak
         while not done.wait(0.005):
-            peak = max(peak, process.memory_info().rss)
+            peak = max(peak, watched().memory_info().rss)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    cpu, begin = process.cpu_times(), time.perf_counter()
+    cpu, begin = watched().cpu_times(), time.perf_counter()
     report = ENGINES[engine](sources, target, size)
-    for path in target.iterdir():
+    for path in target.glob("*.parquet"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
     seconds = time.perf_counter() - begin
-    after = process.cpu_times()
+    after = watched().cpu_times()
     done.set()
     watcher.join()
     spent = after.user + after.system - cpu.user - cpu.system
@@ -229,13 +271,20 @@ def measured(engine: str, sources: list[Path], target: Path, size: int) -> dict[
     found: dict[str, Any] = json.loads(here.recv())
     child.join()
     groups = []
-    for path in sorted(target.iterdir()):
+    results = sorted(target.glob("*.parquet"))
+    for path in results:
         metadata = pq.read_metadata(path)
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             groups.append(sum(group.column(n).total_compressed_size for n in range(group.num_columns)))
     found["fills"] = sorted(group / size for group in groups[:-1]) or [0.0]
-    found["size"] = sum(path.stat().st_size for path in target.iterdir())
+    found["size"] = sum(path.stat().st_size for path in results)
+    first = pq.read_schema(sources[0]).names[:1]
+    before, after = (
+        pa.concat_tables([pq.ParquetFile(path).read(columns=first) for path in paths])[0]
+        for paths in (sources, results)
+    )
+    found["order"] = before.equals(after)
     return found
 
 
@@ -283,6 +332,8 @@ def main() -> None:
     options = parser.parse_args()
     size = 128 * MB if options.full else 16 * MB
     out = sys.stdout.write
+    for module in MISSING:
+        sys.stderr.write(f"{module} is not installed, left out\n")
     with tempfile.TemporaryDirectory(dir=options.dir) as directory:
         for name in options.only:
             here = Path(directory) / "source"
@@ -295,7 +346,7 @@ def main() -> None:
             out(f"\n{name}: {total / MB:.0f} MB in {len(sources)} files, row groups of {size // MB} MB; ")
             out(f"decoding alone {total / MB / decode:.0f} MB/s, encoding alone {total / MB / encode:.0f}, ")
             out(f"one after the other on all cores {total / MB / limit:.0f}: the limit\n")
-            out(f"{'':14}   MB/s  ratio  limit  CPU-s/GB  peak MB   size  fill min  median    max  again\n")
+            out(f"{'':14}   MB/s  ratio  limit  CPU-s/GB  peak MB   size  fill min  median    max  order  again\n")
             runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in options.engines}
             for turn in range(options.repeat):
                 first = turn % len(options.engines)
@@ -313,7 +364,7 @@ def main() -> None:
                     f"{statistics.median(run['cpu'] for run in found) / total * 1e9:9.2f} "
                     f"{max(run['peak'] for run in found) / MB:8.0f} {found[-1]['size'] / total:6.3f} "
                     f"{fills[0]:9.4f} {statistics.median(fills):7.4f} {fills[-1]:6.4f} "
-                    f"{'' if again is None else format(again, '6.1%')}\n"
+                    f"{'yes' if found[-1]['order'] else 'no':>6} {'' if again is None else format(again, '6.1%')}\n"
                 )
             shutil.rmtree(here)
 
