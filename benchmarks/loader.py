@@ -316,9 +316,9 @@ def main() -> None:
                 print(f"{case}: failed: {(done.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
                 continue
             times[case].append(json.loads(lines[0]))
+            if options.json:
+                options.json.write_text(json.dumps([{"case": c, "runs": runs} for c, runs in times.items()]))
     report(times)
-    if options.json:
-        options.json.write_text(json.dumps([{"case": case, "runs": runs} for case, runs in times.items()]))
 
 
 def report(times: dict[tuple[str, str, str], list[dict[str, Any]]]) -> None:
