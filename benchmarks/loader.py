@@ -239,6 +239,8 @@ def memory() -> tuple[int, int]:
 
 def child(loader: str, path: Path, name: str, workers: int, epochs: int, seconds: float) -> None:
     """Read epochs and print what they took, as JSON."""
+    import psutil
+
     footers = [pq.read_metadata(file) for file in sorted(path.glob("*.parquet"))]
     columns = set(footers[0].schema.to_arrow_schema().names)
     ends = np.cumsum([f.row_group(g).num_rows for f in footers for g in range(f.num_row_groups)])
@@ -273,6 +275,8 @@ def child(loader: str, path: Path, name: str, workers: int, epochs: int, seconds
             break
     took = {"first_batch": first_batch, "peak": peak, "own": own, "mix": mix, "once": once}
     print(json.dumps({"epochs": found, **took}), flush=True)
+    for process in psutil.Process().children(recursive=True):  # workers that wait to send would hold our output open
+        process.kill()
     os._exit(0)  # some peers do not stop
 
 
