@@ -32,7 +32,7 @@ def write(path: Path, tables: list[pa.Table]) -> None:
     chunks = [[part.chunks[leaf] for part in parts] for leaf in range(len(form.paths))]
     with ThreadPoolExecutor(2) as disk:
         file = RowGroupFile(path, form, disk)
-        file.append(stitched([part.rows for part in parts], chunks, form.orders))
+        file.append(stitched([[part.rows for part in parts]] * len(chunks), chunks, form.orders))
         file.finish({})
 
 

@@ -58,7 +58,13 @@ def write(path: Path, table: pa.Table, ends: list[int], dictionary: tuple[str, .
     with ThreadPoolExecutor(1) as disk:
         file = RowGroupFile(path, form, disk)
         file.skip(100)
-        file.append(stitched([part.rows for part in slices], chunks, form.orders))
+        file.append(
+            stitched(
+                [[part.rows for part in slices] if len(some) > 1 else [table.num_rows] for some in chunks],
+                chunks,
+                form.orders,
+            )
+        )
         file.finish({})
     return path
 

@@ -10,8 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import fastparquet
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,8 +24,11 @@ from pqcache.errors import ParquetError, PqcacheError
 from pqcache.parquet import writer as w
 from pqcache.parquet.ahead import joined, prefetched
 from pqcache.parquet.decode import Piece, piece_of
+from pqcache.parquet.options import RewriteOptions
+from pqcache.parquet.rewrite import rewrite_directory, row_group_bytes
 from pqcache.parquet.rowfile import Layout, RowGroupFile
 from pqcache.parquet.schema import working
+from tests.pages import indexed_pages, real_pages
 
 KB = 1 << 10
 
@@ -148,6 +154,74 @@ def test_sorted_data_with_a_dictionary_that_keeps_growing(tmp_path: Path) -> Non
     table = pa.table({"word": [f"word {int(n**1.5) // 40_000:07d}" for n in range(rows)], "n": np.arange(rows) % 97})
     written = write(table, tmp_path, 30_000)
     check(written, table, 30_000)
+
+
+def growing(rng: np.random.Generator, rows: int, wrong: float) -> pa.Table:
+    """Columns that are worth a dictionary, of which there are the more distinct values the later the row."""
+    many = 10 + (3_000 * np.linspace(0, 1, rows) ** wrong).astype(int)
+    words = rng.integers(0, many)
+    lengths = rng.integers(0, 3, rows)
+    return pa.table(
+        {
+            "word": pa.array([f"the word {n:09d}" if n else None for n in words]),
+            "kind": pa.array([f"kind {n % 999:07d}" for n in words]).dictionary_encode(),
+            "code": np.asarray(words % 700) * 2**40,
+            "list": pa.ListArray.from_arrays(
+                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+                pa.array(rng.integers(0, 50, int(lengths.sum())) * 2**33),
+            ),
+            "x": rng.standard_normal(rows),
+        }
+    )
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_longer_dictionaries_fill_what_guessing_left(tmp_path: Path, compat: bool) -> None:
+    table = growing(np.random.default_rng(5), 400_000, 3.0)
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
+    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(1 << 20, compat=compat))
+    (output,) = result.outputs
+    metadata = pq.read_metadata(output.path)
+    fills = [size / (1 << 20) for size in map(row_group_bytes, map(metadata.row_group, range(output.row_groups - 1)))]
+    assert (max(fills) <= 1, min(fills) >= 0.95, np.median(fills) >= 0.99) == (True, True, True), fills
+    file = pq.ParquetFile(output.path)
+    for group in range(metadata.num_row_groups):
+        for name, column in (("word", 0), ("kind", 1), ("code", 2)):
+            known, values = metadata.row_group(group).column(column).statistics, file.read_row_group(group)[name]
+            extremes = pc.min_max(values.cast(pa.int64() if name == "code" else pa.string())).as_py()
+            assert {"min": known.min, "max": known.max} == extremes
+            assert known.null_count == values.null_count
+    assert pq.ParquetFile(output.path).read().equals(table)
+    path = output.path
+
+    plain = table.set_column(1, "kind", table["kind"].cast(pa.string()))
+    assert duckdb.sql(f"from '{path}'").to_arrow_table().to_pylist() == plain.to_pylist()
+    assert duckdb.sql(f"select count(*) from '{path}' where word = 'the word 000000007'").fetchall() == [
+        (plain["word"].to_pylist().count("the word 000000007"),)
+    ]
+    if compat:  # fastparquet cannot read all encodings
+        flat = plain.select(["word", "kind", "code", "x"])
+        known = fastparquet.ParquetFile(str(path)).to_pandas(columns=flat.column_names)
+        assert pa.Table.from_pandas(known, flat.schema, preserve_index=False).equals(flat)
+    for group, columns in enumerate(indexed_pages(path)):
+        real = real_pages(path)[group]
+        for pages, found in zip(columns, real, strict=True):
+            assert pages is not None
+            assert [(page.offset, page.size) for page in pages] == [(at, size) for at, size, _ in found]
+        starts = [page.first_row for page in columns[2] or ()]
+        assert starts == np.cumsum([0, *(values for *_, values in real[2])])[:-1].tolist()
+
+
+def test_nested_dictionaries_stay_whole(tmp_path: Path) -> None:
+    """For pyarrow cannot read one that changes within a row group."""
+    table = growing(np.random.default_rng(6), 60_000, 3.0)
+    lists = pa.ListArray.from_arrays(np.arange(table.num_rows + 1, dtype=np.int32), table["kind"].combine_chunks())
+    table = table.set_column(1, "kind", lists)
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
+    (output,) = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(1 << 20)).outputs
+    file = pq.ParquetFile(output.path)
+    for group in range(output.row_groups):
+        assert file.read_row_group(group).column("kind").num_chunks == 1
 
 
 def test_a_wrong_first_guess_costs_one_row_group(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Row groups put together from columns and slices of rows that were encoded apart from one another.
 
 A column chunk is a row of pages, and a page depends on nothing but the chunk's dictionary. So a chunk without one may
-be the pages of several writers, one after the other; its metadata is theirs, added up. A chunk with a dictionary has to
-come from one writer. Fields are those of parquet.thrift in https://github.com/apache/parquet-format.
+be the pages of several writers, one after the other; its metadata is theirs, added up. Pages with a dictionary have to
+come from one writer; plain ones may follow. Fields are those of parquet.thrift in https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
@@ -132,27 +132,27 @@ def _moved(meta: Struct, delta: int) -> Struct:
     return found
 
 
-def stitched(counts: Sequence[int], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
+def stitched(counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
     """Return the row group that holds, for each leaf column, the chunks ``slices`` has of it, one after the other.
 
     Args:
-        counts: the rows of each slice.
-        slices: for each leaf column of the row group its chunks, in the order of the rows: one for each slice, or
-            one for all.
+        counts: for each leaf column the rows of its chunks.
+        slices: for each leaf column of the row group its chunks, in the order of the rows; a dictionary can be that of
+            the first alone.
         orders: for each leaf column how its minima and maxima compare.
     """
-    rows = sum(counts)
+    rows = sum(counts[0])
     chunks: list[Struct] = []
     data: list[memoryview] = []
     offsets: dict[int, Struct] = {}
     columns: dict[int, bytes] = {}
     begin = at = len(footer.MAGIC)
     uncompressed = 0
-    for number, (some, order) in enumerate(zip(slices, orders, strict=True)):
+    for number, (some, own, order) in enumerate(zip(slices, counts, orders, strict=True)):
         meta = _moved(_added([chunk.fields[3][1] for chunk in some], order), at)
         fields = {field: value for field, value in some[0].fields.items() if field not in (4, 5, 6, 7)}
         chunks.append({**fields, 2: (I64, 0), 3: (STRUCT, meta)})
-        if (found := _offsets(some, counts if len(some) > 1 else [rows], at)) is not None:
+        if (found := _offsets(some, own, at)) is not None:
             offsets[number] = found
         if (index := _columns(some, order)) is not None and number in offsets:
             columns[number] = index
@@ -174,7 +174,8 @@ def stitched(counts: Sequence[int], slices: Sequence[Sequence[Chunk]], orders: S
 
 def alone(part: Part) -> RowGroup:
     """Return the row group that is one part."""
-    return stitched([part.rows], [[chunk] for chunk in part.chunks], [bytes] * len(part.chunks))
+    count = len(part.chunks)
+    return stitched([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
 
 
 def _added(metas: Sequence[Struct], order: Order) -> Struct:

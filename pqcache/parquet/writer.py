@@ -25,6 +25,7 @@ from pqcache.parquet import footer
 from pqcache.parquet.deal import THREADS, dealt
 from pqcache.parquet.decode import Floats, Piece, weigh
 from pqcache.parquet.encodings import Encodings, chosen, total
+from pqcache.parquet.extend import extended, is_text, may_be_mixed, with_dictionary
 from pqcache.parquet.growing import WRITERS
 from pqcache.parquet.guess import Guess, foreseen
 from pqcache.parquet.pending import Pending
@@ -37,6 +38,7 @@ _MAX_GUESSES, _MAX_TRIES = 5, 40  # at columns that are encoded in one piece; af
 _FULL = 0.004  # of a row group: so little may stay empty
 _SPARE = 0.0002
 _WELL, _CHEAP = 0.985, 0.1  # fill a row group better if what has to be done again is cheap
+_WORTH_A_TAIL, _TAIL_MARGIN, _MAX_TAILS = 0.008, 0.1, 2  # of a row group: what is left beside columns with a dictionary
 _FAR_OFF = 1.5  # row-group sizes
 _PAGE_HEADER = 64  # bytes, about
 _WORTH_A_CHANGE = 0.97  # new encodings must make a sample this much smaller
@@ -54,6 +56,9 @@ _TRUSTED = 0.02  # guesses that are worse off than this make slices of an eighth
 _SHARES, _MIN_PAGES = 8, 128 << 10  # less is lost where one is too large, but pages get smaller
 _MAX_WARNINGS = 20
 _MAX_HOLE = 0.05  # of a block
+
+Encoded = list[tuple[list[int], Part]]
+"""Encoded columns: each part with its leaf columns."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +193,10 @@ class _Writer:
             return  # what was learned is better than what a sample tells
         self.encodings = encodings
         rows, leaves = foreseen(sample, encodings, self.limit)
-        weights = weigh(sample, self.pending.ratios()) * (rows / sample.num_rows)
-        self.guess = Guess(self.by_column(range(len(leaves)), leaves) / np.maximum(weights, 1e-9))
+        weights = weigh(sample, self.pending.ratios())
+        self.guess = Guess(
+            self.by_column(range(len(leaves)), leaves) / np.maximum(weights * rows / sample.num_rows, 1e-9)
+        )
 
     def by_column(self, leaves: Sequence[int], sizes: Sequence[float]) -> Floats:
         """Return sizes of leaf columns summed by top-level column."""
@@ -218,8 +225,12 @@ class _Writer:
                 if size > _FAR_OFF * limit and not group.probed:
                     self.probe(anew=True)  # it may not be worth a dictionary any more
                     group = replace(self.begun(), probed=True)
-            elif self.wants_more(group, size, bytes_of_whole):
-                self.again += bytes_of_whole
+                continue
+            whole, tail = self.tail(group, whole, (1 - _SPARE) * limit - size)
+            size += sum(part.size for part in tail)
+            if self.wants_more(group, size, bytes_of_whole):
+                self.again += bytes_of_whole + sum(part.size for part in tail)
+                self.pending.back([piece for part in tail for piece in part.pieces])
                 group.wanting, group.most, group.failed = True, None, 0
                 if group.tries >= _MAX_GUESSES and group.over is not None:
                     self.take_back(group, True)
@@ -228,7 +239,7 @@ class _Writer:
                     self.warn_single(size, int(group.slices[0].pieces[0].numbers[0]))
                 elif size < MIN_FILL * limit and self.pending.rows and self.full(group):
                     self.warn_capped(size)
-                return self.put_together(group, whole)
+                return self.put_together(group, whole, tail)
 
     def begun(self) -> _Group:
         """Return an empty row group: which of its columns are encoded in slices follows from their encodings."""
@@ -355,12 +366,18 @@ class _Writer:
         return group.held + self.pending.bytes > self.max_bytes or group.rows + self.pending.rows > _MAX_ROWS
 
     def encode(
-        self, pieces: Sequence[Piece], columns: Sequence[int], halves: bool = False
-    ) -> list[tuple[list[int], Part]]:
+        self,
+        pieces: Sequence[Piece],
+        columns: Sequence[int],
+        halves: bool = False,
+        encodings: Encodings | None = None,
+    ) -> Encoded:
         """Return ``columns`` of ``pieces``, encoded on as many threads as help, each part with its leaf columns.
 
-        With ``halves`` a column may come in two parts, the one with the first rows first.
+        With ``halves`` a column may come in two parts, the one with the first rows first. ``encodings`` are
+        others than the writer's own.
         """
+        how = encodings or self.encodings
         if not columns:
             return []
         table = pa.concat_tables([piece.table.select(list(columns)) for piece in pieces])
@@ -370,10 +387,8 @@ class _Writer:
                 if pt.is_dictionary(column.type) and column.num_chunks:
                     self.dictionaries[name] = max(self.dictionaries.get(name, 0), len(column.chunk(0).dictionary))
         sizes = np.sum([piece.weights for piece in pieces], axis=0)[list(columns)]
-        tasks = dealt(table, sizes, self.encodings, halves)
-        parts = list(
-            self.encoders.map(lambda task: encode(task[0], self.encodings, str(self.target), self.memory), tasks)
-        )
+        tasks = dealt(table, sizes, how, halves)
+        parts = list(self.encoders.map(lambda task: encode(task[0], how, str(self.target), self.memory), tasks))
         self.encoded += sum(part.size for part in parts)
         leaves = [
             [int(leaf) for n in share for leaf in np.flatnonzero(self.form.tops == columns[n])] for _, share in tasks
@@ -385,15 +400,85 @@ class _Writer:
         leaves = [leaf for some, _ in parts for leaf in some]
         return self.by_column(leaves, [chunk.size for _, part in parts for chunk in part.chunks])
 
-    def put_together(self, group: _Group, whole: Sequence[tuple[list[int], Part]]) -> RowGroup:
+    def tail(self, group: _Group, whole: Encoded, room: float) -> tuple[Encoded, list[_Slice]]:
+        """Fill the ``room`` that guessing has left; return ``whole`` with longer dictionaries, and the rows added."""
+        pending, found, most = self.pending, list[_Slice](), sys.maxsize
+        held, rows = group.held, group.rows
+        headers = 2 * _PAGE_HEADER * len(self.form.tops)
+        while group.whole and room > max(_WORTH_A_TAIL * self.limit, 3 * headers) and most and len(found) < _MAX_TAILS:
+            pending.fill(room, self.guess.k, _MAX_ROWS - rows, self.max_bytes - held)
+            if not pending.rows or held + pending.queue[0].nbytes > self.max_bytes or rows >= _MAX_ROWS:
+                break
+            goal = (1 - _TAIL_MARGIN) * room - headers
+            count = pending.cut(goal, self.guess.k, min(most, _MAX_ROWS - rows), self.max_bytes - held)
+            pieces = pending.drop(count)
+            before = self.encoded
+            longer = self.longer(
+                group, [piece for part in [*group.slices, *found] for piece in part.pieces], whole, pieces
+            )
+            if longer is None:
+                pending.back(pieces)
+                break
+            parts = self.encode(pieces, group.sliced)
+            size = sum(part.size for _, part in [*parts, *longer[0], *longer[1]]) - sum(part.size for _, part in whole)
+            if size <= room:
+                self.again += self.encoded - before - size
+                whole = longer[0]
+                found.append(_Slice(count, size, [*parts, *longer[1]], pieces))
+                held, rows, room = held + sum(piece.nbytes for piece in pieces), rows + count, room - size
+                continue
+            self.again += self.encoded - before
+            pending.back(pieces)
+            most = min(count - 1, int((1 - _TAIL_MARGIN) * count * room / size))
+        return whole, found
+
+    def longer(
+        self, group: _Group, before: Sequence[Piece], whole: Encoded, pieces: Sequence[Piece]
+    ) -> tuple[Encoded, Encoded] | None:
+        """Return ``whole`` and what follows it for the rows of ``pieces``: longer dictionaries, or plain pages."""
+        types = self.layout.working.types
+        texts = [n for n in group.whole if is_text(types[n])]
+        plain = [n for n in group.whole if n not in texts]
+        if not all(map(may_be_mixed, (types[n] for n in plain))):
+            return None
+        first, last = dict[int, Chunk](), list[tuple[list[int], Part]]()
+        if texts:
+            known = pa.concat_tables([piece.table.select(texts) for piece in before])
+            added = pa.concat_tables([piece.table.select(texts) for piece in pieces])
+            columns = [with_dictionary(*pair) for pair in zip(added.columns, known.columns, strict=True)]
+            fields = [f.with_type(column.type) for f, column in zip(added.schema, columns, strict=True)]
+            new = encode(pa.table(columns, schema=pa.schema(fields)), self.encodings, str(self.target), self.memory)
+            self.encoded += new.size
+            for name, column in zip(added.column_names, columns, strict=True):
+                if name in self.dictionaries:
+                    self.dictionaries[name] = max(self.dictionaries[name], len(column.chunk(0).dictionary))
+            old = {leaf: chunk for leaves, part in whole for leaf, chunk in zip(leaves, part.chunks, strict=True)}
+            for top, chunk in zip(texts, new.chunks, strict=True):
+                leaf = int(np.flatnonzero(self.form.tops == top)[0])
+                if (both := extended(old[leaf], chunk)) is None:
+                    self.again += new.size
+                    return None
+                first[leaf] = both[0]
+                last.append(([leaf], Part(new.rows, [both[1]])))
+        last += self.encode(pieces, plain, encodings=replace(self.encodings, dictionary=()))
+        changed = [
+            (leaves, Part(part.rows, [first.get(leaf, c) for leaf, c in zip(leaves, part.chunks, strict=True)]))
+            for leaves, part in whole
+        ]
+        return changed, last
+
+    def put_together(
+        self, group: _Group, whole: Sequence[tuple[list[int], Part]], tail: Sequence[_Slice] = ()
+    ) -> RowGroup:
         """Return ``group`` as it is to be written."""
         found: list[list[Chunk]] = [[] for _ in self.form.paths]
         counts: list[list[int]] = [[] for _ in self.form.paths]
-        for leaves, part in [*(pair for piece in group.slices for pair in piece.parts), *whole]:
+        sliced, last = ([pair for piece in some for pair in piece.parts] for some in (group.slices, tail))
+        for leaves, part in [*sliced, *whole, *last]:
             for leaf, chunk in zip(leaves, part.chunks, strict=True):
                 found[leaf].append(chunk)
                 counts[leaf].append(part.rows)
-        return stitched(max(counts, key=len), found, self.form.orders)
+        return stitched(counts, found, self.form.orders)
 
     def write(self, group: RowGroup) -> None:
         """Append a row group to the last file, or to a new one where that is full or a block would stay empty."""
