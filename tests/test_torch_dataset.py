@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -491,3 +494,32 @@ def test_ranks_come_from_torch_distributed(shop: Path, tmp_path: Path) -> None:
         assert len(flat(ids_of(ds))) == ROWS
     finally:
         torch.distributed.destroy_process_group()
+
+
+_TRAINER = """
+import multiprocessing, os, sys
+from torch.utils.data import DataLoader
+from pqcache.torch import ParquetDataset
+
+dataset = ParquetDataset(sys.argv[1], batch_size=64)
+batches = iter(DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+next(batches)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_workers_end_when_their_trainer_is_killed(tmp_path: Path) -> None:
+    """Their last batches, of 50 KB each, are more than a pipe holds."""
+    rows = [bytes(800)] * 4000
+    pq.write_table(pa.table({"image": rows}), tmp_path / "a.parquet", row_group_size=500, use_dictionary=False)
+    command = [sys.executable, "-c", _TRAINER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout is not None
+        workers = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
+        assert len(workers) == 2
+        trainer.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)  # torch looks every five seconds
+    for worker in alive:
+        worker.kill()
+    assert not alive

@@ -31,7 +31,7 @@ from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.nodes import Nodes, agree, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
-from pqcache.torch.share import worker_pool
+from pqcache.torch.share import end_with_trainer, worker_pool
 from pqcache.torch.state import Progress, State, check_lanes, check_worker, replicas_and_rank
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
 from pqcache.units import parse_size
@@ -240,6 +240,8 @@ class ParquetDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if info is not None:
+            end_with_trainer()
         replicas, rank = self._rank()
         lanes = self._lanes or replicas * workers
         self._refuse_nulls()

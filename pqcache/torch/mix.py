@@ -14,6 +14,7 @@ from pqcache.reader.draws import Draws, Pass, draws_of_epoch
 from pqcache.reader.order import Part, check_numbers, check_rank, check_seed
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.dataset import ParquetDataset
+from pqcache.torch.share import end_with_trainer
 from pqcache.torch.state import MixState, Progress, State, check_lanes, check_worker, replicas_and_rank
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # the mix has it
@@ -141,6 +142,8 @@ class Mix(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if info is not None:
+            end_with_trainer()
         replicas, rank = self._rank()
         lanes = self._lanes or replicas * workers
         for dataset in self.datasets.values():

@@ -16,6 +16,7 @@ import bisect
 import mmap
 import os
 import threading
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,6 +151,24 @@ class _Received:
             self._whole[self._byte] = 0
 
 
+def end_with_trainer() -> None:
+    """Let this worker end once its trainer was killed; it would wait for somebody to read its last batches, for ever.
+
+    A worker that ends waits for the thread that writes batches to the trainer's pipe. Of that pipe it has the end to
+    read from too, so the system does not tell that thread that nobody reads any more.
+    """
+    global _ends
+    if _ends != os.getpid():
+        _ends = os.getpid()
+        Finalize(None, _end_if_alone, (os.getppid(),), exitpriority=0)  # before those threads are waited for, at -5
+
+
+def _end_if_alone(trainer: int) -> None:
+    if os.getppid() != trainer:
+        os._exit(1)
+
+
+_ends = 0  # the worker that does so, by its process id
 _pool: tuple[int, SharedPool] | None = None  # of this process, by its id
 _mapped: dict[bytes, tuple[int, npt.NDArray[np.uint8]]] = {}  # by token, with the sender's process id
 
