@@ -154,12 +154,13 @@ def hugging_face_arrow(path: Path, name: str, workers: int) -> Epochs:
     import datasets
 
     ds = datasets.load_dataset("parquet", data_files=str(path / "*.parquet"), split="train").with_format("arrow")
-    return as_tensors(taken(lambda numbers: ds[numbers], len(ds), name, workers), name)
+    # As one chunk: of slices workers would send what they are slices of.
+    return as_tensors(taken(lambda numbers: ds[numbers].combine_chunks(), len(ds), name, workers), name)
 
 
 def in_memory(path: Path, name: str, workers: int) -> Epochs:
     """Everything decoded and in memory before the first epoch: numpy for numbers, Arrow where there are others."""
-    table = pq.read_table(path).combine_chunks()
+    table = pq.read_table(sorted(path.glob("*.parquet"))).combine_chunks()
     if name == "multimodal":
         return as_tensors(taken(lambda rows: table.take(pa.array(rows)), len(table), name, workers), name)
     columns = {n: table[n].to_numpy() for n in table.column_names if name != "tokens"}
@@ -288,7 +289,6 @@ def litdata(path: Path, name: str, workers: int) -> Epochs:
 
     def write(directory: Path) -> None:
         ld.index_parquet_dataset(str(path), str(directory))
-        (path / "index.json").unlink(missing_ok=True)  # which it leaves there too
 
     index = written(path, "litdata", write)
     small = name == "tabular"  # which of its two ways is faster: row groups as dicts, or files as polars' frames
@@ -318,7 +318,7 @@ class LanceTake:
             import lance as library
 
             self.opened = library.dataset(self.path)
-        return self.opened.take(rows)
+        return self.opened.take(rows).combine_chunks()
 
 
 def lance(path: Path, name: str, workers: int) -> Epochs:
