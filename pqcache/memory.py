@@ -15,7 +15,6 @@ import numpy.typing as npt
 Block = npt.NDArray[np.uint8]
 
 _SMALLEST = 4096
-_KEPT = 1 << 29  # bytes of idle blocks; what is more goes back to the system
 
 
 def rounded(size: int) -> int:
@@ -33,12 +32,13 @@ def rounded(size: int) -> int:
 class Pool:
     """Blocks of memory that come back, by hand or by themselves; usable from any thread.
 
+    They stay until the pool is gone, and are no more bytes than were in use at one time.
+
     Without a lock, as arrays end anywhere, also in the middle of ``take``; a deque's own steps are atomic.
     """
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
-        self._idle = 0  # bytes, roughly
 
     def take(self, size: int) -> Block:
         """Return a block of at least ``size`` bytes with anything in it; ``give`` it back."""
@@ -50,7 +50,6 @@ class Pool:
             except IndexError:
                 larger = rounded(larger + 1)
                 continue
-            self._idle -= larger
             return block
         self._drop(wanted)
         return np.empty(wanted, np.uint8)
@@ -63,14 +62,11 @@ class Pool:
                     dropped = blocks.pop().nbytes
                 except IndexError:
                     break
-                self._idle -= dropped
                 size -= dropped
 
     def give(self, block: Block) -> None:
         """Take a block back; nobody may look at it any more."""
-        if self._idle < _KEPT:
-            self._idle += block.nbytes
-            self._free[block.nbytes].append(block)
+        self._free[block.nbytes].append(block)
 
     def lend(self, size: int) -> Block:
         """Return ``size`` bytes that come back by themselves when the last array over them is gone."""

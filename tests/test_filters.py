@@ -32,7 +32,7 @@ from pqcache.reader.epoch import record_batches
 from pqcache.reader.files import RowGroups
 from pqcache.reader.order import Order, Part
 from pqcache.reader.selection import SelectedRows
-from pqcache.reader.view import View, decoders_for, fit, view_of
+from pqcache.reader.view import Room, View, fit, room_for, view_of
 from pqcache.store.predicate import parse_where
 from pqcache.torch import ParquetDataset
 
@@ -159,7 +159,7 @@ def ids_of_ranks(view: View, order: Order, ranks: int, workers: int) -> list[int
     for rank in range(ranks):
         for worker in range(workers):
             part = Part(total, order.lanes, ranks, rank, workers, worker)
-            for index, batch in record_batches(view, order, part.indices(), total, threads=2):
+            for index, batch in record_batches(view, order, part.indices(), total, Room(2)):
                 if index < total:
                     found += batch["id"].to_pylist()
     return found
@@ -633,7 +633,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     assert all(size > 160_000 + 40 * 20_000 for size in few.decoded)
     memory = int(5 * few.decoded.max())
     assert fit(few, memory, 1) == (16, 0)  # what is held is little
-    assert decoders_for(few, memory, 1, 16, 8) == 1
+    assert room_for(few, memory, 1, 16, 8).threads == 1
     with pytest.warns(UserWarning, match="read in"):
         window, piece = fit(few, int(3 * few.decoded.max()), 1)
     assert piece < 20_000

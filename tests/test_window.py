@@ -25,7 +25,8 @@ from pqcache.reader.columns import Column, compact, cut, form_of, hold, join, ta
 from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.order import Order, Part
-from pqcache.reader.view import View, fit, view_of, window_for
+from pqcache.reader.view import Room, View, fit, room_for, view_of, window_for
+from pqcache.reader.window import Source, dealt_cards
 
 
 def everything(first: int, rows: int) -> pa.Table:
@@ -90,10 +91,12 @@ def write(root: Path, tables: dict[str, pa.Table], rows: int) -> Path:
     return root
 
 
-def read(view: View, order: Order, part: Part | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def read(
+    view: View, order: Order, part: Part | None = None, stay: bool = False
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     if part is None:
         part = Part(order.batches(), order.lanes)
-    for index, batch in record_batches(view, order, part.indices(), part.total, threads=2):
+    for index, batch in record_batches(view, order, part.indices(), part.total, Room(2, stay)):
         batch.validate(full=True)
         yield index, batch
 
@@ -286,6 +289,51 @@ def test_window_follows_memory() -> None:
     assert window_for(np.zeros(0, np.int64), 1, 1) == 1
 
 
+def long_rows(first: int, rows: int) -> pa.Table:
+    """Return rows of up to 3 KB, some null or empty, beside short ones."""
+    images = [None if i % 7 == 0 else os.urandom(i % 3000) for i in range(first, first + rows)]
+    return pa.table(
+        {"id": range(first, first + rows), "title": [f"the title of row {i}" for i in range(rows)], "image": images}
+    )
+
+
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+def test_long_rows_that_stay_where_they_were_decoded_are_the_same(tmp_path: Path, codec: str) -> None:
+    for number in range(3):
+        table = long_rows(number * 1000, 300)
+        pq.write_table(
+            table, tmp_path / f"{number}.parquet", row_group_size=80, compression=codec, use_dictionary=False
+        )
+    seen = view(tmp_path)
+    order = Order(seen.counts, batch_size=33, lanes=2, window=4)
+    copied = pa.Table.from_batches([batch for _, batch in read(seen, order)])
+    stayed = pa.Table.from_batches([batch for _, batch in read(seen, order, stay=True)])
+    assert stayed.equals(copied)
+    assert stayed.sort_by("id").select(["image"]).equals(pq.read_table(tmp_path).sort_by("id").select(["image"]))
+
+
+def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> None:
+    write(tmp_path, {"a.parquet": long_rows(1000, 100)}, rows=100)
+    seen = view(tmp_path)
+    order = np.arange(99, -1, -1)
+
+    def data_of(column: Column) -> list[int]:
+        return [buffer.address for buffer in column.values.buffers()[2:]]
+
+    for stay in (False, True):
+        with ThreadPoolExecutor(1) as pool:
+            source = Source(seen.load, seen.load_forms, Pool(), Pool(), pool, 1, stay)
+            loaded = seen.load(0, 0, 100)
+            before = {position: data_of(loaded[position]) for position in (1, 2)}
+            (cards,) = dealt_cards(source, loaded, [order], [1])
+            assert (data_of(cards.columns[2]) == before[2]) is stay
+            assert data_of(cards.columns[1]) != before[1]
+    sizes = int(seen.sizes.sum())
+    assert room_for(seen, 15 * sizes, 1, 16, 2) == Room(2, stay=True)
+    assert room_for(seen, 5 * sizes, 1, 16, 2) == Room(1, stay=True)
+    assert not room_for(seen, 5 * sizes - 1, 1, 16, 2).stay
+
+
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> None:
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
     write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000)
@@ -329,7 +377,7 @@ def test_nothing_is_read_at_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
             __import__("pqcache.reader.files", fromlist=["RowGroups"]).RowGroups.read
         ),
     )
-    batches = record_batches(seen, Order(seen.counts, 8), range(100), 100, threads=1)
+    batches = record_batches(seen, Order(seen.counts, 8), range(100), 100, Room(1))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert len(read_groups) < 20
@@ -403,7 +451,7 @@ def test_readers_stop_when_told(numbers: Path) -> None:
     seen = view(numbers)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
-        batches = record_batches(seen, Order(seen.counts, 10), range(100), 101, threads=2)
+        batches = record_batches(seen, Order(seen.counts, 10), range(100), 101, Room(2))
         next(batches)
         batches.close()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1):

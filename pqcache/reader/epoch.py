@@ -20,7 +20,7 @@ from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, c
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
-from pqcache.reader.view import View, decoders_for, fit, view_of
+from pqcache.reader.view import Room, View, fit, room_for, view_of
 from pqcache.reader.window import LaneReader, Source
 from pqcache.units import parse_size
 
@@ -28,26 +28,26 @@ _ROWS_AT_ONCE = 256  # when rows are wanted one by one
 
 
 def batches(
-    view: View, order: Order, indices: Sequence[int], total: int, threads: int, into: Pool | None = None
+    view: View, order: Order, indices: Sequence[int], total: int, room: Room, into: Pool | None = None
 ) -> Generator[tuple[int, dict[str, Column]]]:
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
     ``indices`` are one ``Part``'s; those from ``total`` on are padding and repeat the epoch from its start.
     Batches are made in memory of ``into``.
     """
-    for index, columns, _ in _read(view, order, indices, total, threads, order.batch_size, into):
+    for index, columns, _ in _read(view, order, indices, total, room, order.batch_size, into):
         yield index, columns
 
 
 def samples(
-    view: View, order: Order, indices: Sequence[int], total: int, threads: int
+    view: View, order: Order, indices: Sequence[int], total: int, room: Room
 ) -> Generator[tuple[int, dict[str, Column], int]]:
     """Yield (global index, columns, row) for single rows: ``order.batch_size`` is 1.
 
     The columns hold several coming rows of the same lane (``index % total % order.lanes``); they are new ones
     whenever ``row`` is 0.
     """
-    yield from _read(view, order, indices, total, threads, _ROWS_AT_ONCE)
+    yield from _read(view, order, indices, total, room, _ROWS_AT_ONCE)
 
 
 def _read(
@@ -55,16 +55,16 @@ def _read(
     order: Order,
     indices: Sequence[int],
     total: int,
-    threads: int,
+    room: Room,
     rows_at_once: int,
     into: Pool | None = None,
 ) -> Generator[tuple[int, dict[str, Column], int]]:
     if not indices:
         return
-    with _Pool(threads) as pool:
+    with _Pool(room) as pool:
         if not order.shuffle:
             wanted = ((index, index % total) for index in indices)
-            source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, max(1, threads))
+            source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, max(1, room.threads))
             for index, rows in in_sequence(source, order, wanted):
                 yield index, view.finish(rows), 0
             return
@@ -73,8 +73,8 @@ def _read(
             return LaneReader(source, order.lane(lane), batch * order.batch_size, rows)
 
         first_of_lane = _first_of_lanes(indices, order.lanes, total)
-        ahead = max(1, -(-threads // max(1, len(first_of_lane))))
-        source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, ahead)
+        ahead = max(1, -(-room.threads // max(1, len(first_of_lane))))
+        source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, ahead, room.stay)
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
         held: dict[int, tuple[dict[str, Column], int, int]] = {}  # columns, how many are left, done
         lap = indices[0] // total
@@ -106,27 +106,35 @@ def _first_of_lanes(indices: Sequence[int], lanes: int, total: int) -> dict[int,
 class _Pool:
     """A thread pool that is not waited for when its user stops half way.
 
-    What its threads leave behind in Arrow's allocator goes back to the system, or it would grow from epoch to epoch.
+    What its threads leave behind in Arrow's allocator goes back to the system, unless there is room for long rows to
+    stay: the next epoch will want as much, and fresh memory costs it more than anything it does with it.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="pqcache")
+    def __init__(self, room: Room) -> None:
+        self._pool = ThreadPoolExecutor(room.threads, thread_name_prefix="pqcache")
+        self._keep = room.stay
 
     def __enter__(self) -> ThreadPoolExecutor:
         return self._pool
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        pa.default_memory_pool().release_unused()
+        if not self._keep:
+            release_unused()
+
+
+def release_unused() -> None:
+    """Give memory that Arrow holds for nobody back to the system."""
+    pa.default_memory_pool().release_unused()
 
 
 def record_batches(
-    view: View, order: Order, indices: Sequence[int], total: int, threads: int | None = None
+    view: View, order: Order, indices: Sequence[int], total: int, room: Room | None = None
 ) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield (global index, Arrow record batch) as ``batches`` does."""
     axes = _axes(view)
     schema = _schema_of(view)
-    with closing(batches(view, order, indices, total, threads or cpu_count())) as found:
+    with closing(batches(view, order, indices, total, room or Room(cpu_count()))) as found:
         for index, columns in found:
             arrays = {name: to_arrow(columns[name]) for name in view.columns}
             for name, axis in axes.items():
@@ -192,18 +200,19 @@ def read_batches(
         order = Order(view.counts, batch_size, lanes, window, seed, epoch, shuffle)
         total = order.batches(drop_last)
         part = Part(total, lanes, num_replicas, rank, start=start, drop_last=drop_last)
-        threads = cpu_count()
+        room = Room(cpu_count())
         if shuffle:
-            threads = decoders_for(view, budget, lanes // num_replicas, window, threads)
+            room = room_for(view, budget, lanes // num_replicas, window, room.threads)
     except BaseException:
         if lease is not None:
             lease.close()
         raise
 
     def epoch_of() -> Iterator[pa.RecordBatch]:
-        with lease or nullcontext(), closing(record_batches(view, order, part.indices(), total, threads)) as found:
+        with lease or nullcontext(), closing(record_batches(view, order, part.indices(), total, room)) as found:
             for _, batch in found:
                 yield batch
+        release_unused()
 
     found = epoch_of()
     if lease is not None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -431,13 +431,25 @@ def held(sizes: npt.NDArray[np.int64], window: int) -> float:
     return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
 
 
-def decoders_for(view: View, memory: float, lanes: int, window: int, threads: int) -> int:
-    """Return how many row groups may be decoded at once by a process with ``lanes`` lanes, at most ``threads``.
+class Room(NamedTuple):
+    """What memory has room for: so many row groups decoded at once, by as many threads, and whether long rows may
+    ``stay`` where they were decoded until the last of their row group is used. That saves copying them into hands.
+    """
+
+    threads: int
+    stay: bool = False
+
+
+def room_for(view: Sized, memory: float, lanes: int, window: int, threads: int) -> Room:
+    """Return what there is room for in a process with ``lanes`` lanes; at most ``threads`` are used.
 
     What the windows leave of ``memory`` goes to decoding: each takes its row group twice, decoded and dealt.
     """
-    if not len(view.groups):
-        return 1
+    if not len(view.sizes):
+        return Room(1)
     largest = int(view.decoded.max())
     spare = memory - lanes * (held(view.sizes, window) + 2 * largest)
-    return int(max(1, min(threads, spare / max(1, 2 * largest))))
+    used = int(max(1, min(threads, spare / max(1, 2 * largest))))
+    stored = np.minimum(view.decoded, 2 * view.sizes)  # of filtered rows, where they are less than half only those
+    whole = int(np.sort(stored)[::-1][: lanes * window].sum())
+    return Room(used, whole + 2 * (lanes + used) * largest <= memory)

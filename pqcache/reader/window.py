@@ -38,6 +38,7 @@ Load = Callable[[int, int, int], Rows]
 
 _GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
 _NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
+_LONG = 512  # bytes of a row; shorter ones are copied, as what points to them is not much less
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 _STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the making
 
@@ -45,7 +46,8 @@ _STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the 
 @dataclass(frozen=True)
 class Source:
     """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, memory for
-    what is decoded and for batches, threads, and how many row groups to decode ahead.
+    what is decoded and for batches, threads, how many row groups to decode ahead, and whether long rows ``stay``
+    where they were decoded until all hands of their run are used.
     """
 
     load: Load
@@ -54,6 +56,7 @@ class Source:
     batches: Pool
     threads: ThreadPoolExecutor
     ahead: int
+    stay: bool = False
 
     @cached_property
     def layout(self) -> Layout:
@@ -167,8 +170,9 @@ def dealt_cards(source: Source, columns: Rows, orders: Sequence[Ints], hands: Se
             for order, cards in zip(orders, dealt, strict=True):
                 values.take(order, axis=0, out=cards.arrays[group][row], mode="clip")
         else:
+            stays = source.stay and bytes_of_views(column) >= _LONG * len(column)
             for order, cards in zip(orders, dealt, strict=True):
-                cards.columns[position] = compact(take(column, order))
+                cards.columns[position] = take(column, order) if stays else compact(take(column, order))
     memory.give(near)
     return dealt
 

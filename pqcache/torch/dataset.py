@@ -21,12 +21,12 @@ from pqcache.errors import UsageError
 from pqcache.reader.columns import Column
 from pqcache.reader.data import Data, open_data
 from pqcache.reader.draws import Pass
-from pqcache.reader.epoch import batches, samples
+from pqcache.reader.epoch import batches, release_unused, samples
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank, check_seed
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
-from pqcache.reader.view import View, decoders_for, fit, view_of
+from pqcache.reader.view import Room, View, fit, room_for, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.nodes import Nodes, agree, snapshot_of
@@ -133,6 +133,7 @@ class ParquetDataset(IterableDataset[Batch]):
                 raise UsageError(f"ragged names {name!r}, which is not among the columns")
         self._check_columns()
         self._agree()
+        weakref.finalize(self, release_unused).atexit = False  # what epochs kept for one another
         check_rank(*self._rank(), lanes)
 
     @property
@@ -253,16 +254,16 @@ class ParquetDataset(IterableDataset[Batch]):
         part = Part(total, lanes, replicas, rank, workers, worker, place.start, self.drop_last)
         indices = part.indices(place.next)
         self._progress.next = indices[0] if indices else part.after(total)
-        threads = self._threads(order, view, replicas, workers)
-        return self._batches(view, order, part, indices, threads, worker, in_worker=info is not None)
+        room = self._room(order, view, replicas, workers)
+        return self._batches(view, order, part, indices, room, worker, in_worker=info is not None)
 
-    def _threads(self, order: Order, view: View, replicas: int, workers: int) -> int:
+    def _room(self, order: Order, view: View, replicas: int, workers: int) -> Room:
         near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         threads = max(1, cpu_count() // (workers * max(1, near)))
         if not self.shuffle:
-            return threads
+            return Room(threads)
         share, each = self.memory / workers, -(-order.lanes // (replicas * workers))
-        return decoders_for(view, share, each, order.window, threads)
+        return room_for(view, share, each, order.window, threads)
 
     def _read_pass(self, reading: Pass, lanes: int, replicas: int, workers: int) -> Generator[Batch]:
         """Yield what a mix reads of one pass, without the transform; see `pqcache.torch.mix`."""
@@ -273,8 +274,8 @@ class ParquetDataset(IterableDataset[Batch]):
         shares[reading.last] -= max(0, int(shares.sum()) - order.rows)  # the last batch may be short
         order = replace(order, shares=shares)
         indices = reading.turns * lanes + reading.lanes if self.shuffle else reading.batches
-        threads = self._threads(order, view, replicas, workers)
-        return self._whole(view, order, indices.tolist(), int(indices.max()) + 1, threads)
+        room = self._room(order, view, replicas, workers)
+        return self._whole(view, order, indices.tolist(), int(indices.max()) + 1, room)
 
     def _batches(
         self,
@@ -282,12 +283,12 @@ class ParquetDataset(IterableDataset[Batch]):
         order: Order,
         part: Part,
         indices: range,
-        threads: int,
+        room: Room,
         worker: int,
         in_worker: bool,
     ) -> Iterator[Any]:
         make = self._whole if self.batch_size is not None else self._rows
-        with closing(make(view, order, indices, order.batches(self.drop_last), threads)) as found:
+        with closing(make(view, order, indices, order.batches(self.drop_last), room)) as found:
             for batch in found:
                 index = batch.index
                 result = batch if self.batch_size is not None else dict(batch)
@@ -296,15 +297,15 @@ class ParquetDataset(IterableDataset[Batch]):
                 yield result
         self._progress.finish(worker)
 
-    def _whole(self, view: View, order: Order, indices: Sequence[int], total: int, threads: int) -> Generator[Batch]:
+    def _whole(self, view: View, order: Order, indices: Sequence[int], total: int, room: Room) -> Generator[Batch]:
         memory = worker_pool() if get_worker_info() is not None else None
-        with closing(batches(view, order, indices, total, threads, memory)) as found:
+        with closing(batches(view, order, indices, total, room, memory)) as found:
             for index, columns in found:
                 yield self._to_batch(columns, Place(order.epoch, index, order.lanes, order.window))
 
-    def _rows(self, view: View, order: Order, indices: range, total: int, threads: int) -> Generator[Batch]:
+    def _rows(self, view: View, order: Order, indices: range, total: int, room: Room) -> Generator[Batch]:
         held: dict[int, Batch] = {}
-        with closing(samples(view, order, indices, total, threads)) as found:
+        with closing(samples(view, order, indices, total, room)) as found:
             for index, columns, row in found:
                 place = Place(order.epoch, index, order.lanes, order.window)
                 lane = index % total % order.lanes
