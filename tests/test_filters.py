@@ -633,7 +633,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     assert all(size > 160_000 + 40 * 20_000 for size in few.decoded)
     memory = int(5 * few.decoded.max())
     assert fit(few, memory, 1) == (16, 0)  # what is held is little
-    assert room_for(few, memory, 1, 16, 8).threads == 1
+    assert room_for(few, memory, 1, 1, 16, 8).threads == 1
     with pytest.warns(UserWarning, match="read in"):
         window, piece = fit(few, int(3 * few.decoded.max()), 1)
     assert piece < 20_000

@@ -329,9 +329,16 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
             assert (data_of(cards.columns[2]) == before[2]) is stay
             assert data_of(cards.columns[1]) != before[1]
     sizes = int(seen.sizes.sum())
-    assert room_for(seen, 15 * sizes, 1, 16, 2) == Room(2, stay=True)
-    assert room_for(seen, 5 * sizes, 1, 16, 2) == Room(1, stay=True)
-    assert not room_for(seen, 5 * sizes - 1, 1, 16, 2).stay
+    assert room_for(seen, 15 * sizes, 1, 1, 16, 2) == Room(2, stay=True)
+    assert room_for(seen, 5 * sizes, 1, 1, 16, 2) == Room(1, stay=True)
+    assert not room_for(seen, 5 * sizes - 1, 1, 1, 16, 2).stay
+    write(tmp_path, {"a.parquet": long_rows(1000, 800)}, rows=100)
+    seen = view(tmp_path)
+    half = int(seen.sizes.sum()) // 2  # of eight row groups, one lane of two reads four, and a part of a fifth
+    enough = half + 5 * int(seen.sizes.max())
+    assert room_for(seen, enough, 1, 2, 16, 1).stay
+    assert not room_for(seen, enough - 1, 1, 2, 16, 1).stay
+    assert not room_for(seen, enough, 1, 1, 16, 1).stay
 
 
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def read_batches(
         part = Part(total, lanes, num_replicas, rank, start=start, drop_last=drop_last)
         room = Room(cpu_count())
         if shuffle:
-            room = room_for(view, budget, lanes // num_replicas, window, room.threads)
+            room = room_for(view, budget, lanes // num_replicas, lanes, window, room.threads)
     except BaseException:
         if lease is not None:
             lease.close()

@@ -440,8 +440,8 @@ class Room(NamedTuple):
     stay: bool = False
 
 
-def room_for(view: Sized, memory: float, lanes: int, window: int, threads: int) -> Room:
-    """Return what there is room for in a process with ``lanes`` lanes; at most ``threads`` are used.
+def room_for(view: Sized, memory: float, lanes: int, of: int, window: int, threads: int) -> Room:
+    """Return what there is room for in a process with ``lanes`` lanes ``of`` all; at most ``threads`` are used.
 
     What the windows leave of ``memory`` goes to decoding: each takes its row group twice, decoded and dealt.
     """
@@ -451,5 +451,6 @@ def room_for(view: Sized, memory: float, lanes: int, window: int, threads: int) 
     spare = memory - lanes * (held(view.sizes, window) + 2 * largest)
     used = int(max(1, min(threads, spare / max(1, 2 * largest))))
     stored = np.minimum(view.decoded, 2 * view.sizes)  # of filtered rows, where they are less than half only those
-    whole = int(np.sort(stored)[::-1][: lanes * window].sum())
-    return Room(used, whole + 2 * (lanes + used) * largest <= memory)
+    windows = int(np.sort(stored)[::-1][: lanes * window].sum())
+    share = int(stored.sum()) * lanes // of + lanes * largest  # all that these lanes read; they may begin in the middle
+    return Room(used, min(windows, share) + 2 * (lanes + used) * largest <= memory)

@@ -263,7 +263,7 @@ class ParquetDataset(IterableDataset[Batch]):
         if not self.shuffle:
             return Room(threads)
         share, each = self.memory / workers, -(-order.lanes // (replicas * workers))
-        return room_for(view, share, each, order.window, threads)
+        return room_for(view, share, each, order.lanes, order.window, threads)
 
     def _read_pass(self, reading: Pass, lanes: int, replicas: int, workers: int) -> Generator[Batch]:
         """Yield what a mix reads of one pass, without the transform; see `pqcache.torch.mix`."""
