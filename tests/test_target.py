@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import pqcache
 from pqcache.events import Event, Rewrote, Warned
 from pqcache.parquet.options import RewriteOptions
-from pqcache.store.partition import PartitionJob, run_job
+from pqcache.store.partition import PartitionJob, Spool, run_job
 from pqcache.store.source import open_source
 from pqcache.store.target import HIDDEN, RUN, Record, open_target, own, take_over
 from tests.conftest import Bucket
@@ -365,6 +366,25 @@ def test_a_spool_too_small_for_a_partition_is_told_before_anything_is_done(
     small_disk(monkeypatch, (64 << 20) + (need + 1) * day)
     report = pqcache.repartition(shop, f"{s3_bucket.url}/out", **how)  # type: ignore[arg-type]
     assert report.rows == 3600  # with room for one at a time, they wait for one another
+
+
+def test_free_space_is_measured_while_other_jobs_end(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, jobs={"job"})
+    ended = threading.Event()
+
+    def other_jobs() -> None:
+        while not ended.is_set():
+            (tmp_path / "job" / "out").mkdir(parents=True)
+            (tmp_path / "job" / "out" / "part-00000.parquet").write_bytes(bytes(1 << 20))
+            shutil.rmtree(tmp_path / "job")
+
+    thread = threading.Thread(target=other_jobs)
+    thread.start()
+    try:
+        assert all(spool._space() > 0 for _ in range(500))  # raised within some tens, when it did
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_a_place_inside_the_source_cache_is_refused(shop: Path, tmp_path: Path) -> None:

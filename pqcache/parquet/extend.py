@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from pqcache.parquet import footer
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.pages import is_text
 from pqcache.parquet.stitch import Chunk
 
 _CODEC, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY, _PAGES = 4, 6, 7, 9, 11, 13  # of ColumnMetaData
@@ -22,10 +23,9 @@ _DICTIONARY_PAGE, _DICTIONARY_ENCODINGS = 2, (2, 8)
 _CODECS = {0: None, 1: "snappy", 6: "zstd", 7: "lz4_raw"}
 
 
-def is_text(kind: pa.DataType) -> bool:
+def is_text_like(kind: pa.DataType) -> bool:
     """Return whether values are strings or bytes of any length, whose dictionaries pyarrow writes as they are given."""
-    kind = kind.value_type if pt.is_dictionary(kind) else kind
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind))
+    return is_text(kind.value_type if pt.is_dictionary(kind) else kind)
 
 
 def may_be_mixed(kind: pa.DataType) -> bool:

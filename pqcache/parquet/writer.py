@@ -25,7 +25,7 @@ from pqcache.parquet import footer
 from pqcache.parquet.deal import THREADS, dealt
 from pqcache.parquet.decode import Floats, Piece, weigh
 from pqcache.parquet.encodings import Encodings, chosen, total
-from pqcache.parquet.extend import extended, is_text, may_be_mixed, with_dictionary
+from pqcache.parquet.extend import extended, is_text_like, may_be_mixed, with_dictionary
 from pqcache.parquet.growing import WRITERS
 from pqcache.parquet.guess import Guess, foreseen
 from pqcache.parquet.pending import Pending
@@ -437,7 +437,7 @@ class _Writer:
     ) -> tuple[Encoded, Encoded] | None:
         """Return ``whole`` and what follows it for the rows of ``pieces``: longer dictionaries, or plain pages."""
         types = self.layout.working.types
-        texts = [n for n in group.whole if is_text(types[n])]
+        texts = [n for n in group.whole if is_text_like(types[n])]
         plain = [n for n in group.whole if n not in texts]
         if not all(map(may_be_mixed, (types[n] for n in plain))):
             return None

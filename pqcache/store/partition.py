@@ -126,9 +126,11 @@ class Spool:
     def _space(self) -> int:
         """Return the bytes that are free, or taken by what has been promised already."""
         taken = 0
-        for path in (path for token in self.jobs for path in (self.path / token).rglob("*")):
-            with suppress(OSError):  # it is gone
-                taken += path.stat().st_size
+        for token in self.jobs:
+            for directory, _, names in os.walk(self.path / token):  # which does not mind what goes meanwhile
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        taken += os.stat(os.path.join(directory, name)).st_size
         return disk_usage(self.path).free + taken
 
 
