@@ -29,7 +29,8 @@ from pqcache.processes import pss
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import check_numbers
-from pqcache.reader.view import WINDOW, View, view_of
+from pqcache.reader.room import WINDOW
+from pqcache.reader.view import View, view_of
 from pqcache.store.cache import cache_at
 from pqcache.units import format_count, format_size, parse_size
 

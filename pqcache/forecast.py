@@ -9,7 +9,8 @@ from typing import Any
 
 from pqcache.errors import PqcacheError
 from pqcache.reader.data import open_data
-from pqcache.reader.view import WINDOW, View, held, view_of, window_for
+from pqcache.reader.room import BEYOND, WINDOW, held, window_for
+from pqcache.reader.view import View, view_of
 from pqcache.store.source import local_path, url_scheme
 from pqcache.units import format_count
 
@@ -17,7 +18,6 @@ MEMORY = 2 << 30
 LANES = 2
 _LARGEST = 128 << 20
 _SMALLEST = 1 << 20
-_BEYOND = 4  # as reader/view.py counts what is held besides the window
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,6 @@ def in_words(training: Forecast) -> str:
 def row_group_size_for(view: View, memory: int, lanes: int) -> int:
     """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
     sizes = view.sizes
-    scale = memory / lanes / (held(sizes, WINDOW) + _BEYOND * float(sizes.max()))
+    scale = memory / lanes / (held(sizes, WINDOW) + BEYOND * float(sizes.max()))
     largest = int(view.data.index.numbers("bytes").max())
     return max(_SMALLEST, min(_LARGEST, 1 << (int(scale * largest).bit_length() - 1)))

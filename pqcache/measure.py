@@ -20,7 +20,8 @@ from pqcache.reader.data import open_data
 from pqcache.reader.epoch import read_batches
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import Order
-from pqcache.reader.view import fit, view_of
+from pqcache.reader.room import fit
+from pqcache.reader.view import view_of
 
 
 def child(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -31,8 +31,9 @@ from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.files import RowGroups
 from pqcache.reader.order import Order, Part
+from pqcache.reader.room import Room, fit, room_for
 from pqcache.reader.selection import SelectedRows
-from pqcache.reader.view import Room, View, fit, room_for, view_of
+from pqcache.reader.view import View, view_of
 from pqcache.store.predicate import parse_where
 from pqcache.torch import ParquetDataset
 

@@ -16,7 +16,7 @@ import pqcache
 from pqcache import cli
 from pqcache.console_inspect import remedy, verdict
 from pqcache.forecast import Forecast, forecast, in_words
-from pqcache.reader.view import WINDOW
+from pqcache.reader.room import WINDOW
 from pqcache.store.views import readable
 from pqcache.torch import ParquetDataset
 from tests.datasets import files_of, write_day, write_shop

@@ -10,7 +10,7 @@ import pytest
 
 from pqcache.reader.mixing import mixing
 from pqcache.reader.order import Order
-from pqcache.reader.view import window_for
+from pqcache.reader.room import window_for
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "loading.md"
 

@@ -25,7 +25,8 @@ from pqcache.reader.columns import Column, compact, cut, form_of, hold, join, ta
 from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.order import Order, Part
-from pqcache.reader.view import Room, View, fit, room_for, view_of, window_for
+from pqcache.reader.room import Room, fit, room_for, window_for
+from pqcache.reader.view import View, view_of
 from pqcache.reader.window import Source, dealt_cards
 
 

@@ -17,10 +17,11 @@ from pqcache.reader.columns import Column, form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
+from pqcache.reader.room import Room, fit, room_for
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
-from pqcache.reader.view import Room, View, fit, room_for, view_of
+from pqcache.reader.view import View, view_of
 from pqcache.reader.window import LaneReader, Source
 from pqcache.units import parse_size
 
@@ -209,10 +210,12 @@ def read_batches(
         raise
 
     def epoch_of() -> Iterator[pa.RecordBatch]:
-        with lease or nullcontext(), closing(record_batches(view, order, part.indices(), total, room)) as found:
-            for _, batch in found:
-                yield batch
-        release_unused()
+        try:
+            with lease or nullcontext(), closing(record_batches(view, order, part.indices(), total, room)) as found:
+                for _, batch in found:
+                    yield batch
+        finally:
+            release_unused()  # also where the reader stops half way
 
     found = epoch_of()
     if lease is not None:

@@ -24,9 +24,10 @@ from pqcache.reader.draws import Pass
 from pqcache.reader.epoch import batches, release_unused, samples
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank, check_seed
+from pqcache.reader.room import Room, fit, room_for
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
-from pqcache.reader.view import Room, View, fit, room_for, view_of
+from pqcache.reader.view import View, view_of
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.nodes import Nodes, agree, snapshot_of

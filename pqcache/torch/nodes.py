@@ -20,7 +20,8 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.data import Data
-from pqcache.reader.view import WINDOW, View
+from pqcache.reader.room import WINDOW
+from pqcache.reader.view import View
 from pqcache.store.cache import FILES, Cache
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard
