@@ -13,21 +13,20 @@ import xxhash
 
 _KIND = "xxh3:"
 
-
 Checksum = xxhash.xxh3_64
 
 
-def new_checksum() -> xxhash.xxh3_64:
+def new_checksum() -> Checksum:
     """Return a checksum of nothing, to be fed with ``update``."""
-    return xxhash.xxh3_64()
+    return Checksum()
 
 
-def text_of(checksum: xxhash.xxh3_64) -> str:
+def text_of(checksum: Checksum) -> str:
     """Return a checksum as it is recorded: ``xxh3:`` and 16 hexadecimal digits."""
     return _KIND + checksum.hexdigest()
 
 
-def feed(checksum: xxhash.xxh3_64, descriptor: int, length: int) -> None:
+def feed(checksum: Checksum, descriptor: int, length: int) -> None:
     """Feed the first ``length`` bytes of an open file, or what there is of them."""
     position = 0
     while position < length and (chunk := os.pread(descriptor, min(1 << 20, length - position), position)):

@@ -7,9 +7,10 @@ import fcntl
 import os
 import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 
-BLOCK = 4096  # what memory, places and lengths of such writes are whole multiples of: all disks take that
+BLOCK = 4096  # what memory, places and lengths of writes past the page cache are multiples of: all disks take that
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 _CANNOT_LINK = {errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -98,6 +99,16 @@ def remove_tree(root: Path) -> None:
 
     if root.exists():
         shutil.rmtree(root, onerror=retry_writable)
+
+
+def bytes_below(root: Path) -> int:
+    """Return the bytes of all files below ``root``; they may go meanwhile, and so may ``root``."""
+    total = 0
+    for directory, _, names in os.walk(root):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(directory, name)).st_size
+    return total
 
 
 def past_cache(descriptor: int) -> bool:

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pqcache.checksum import checksum_of
-from pqcache.disk import fsync_path, link_or_copy, remove_tree
+from pqcache.disk import bytes_below, fsync_path, link_or_copy, remove_tree
 from pqcache.errors import DamagedError, ParquetError
 from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.parquet.options import RewriteOptions, made_alike, shuffle_of
@@ -85,8 +85,7 @@ def build_snapshot(job: Job) -> tuple[Snapshot, Manifest, Plan]:
             job = job if job.rewrite.keep_int96 else replace(job, table=table_like(known.data_schema))
         keys = {_file_key(job, file) for file in job.plan.downloads}
         adopt(job.cache, run, keys, {_rewrite_key(job, d, _inputs(d)) for d in job.plan.directories})
-        held = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
-        check_space(job.cache.path, job.plan, held)
+        check_space(job.cache.path, job.plan, bytes_below(run))
         index = IndexBuilder()
         target, entries = _assembled(job, run / "snapshot", list(_make_files(job, run, index)))
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):

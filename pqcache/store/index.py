@@ -145,11 +145,11 @@ class IndexBuilder:
     def is_uniform(self, paths: Sequence[str], previous: Index | None) -> bool:
         """Return whether all files of what ``finish`` would return have the same schema, as far as is known."""
         schemas = [schema for _, schema in self._schemas]
-        kept = previous is not None and not self._ids.keys() >= set(paths)
-        if kept and previous is not None:
+        if previous is not None and not self._ids.keys() >= set(paths):
+            if not previous.uniform:
+                return False
             schemas.append(previous.data_schema)
-        alike = all(is_alike(schema, schemas[0]) for schema in schemas)
-        return alike and not (kept and previous is not None and not previous.uniform)
+        return all(is_alike(schema, schemas[0]) for schema in schemas)
 
     def write(self, paths: Sequence[str], previous: Index | None, path: Path) -> None:
         """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable."""

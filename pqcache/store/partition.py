@@ -20,7 +20,7 @@ from shutil import disk_usage
 import pyarrow as pa
 
 import pqcache
-from pqcache.disk import remove_tree
+from pqcache.disk import bytes_below, remove_tree
 from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.options import RewriteOptions
@@ -125,12 +125,7 @@ class Spool:
 
     def _space(self) -> int:
         """Return the bytes that are free, or taken by what has been promised already."""
-        taken = 0
-        for token in self.jobs:
-            for directory, _, names in os.walk(self.path / token):  # which does not mind what goes meanwhile
-                for name in names:
-                    with suppress(FileNotFoundError):
-                        taken += os.stat(os.path.join(directory, name)).st_size
+        taken = sum(bytes_below(self.path / token) for token in self.jobs)
         return disk_usage(self.path).free + taken
 
 

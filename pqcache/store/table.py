@@ -130,12 +130,12 @@ class Kinds:
         key = self.key(schema)
         if key in self.distinct:
             return
+        before = [("", self.schema)] if self.distinct else []
         self.distinct[key] = name, schema.remove_metadata()
-        named = [(name, as_lists(schema)) for name, schema in self.distinct.values()]
         try:
-            self.schema = unified([*([("", self.schema)] if len(named) > 1 else []), named[-1]])
+            self.schema = unified([*before, (name, as_lists(schema.remove_metadata()))])
         except ParquetError:
-            unified(named)  # which names the two files
+            unified([(name, as_lists(schema)) for name, schema in self.distinct.values()])  # which names the two files
             raise
 
 
