@@ -341,6 +341,7 @@ def test_a_refusal_leaves_a_cache_as_it_was(tmp_path: Path, by: str) -> None:
         (pqcache.sync if by == "sync" else refused)(cache)
     for part in ("day=2/part-1.parquet", "day=0/part-0", "column v", "int64", "double"):
         assert part in str(caught.value)
+    assert all(Path(name).is_file() for name in str(caught.value).partition(": column")[0].split(" and "))
     assert (pqcache.Cache.open(cache).snapshot().id, inodes(cache)) == (first, before)
     assert (cache / "pqcache.toml").read_text() == config
     pq.write_table(numbers(pa.int64()), source / "day=2" / "part-1.parquet")

@@ -134,9 +134,9 @@ def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
     waiting = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     arrived: dict[SourceFile, Copied] = {}
     kinds = Kinds()  # so that what does not mix is refused as soon as it arrives
-    if job.table is not None:
-        kept = next((entry.path for d in plan.directories for entry in d.keep), "")
-        kinds.add(f"{job.source_url}/{kept}", job.table.schema)
+    kept = next((entry.path for d in plan.directories for entry in d.keep), None)
+    if job.table is not None and job.previous is not None and kept is not None:
+        kinds.add(f"{job.previous.path / kept}", job.table.schema)
 
     with pool(job.jobs, stop) as fetchers, pool(1, stop) as rewriter:
         rewriting: list[Future[list[Built]]] = []
