@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import uuid
 import warnings
 from collections import Counter
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # without credentials botocore would ask the network for some
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background would pass on that it is ignored
 
 _SKIPPED_FOR_SERVER = "no test server: "
 _DETAILS = pytest.StashKey[dict[str, str]]()  # what the servers logged, by the reason of the skips
