@@ -24,6 +24,7 @@ from pqcache.store.sync import JOBS, finish, make_report
 from pqcache.store.table import table_in
 from pqcache.store.target import check_apart
 from pqcache.store.transfer import Stopwatch, disk_errors
+from pqcache.units import parse_size
 
 ROW_GROUP_SIZE = 128 << 20
 BLOCK_SIZE = 128 << 20
@@ -33,7 +34,7 @@ def repartition(
     source: str | os.PathLike[str],
     dest: str | os.PathLike[str] | None = None,
     *,
-    row_group_size: int | None = None,
+    row_group_size: int | str | None = None,
     compression: str | None = None,
     compat: bool | None = None,
     keep_int96: bool | None = None,
@@ -41,7 +42,7 @@ def repartition(
     narrow: bool = False,
     shuffle: int | None = None,
     align: str | None = None,
-    block_size: int | None = None,
+    block_size: int | str | None = None,
     options: Mapping[str, str] | None = None,
     scheduler: str | None = None,
     jobs: int = JOBS,
@@ -61,7 +62,7 @@ def repartition(
     Args:
         source: a cache, a directory or a URL.
         dest: where to, if not in place.
-        row_group_size: the most compressed bytes of a row group; 128 MB at first.
+        row_group_size: the most compressed bytes of a row group, or ``"128MB"``, which it is at first.
         compression: ``zstd``, ``zstd:LEVEL``, ``lz4``, ``snappy``, ``none``, or ``keep`` for each column's own; at
             first lz4 for what is rewritten.
         compat: plain and dictionary encodings only, and snappy unless ``compression`` says otherwise.
@@ -86,6 +87,8 @@ def repartition(
 
     Raises UsageError, SourceError, ParquetError or CacheError; source and cache are never left half done.
     """
+    row_group_size = None if row_group_size is None else parse_size(row_group_size)
+    block_size = None if block_size is None else parse_size(block_size)
     if align not in (None, "block"):
         raise UsageError(f"--align {align}: the only choice is block")
     if block_size is not None and (block_size < 512 or block_size % 512):

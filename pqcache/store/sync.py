@@ -32,6 +32,7 @@ from pqcache.store.source import (
 from pqcache.store.summary import Summary, digest_of_held, digest_of_sources, read_summary
 from pqcache.store.transfer import RETRIES, Stopwatch, disk_errors
 from pqcache.store.workdir import discard
+from pqcache.units import parse_size
 
 JOBS = 8
 
@@ -75,7 +76,7 @@ def sync(
     where: str | None = None,
     columns: Sequence[str] | None = None,
     shard: str | None = None,
-    row_group_size: int | None = None,
+    row_group_size: int | str | None = None,
     options: Mapping[str, str] | None = None,
     keep: int | None = None,
     marker: str | None = None,
@@ -104,7 +105,7 @@ def sync(
         columns: fetch only these columns' bytes; an empty list takes all again.
         shard: keep only one node's share, ``"i/n"`` with i from 0: whole partitions or files, about as many bytes
             for each, and every file on exactly one node; an empty string takes all again.
-        row_group_size: bytes on disk; files are repartitioned as they come.
+        row_group_size: bytes on disk, or ``"128MB"``; files are repartitioned as they come.
         options: the store's options, such as ``{"endpoint": "http://..."}``.
         keep: how many snapshots are left by the end, the new one among them.
         marker: take a partition only if it holds a file of this name; an empty string takes all again.
@@ -138,7 +139,7 @@ def sync(
         "where": where,
         "columns": None if columns is None else tuple(columns) or "",
         "shard": shard,
-        "row_group_size": row_group_size,
+        "row_group_size": None if row_group_size is None else parse_size(row_group_size),
         "keep": keep,
         "marker": marker,
         "settle": settle,
