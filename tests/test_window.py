@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,31 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.memory import Pool
 from pqcache.reader import columns as columns_module
-from pqcache.reader.columns import Column, compact, cut, form_of, hold, join, take, to_arrow
+from pqcache.reader import window as window_module
+from pqcache.reader.columns import (
+    Column,
+    as_typed,
+    bytes_of_views,
+    compact,
+    cut,
+    form_of,
+    hold,
+    is_views,
+    join,
+    take,
+    to_arrow,
+)
 from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
+from pqcache.reader.files import RowGroups
 from pqcache.reader.order import Order, Part
 from pqcache.reader.room import Room, fit, room_for, window_for
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import Source, dealt_cards
+from pqcache.reader.window import Frame, Layout, Source, dealt_cards, packed_together
 
 
 def everything(first: int, rows: int) -> pa.Table:
@@ -323,7 +339,7 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
 
     for stay in (False, True):
         with ThreadPoolExecutor(1) as pool:
-            source = Source(seen.load, seen.load_forms, Pool(), Pool(), pool, 1, stay)
+            source = Source(seen.load, seen.load_forms, list, Pool(), Pool(), pool, 1, stay)
             loaded = seen.load(0, 0, 100)
             before = {position: data_of(loaded[position]) for position in (1, 2)}
             (cards,) = dealt_cards(source, loaded, [order], [1])
@@ -340,6 +356,51 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
     assert room_for(seen, enough, 1, 2, 16, 1).stay
     assert not room_for(seen, enough - 1, 1, 2, 16, 1).stay
     assert not room_for(seen, enough, 1, 1, 16, 1).stay
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_dense_lists_are_read_page_by_page_and_widened_only_where_they_are_narrower(
+    tmp_path: Path, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.arange(300 * 256, dtype=np.int32).reshape(300, 256) % (60_000 if narrow else 70_000)
+    (tmp_path / "lists").mkdir()
+    pq.write_table(
+        pa.table({"tokens": pa.array(list(numbers), pa.list_(pa.int32()))}), tmp_path / "lists" / "t.parquet"
+    )
+    pqcache.repartition(tmp_path / "lists", tmp_path / "dense", row_group_size="64KB", dense=["tokens"], narrow=True)
+    seen = view(tmp_path / "dense").densified()
+    assert seen.stored["tokens"].dtype == np.dtype("<u2" if narrow else "<u4")
+    asked: list[str] = []
+    with_pyarrow = RowGroups._read
+
+    def noted(self: RowGroups, file: Any, group: int, wanted: list[str], *rows: int) -> pa.Table:
+        asked.extend(wanted)
+        return with_pyarrow(self, file, group, wanted, *rows)
+
+    monkeypatch.setattr(RowGroups, "_read", noted)
+    (column,) = seen.load(0, 0, 20)
+    assert not asked
+    typed = as_typed(column, Pool())
+    assert np.array_equal(typed.values.view(np.int32), numbers[:20])
+    assert np.shares_memory(typed.values, column.values) is not narrow
+
+
+def test_views_are_packed_for_several_whole_batches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.array([bytes([i]) * (i % 30) for i in range(100)])
+    column = hold(rows, form_of(pa.field("x", rows.type)))
+    source: Any = SimpleNamespace(layout=Layout(()), batches=Pool())
+    # a batch that began before, whole ones of 20 rows, and one that goes on in the next stretch
+    frames = [Frame(source, 20, whole=True) for _ in range(6)]
+    pieces = [(frames[0], 15, 0, 5), *((frame, 0, 5 + 20 * i, 25 + 20 * i) for i, frame in enumerate(frames[1:5]))]
+    pieces.append((frames[5], 0, 85, 100))
+    for most, found in ((1 << 20, [1, 4, 1]), (2 * bytes_of_views(cut(column, 5, 25)), [1, 2, 2, 1]), (1, [1] * 6)):
+        monkeypatch.setattr(window_module, "_PACKED", most)
+        parts = list(packed_together(column, pieces))
+        assert [len(some) for _, _, some in parts] == found
+        assert [piece for _, _, some in parts for piece in some] == pieces
+        for first, part, some in parts:
+            assert is_views(part) is (some[0][0] in (frames[0], frames[5]))
+            assert to_arrow(part).equals(rows.slice(first, some[-1][3] - first))
 
 
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> None:

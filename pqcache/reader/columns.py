@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, restored
 from pqcache.parquet.pages import ByteArrays, is_text
 
@@ -159,18 +160,22 @@ def stored_as(form: Form, stored: Dense | None) -> Form:
     return replace(form, stored=stored, width=stored.width if form.form == "fixed" else form.width)
 
 
-def as_typed(column: Column) -> Column:
-    """Return a column that was held as it is stored, with the numbers that its type has."""
+def as_typed(column: Column, memory: Pool) -> Column:
+    """Return a column that was held as it is stored, with the numbers that its type has, in ``memory``."""
     form = column.form
     if form.stored is None:
         return column
     typed = replace(form, stored=None)
     if form.form != "fixed":
         return Column(typed, column.values, column.valid)
-    item = storage_type(form.type).value_type
-    rows = np.ascontiguousarray(column.values)
-    numbers = rows.reshape(-1).view(form.stored.dtype).astype(item.to_pandas_dtype(), copy=False)
-    typed = replace(typed, width=form.stored.length * numbers.itemsize)
+    item: np.dtype[Any] = np.dtype(storage_type(form.type).value_type.to_pandas_dtype())
+    numbers = np.ascontiguousarray(column.values).reshape(-1).view(form.stored.dtype)
+    if numbers.itemsize == item.itemsize and item.kind in "iu":  # both hold all that is there
+        numbers = numbers.view(item)
+    elif numbers.dtype != item:
+        narrow, numbers = numbers, memory.lend(numbers.size * item.itemsize).view(item)
+        np.copyto(numbers, narrow, casting="unsafe")
+    typed = replace(typed, width=form.stored.length * item.itemsize)
     return Column(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
 
 

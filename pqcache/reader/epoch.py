@@ -22,10 +22,12 @@ from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import LaneReader, Source
+from pqcache.reader.window import LaneReader, Rows, Source
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one
+
+Finished = tuple[int, dict[str, Column]]  # a batch: its number of rows (or sequences), and its columns
 
 
 def batches(
@@ -62,20 +64,25 @@ def _read(
 ) -> Generator[tuple[int, dict[str, Column], int]]:
     if not indices:
         return
+    memory = into or view.memory
+
+    def finish(rows: Rows) -> Finished:
+        return len(rows[0]), view.finish(memory, rows)
+
     with _Pool(room) as pool:
         if not order.shuffle:
             wanted = ((index, index % total) for index in indices)
-            source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, max(1, room.threads))
-            for index, rows in in_sequence(source, order, wanted):
-                yield index, view.finish(rows), 0
+            source = Source(view.load, view.load_forms, finish, view.memory, memory, pool, max(1, room.threads))
+            for index, (_, columns) in in_sequence(source, order, wanted):
+                yield index, columns, 0
             return
 
-        def reader(lane: int, batch: int, rows: int) -> LaneReader:
+        def reader(lane: int, batch: int, rows: int) -> LaneReader[Finished]:
             return LaneReader(source, order.lane(lane), batch * order.batch_size, rows)
 
         first_of_lane = _first_of_lanes(indices, order.lanes, total)
         ahead = max(1, -(-room.threads // max(1, len(first_of_lane))))
-        source = Source(view.load, view.load_forms, view.memory, into or view.memory, pool, ahead, room.stay)
+        source = Source(view.load, view.load_forms, finish, view.memory, memory, pool, ahead, room.stay)
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
         held: dict[int, tuple[dict[str, Column], int, int]] = {}  # columns, how many are left, done
         lap = indices[0] // total
@@ -88,8 +95,8 @@ def _read(
             if not left:
                 if lane not in readers:
                     readers[lane] = reader(lane, batch, rows_at_once)
-                found = next(readers[lane])
-                columns, left, done = view.finish(found), -(-len(found[0]) // order.batch_size), 0
+                rows, columns = next(readers[lane])
+                left, done = -(-rows // order.batch_size), 0
             held[lane] = columns, left - 1, done + 1
             yield index, columns, done
 

@@ -112,7 +112,7 @@ class RowGroups:
                 return None
             arrays = self._pages.byte_arrays(descriptor, chunk, leaf)
             return None if arrays is None else Column(form, views_of(arrays))
-        values = self._pages.values(descriptor, chunk, leaf, form.dense)
+        values = self._pages.values(descriptor, chunk, leaf, 0 if form.stored else form.dense)
         return None if values is None or values.nbytes % form.width else Column(form, as_rows(values, form.width))
 
     def _leaves_of(self, file: pq.ParquetFile, number: int) -> list[tuple[Form, Leaf]]:

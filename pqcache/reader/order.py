@@ -149,11 +149,22 @@ class Lane:
 
     def first_block(self, j: int) -> int:
         """Return the first block that holds run ``j``."""
-        return max(0, j - self.begin + 1) * self.split
+        return self._first_blocks[j]
 
     def hands(self, j: int) -> int:
         """Return the number of blocks that hold run ``j``."""
-        return min((j - self.begin + self.window + 1) * self.split, self.blocks) - self.first_block(j)
+        return self._hands[j]
+
+    @cached_property
+    def _first_blocks(self) -> list[int]:
+        found: list[int] = (np.maximum(0, np.arange(len(self.groups)) - self.begin + 1) * self.split).tolist()
+        return found
+
+    @cached_property
+    def _hands(self) -> list[int]:
+        ends = (np.arange(len(self.groups)) - self.begin + self.window + 1) * self.split
+        found: list[int] = (np.minimum(ends, self.blocks) - self._first_blocks).tolist()
+        return found
 
     def cuts(self, j: int) -> Ints:
         """Return where run ``j``'s permuted rows are cut into hands: ``hands(j) + 1`` positions."""

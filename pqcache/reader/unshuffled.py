@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from pqcache.reader.columns import Form, cut, join
 from pqcache.reader.order import Order
-from pqcache.reader.window import Rows, Source
+from pqcache.reader.window import Done, Rows, Source
 
 
 def joined(parts: Sequence[Rows], forms: Sequence[Form]) -> Rows:
@@ -16,8 +16,8 @@ def joined(parts: Sequence[Rows], forms: Sequence[Form]) -> Rows:
     return [join([part[i] for part in parts], form) for i, form in enumerate(forms)]
 
 
-def in_sequence(source: Source, order: Order, batches: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Rows]]:
-    """Yield unshuffled batches: for each (number, batch) that rows ``batch * batch_size`` onwards.
+def in_sequence(source: Source[Done], order: Order, batches: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Done]]:
+    """Yield unshuffled batches, finished: for each (number, batch) that rows ``batch * batch_size`` onwards.
 
     Row groups are decoded once for as long as the coming batches need them, ``source.ahead`` of them in advance.
     """
@@ -49,4 +49,4 @@ def in_sequence(source: Source, order: Order, batches: Iterable[tuple[int, int]]
             needed[group] -= 1
             if not needed[group]:
                 del needed[group], loading[group]
-        yield number, joined(parts, source.forms)
+        yield number, source.finish(joined(parts, source.forms))

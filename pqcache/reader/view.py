@@ -179,8 +179,10 @@ class View:
         found = tuple(f for steps in self.steps for f in steps.forms) if self.sequences else self.read_forms
         return (*found, _FILE) if self.partitions or not found else found
 
-    def finish(self, rows: Rows) -> dict[str, Column]:
+    def finish(self, memory: Pool, rows: Rows) -> dict[str, Column]:
         """Return a batch's columns by name, in the order asked for, partition columns looked up.
+
+        What has to be made anew for it is in ``memory``.
 
         Sequences come as their rows, one sequence after the other.
         """
@@ -195,7 +197,7 @@ class View:
             for name in self.partitions:
                 several = files if self.axis(name) is None else np.repeat(files, self.axis(name) or 1)
                 found[name] = hold(pc.take(table[name], pa.array(several)), form_of(self.row_schema.field(name)))
-        return {name: as_typed(found[name]) for name in self.columns}
+        return {name: as_typed(found[name], memory) for name in self.columns}
 
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.

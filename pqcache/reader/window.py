@@ -3,17 +3,19 @@
 What is copied when: a row group is decoded and its rows are dealt into hands, each with memory of its own that
 goes round when the hand is used. A block joins its hands, some columns at a time, in a scratch that stays in the
 processor's cache, and takes the rows in their order from there; its batches are parts of the block, and it goes round
-when the last of them is gone. Strings and lists move as 16-byte views until a batch packs their bytes.
+when the last of them is gone. Strings and lists move as 16-byte views until their bytes are packed, for several batches
+of a block at once.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -35,23 +37,26 @@ from pqcache.reader.order import Ints, Lane
 
 Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
+Done = TypeVar("Done")  # what a batch is made into
 
 _GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
 _NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
 _LONG = 512  # bytes of a row; shorter ones are copied, as what points to them is not much less
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
+_PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
 _STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the making
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, memory for
-    what is decoded and for batches, threads, how many row groups to decode ahead, and whether long rows ``stay``
-    where they were decoded until all hands of their run are used.
+class Source(Generic[Done]):
+    """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, what the threads make of
+    a batch's rows (``finish``), memory for what is decoded and for batches, threads, how many row groups to decode
+    ahead, and whether long rows ``stay`` where they were decoded until all hands of their run are used.
     """
 
     load: Load
     forms: Sequence[Form]
+    finish: Callable[[Rows], Done]
     memory: Pool
     batches: Pool
     threads: ThreadPoolExecutor
@@ -132,7 +137,7 @@ class Cards:
 Dealt = list[tuple[Cards, int, int] | None]  # a run's hands: cards, first and past-last row in them
 
 
-def deal(source: Source, lane: Lane, run: int, first_hand: int) -> Dealt:
+def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
     """Decode run ``run`` of a lane and return its hands; those before ``first_hand`` are None."""
     columns = source.load(int(lane.groups[run]), int(lane.lows[run]), int(lane.highs[run]))
     order, cuts = lane.row_order(run), lane.cuts(run).tolist()
@@ -149,7 +154,7 @@ def deal(source: Source, lane: Lane, run: int, first_hand: int) -> Dealt:
     return hands
 
 
-def dealt_cards(source: Source, columns: Rows, orders: Sequence[Ints], hands: Sequence[int]) -> list[Cards]:
+def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hands: Sequence[int]) -> list[Cards]:
     """Take rows from columns once for each of ``orders``: column by column, as that is what a cache can hold."""
     layout, memory = source.layout, source.memory
     dealt = []
@@ -183,7 +188,7 @@ class Frame:
     Where one stretch of blocks has all of its rows (``whole``), the places are part of that stretch's memory.
     """
 
-    def __init__(self, source: Source, rows: int, whole: bool) -> None:
+    def __init__(self, source: Source[Any], rows: int, whole: bool) -> None:
         self.rows = rows
         self.arrays: list[Bytes] = []
         if not whole:
@@ -203,7 +208,7 @@ class Frame:
             self._missing -= rows
             return self._missing == 0
 
-    def columns(self, source: Source) -> Rows:
+    def columns(self, source: Source[Any]) -> Rows:
         """Return the finished batch."""
         found: dict[int, Column] = {}
         for (_, positions), array in zip(source.layout.groups, self.arrays, strict=True):
@@ -231,7 +236,9 @@ class Frame:
 Piece = tuple[Frame, int, int, int]  # rows [from, to) of a stretch of blocks go to the frame's row
 
 
-def gather(source: Source, lane: Lane, blocks: range, dealt: dict[int, Dealt], pieces: Sequence[Piece]) -> list[Frame]:
+def gather(
+    source: Source[Any], lane: Lane, blocks: range, dealt: dict[int, Dealt], pieces: Sequence[Piece]
+) -> list[Frame]:
     """Put the rows of consecutive blocks into their batches; return those batches that are whole now."""
     hands: list[tuple[Cards, int, int]] = []
     orders = []
@@ -249,16 +256,34 @@ def gather(source: Source, lane: Lane, blocks: range, dealt: dict[int, Dealt], p
     order = np.concatenate(orders) if len(orders) > 1 else orders[0]
     gather_groups(source, hands, order, pieces)
     for position in sorted({position for cards, _, _ in hands for position in cards.columns}):
-        column = join([hand_column(source, hand, position) for hand in hands], source.forms[position])
-        for frame, at, start, stop in pieces:
-            frame.put(position, at, take(column, order[start:stop]))
+        column = take(join([hand_column(source, hand, position) for hand in hands], source.forms[position]), order)
+        for first, part, some in packed_together(column, pieces):
+            for frame, at, start, stop in some:
+                frame.put(position, at, cut(part, start - first, stop - first))
     for cards, _, _ in hands:
         cards.used(source.memory)
     return [frame for frame, _, start, stop in pieces if frame.filled(stop - start)]
 
 
+def packed_together(column: Column, pieces: Sequence[Piece]) -> Iterator[tuple[int, Column, Sequence[Piece]]]:
+    """Yield (first row, rows, their pieces): views are packed for several whole batches at once, as each call costs."""
+    if not is_views(column):
+        yield 0, column, pieces
+        return
+    most = max(1, len(column) * _PACKED // max(1, bytes_of_views(column)))
+    left = deque(pieces)
+    while left:
+        frame, _, first, past = left[0]
+        some = [left.popleft()]
+        whole = past - first == frame.rows
+        while whole and left and left[0][3] - left[0][2] == left[0][0].rows and left[0][3] - first <= most:
+            some.append(left.popleft())
+        rows = cut(column, first, some[-1][3])
+        yield first, Column(column.form, packed(rows), rows.valid) if whole else rows, some
+
+
 def gather_groups(
-    source: Source, hands: Sequence[tuple[Cards, int, int]], order: Ints, pieces: Sequence[Piece]
+    source: Source[Any], hands: Sequence[tuple[Cards, int, int]], order: Ints, pieces: Sequence[Piece]
 ) -> None:
     """Put the fixed-width columns of hands laid end to end, in ``order``, where their batches find them.
 
@@ -282,7 +307,7 @@ def gather_groups(
             place[:, at : at + stop - start] = array[:, start:stop]
 
 
-def hand_column(source: Source, hand: tuple[Cards, int, int], position: int) -> Column:
+def hand_column(source: Source[Any], hand: tuple[Cards, int, int], position: int) -> Column:
     """Return one column of a hand, wherever it is."""
     cards, start, stop = hand
     if position in cards.columns:
@@ -293,29 +318,29 @@ def hand_column(source: Source, hand: tuple[Cards, int, int], position: int) -> 
     raise AssertionError(position)
 
 
-class LaneReader:
+class LaneReader(Generic[Done]):
     """Yields a lane's rows in order from the ``first`` on, ``batch_size`` at a time.
 
     Decoding and gathering are kept ahead of it.
     """
 
-    def __init__(self, source: Source, lane: Lane, first: int, batch_size: int) -> None:
+    def __init__(self, source: Source[Done], lane: Lane, first: int, batch_size: int) -> None:
         self._source, self._lane, self._batch_size = source, lane, batch_size
         self._block = lane.block_at(first)  # next block to gather
         self._start = self._block
         self._at = first  # next row to put into a frame
         self._run = lane.runs(self._block).start if self._block < lane.blocks else 0  # next run to deal
         self._dealt: dict[int, Future[Dealt]] = {}
-        self._open: tuple[Frame, Future[Rows], int] | None = None  # a batch that goes on in the next block
-        self._coming: deque[Future[Rows]] = deque()
+        self._open: tuple[Frame, Future[Done], int] | None = None  # a batch that goes on in the next block
+        self._coming: deque[Future[Done]] = deque()
         self._left: deque[int] = deque()  # batches begun by each stretch of blocks on its way
         self._top_up()
 
-    def __iter__(self) -> LaneReader:
+    def __iter__(self) -> LaneReader[Done]:
         return self
 
-    def __next__(self) -> Rows:
-        """Return the next rows, a list of columns."""
+    def __next__(self) -> Done:
+        """Return the next rows, finished."""
         if not self._coming:
             raise StopIteration
         found = self._coming.popleft().result()
@@ -344,10 +369,10 @@ class LaneReader:
                     del self._dealt[run]
             self._deal_until(lane.runs(last - 1).stop + self._source.ahead)
 
-    def _frames(self, before: int, end: int) -> tuple[list[Piece], dict[int, Future[Rows]], int]:
+    def _frames(self, before: int, end: int) -> tuple[list[Piece], dict[int, Future[Done]], int]:
         """Return which rows of a stretch go to which batch, and the batches' futures by the frame's id."""
         pieces: list[Piece] = []
-        results: dict[int, Future[Rows]] = {}
+        results: dict[int, Future[Done]] = {}
         begun = 0
         while self._at < end:
             if self._open is None:
@@ -371,7 +396,7 @@ class LaneReader:
             self._run += 1
 
     def _gather_when_dealt(
-        self, blocks: range, dealt: dict[int, Future[Dealt]], pieces: list[Piece], results: dict[int, Future[Rows]]
+        self, blocks: range, dealt: dict[int, Future[Dealt]], pieces: list[Piece], results: dict[int, Future[Done]]
     ) -> None:
         """Gather ``blocks`` on the pool once all runs they need are dealt; no thread waits for that."""
         lane, source = self._lane, self._source
@@ -388,7 +413,7 @@ class LaneReader:
                 hands = {run: future.result() for run, future in dealt.items()}
                 dealt.clear()
                 for frame in gather(source, lane, blocks, hands, pieces):
-                    results[id(frame)].set_result(frame.columns(source))
+                    results[id(frame)].set_result(source.finish(frame.columns(source)))
                 pieces.clear()
             except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the batch
                 fail(error)

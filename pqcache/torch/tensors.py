@@ -108,9 +108,11 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
     """
     valid = column.valid
     if valid is None and isinstance(column.values, np.ndarray) and column.values.flags.c_contiguous:
-        dtype = _number_dtype(column.form.type)
+        dense = column.form.dense
+        dtype = _number_dtype(column.form.type, dense > 0)
         if dtype is not None:
-            return torch.from_numpy(column.values.view(dtype)), None
+            numbers = column.values.view(dtype)
+            return torch.from_numpy(numbers.reshape(-1, dense) if dense else numbers), None
     bare = storage_type(column.form.type)
     if isinstance(column.values, pa.Array) and valid is None and column.values.null_count:
         valid = np.asarray(column.values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
@@ -136,8 +138,10 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
 
 
 @functools.cache
-def _number_dtype(kind: pa.DataType) -> Any:
-    """Return the numpy dtype of a plain number, for which nothing needs to be looked into; else None."""
+def _number_dtype(kind: pa.DataType, dense: bool) -> Any:
+    """Return the numpy dtype of a plain number, or of lists of these (``dense``); None for anything else."""
+    if dense:
+        kind = storage_type(kind).value_type
     plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
     return np.dtype(_dtype(kind)) if plain else None
 
