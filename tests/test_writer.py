@@ -275,7 +275,7 @@ def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeyp
 
 
 def test_row_groups_stay_below_the_rows_pyarrow_would_split_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(w, "_MAX_ROWS", 5_000)
+    monkeypatch.setattr(w, "MAX_ROWS", 5_000)
     table = pa.table({"zero": np.zeros(22_000, np.int8)})
     written = write(table, tmp_path, 1 << 20, 700)
     assert [rows for _, rows in sizes_of(written)] == [5_000] * 4 + [2_000]

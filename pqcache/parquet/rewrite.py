@@ -27,11 +27,11 @@ from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.keyvalues import conflicts, range_index, with_spark
 from pqcache.parquet.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
-from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of
+from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of, straddles
 from pqcache.parquet.schema import unified, working
 from pqcache.parquet.shuffle import shuffled
 from pqcache.parquet.statistics import leaves_in
-from pqcache.parquet.writer import MIN_FILL, Settings, straddles, write_row_groups
+from pqcache.parquet.writer import MIN_FILL, Settings, write_row_groups
 
 _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8

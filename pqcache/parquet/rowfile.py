@@ -24,6 +24,7 @@ from pqcache.parquet.pageindex import PageIndex, placed, shifted
 from pqcache.parquet.stitch import Order, RowGroup, orders_of
 
 ARROW_SCHEMA = b"ARROW:schema"
+_MAX_HOLE = 0.05  # of a block
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
 
@@ -211,6 +212,64 @@ class RowGroupFile:
             self.file.abandon()
             self.file = None
         self.path.unlink(missing_ok=True)
+
+
+def straddles(start: int, size: int, block_size: int | None) -> bool:
+    """Return whether ``size`` bytes from ``start`` lie in more than one block."""
+    return block_size is not None and start // block_size != (start + size - 1) // block_size
+
+
+@dataclass
+class RowGroupFiles:
+    """The files ``part-<number>.parquet`` in ``target``, one after the other: a new one where row groups do not go on.
+
+    ``limit`` is what a row group may take, ``max_file`` what a file should. ``block_size`` and ``cached`` are as in
+    the writer's settings.
+    """
+
+    target: Path
+    form: Form
+    disk: Executor
+    number: int
+    limit: int
+    max_file: int
+    block_size: int | None = None
+    cached: bool = False
+    files: list[RowGroupFile] = field(default_factory=list)
+
+    def append(self, group: RowGroup) -> None:
+        """Append a row group to the last file, or to a new one where that is full or a block would stay empty."""
+        block = self.block_size
+        file = self.files[-1] if self.files else None
+        if file is not None:
+            hole = -file.position % block if block and straddles(file.position, group.size, block) else 0
+            if file.position + self.limit > self.max_file or (block and hole > _MAX_HOLE * block):
+                file.pause()
+                file = None
+        file = file or self._begun()
+        if block and group.size <= block and straddles(file.position, group.size, block):
+            file.skip(-file.position % block)
+        file.append(group)
+
+    def _begun(self) -> RowGroupFile:
+        path = self.target / f"part-{self.number + len(self.files):05d}.parquet"
+        self.files.append(RowGroupFile(path, self.form, self.disk, self.cached))
+        return self.files[-1]
+
+    def finish(self, layout: Layout) -> tuple[Output, ...]:
+        """Write the footers, bring everything to disk, and return the outputs."""
+        if not self.files:
+            self._begun()
+        first, outputs = 0, []
+        for file in self.files:
+            outputs.append(file.finish(keyvalues_of(layout, first, file.rows)))
+            first += file.rows
+        return tuple(outputs)
+
+    def abandon(self) -> None:
+        """Close and remove all files."""
+        for file in self.files:
+            file.abandon()
 
 
 @contextlib.contextmanager
