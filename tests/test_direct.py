@@ -24,11 +24,11 @@ from pqcache.parquet.stitch import encode, stitched
 ENCODINGS = Encodings(codecs={"v": "none", "n": "none"})
 
 
-def write(path: Path, tables: list[pa.Table]) -> None:
+def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> None:
     """Write slices of a row group as `RowGroupFile` has them from the writer."""
     schema = tables[0].schema
-    parts = [encode(table, ENCODINGS, "x") for table in tables]
-    form = form_of(Layout(schema, schema, None, {}), ENCODINGS)
+    parts = [encode(table, how, "x") for table in tables]
+    form = form_of(Layout(schema, schema, None, {}), how)
     chunks = [[part.chunks[leaf] for part in parts] for leaf in range(len(form.paths))]
     with ThreadPoolExecutor(2) as disk:
         file = RowGroupFile(path, form, disk)

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet import footer
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import BINARY, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages import data_page_header, is_text
+from pqcache.parquet.pages import data_page_header, is_text, run_of
 
 _WORTH = 2048  # bytes of a value: two views of a value take as long as copying that twice
 _PAGE = 1 << 20
@@ -59,7 +58,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
 
     def close() -> None:
         nonlocal at, row, count, size, waiting
-        levels = _ones(count) if field.nullable else b""
+        levels = run_of(count, 1) if field.nullable else b""
         body = len(levels) + 4 * count + size
         header = data_page_header(count, _PLAIN, body)
         data.append(memoryview(header + levels))
@@ -70,7 +69,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
         waiting, count, size = [], 0, 0
 
     for chunk in column.chunks:
-        ends, values = _offsets(chunk), memoryview(chunk.buffers()[2] or b"")
+        ends, values = offsets_of(chunk), memoryview(chunk.buffers()[2] or b"")
         lengths = np.diff(ends).astype("<i4")
         heads = memoryview(lengths.tobytes())
         for number, (low, high) in enumerate(zip(ends.tolist(), ends[1:].tolist(), strict=False)):
@@ -95,18 +94,12 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
     return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, offsets)
 
 
-def _offsets(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-    kind = np.int64 if pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) else np.int32
+def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+    """Return where each value of an array of lists, strings or binary begins, and where the last one ends."""
+    large = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) or pt.is_large_list(chunk.type)
+    kind = np.int64 if large else np.int32  # pyarrow's own to_numpy would load pandas
     found = np.frombuffer(chunk.buffers()[1], kind)
     return found[chunk.offset : chunk.offset + len(chunk) + 1]
-
-
-def _ones(count: int) -> bytes:
-    """Return the definition levels of ``count`` values: one run of 1, with its length in bytes before it."""
-    run = bytearray()
-    footer.put_varint(run, count << 1)
-    run.append(1)
-    return len(run).to_bytes(4, "little") + run
 
 
 def _size_statistics(size: int, values: int, nullable: bool) -> Struct:

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.memory import Pool
+
 _WORTH = 0.95  # a scheme must make a column this much smaller to be used
+_ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
 _LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
 _PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
 
@@ -33,11 +36,18 @@ class Encodings:
     int96: bool = False  # every time stamp of the schema
 
     def open(
-        self, sink: Any, schema: pa.Schema, collected: list[Any] | None = None, page_index: bool = False
+        self,
+        sink: Any,
+        schema: pa.Schema,
+        collected: list[Any] | None = None,
+        page_index: bool = False,
+        batch: int | None = None,
     ) -> pq.ParquetWriter:
-        """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own."""
+        """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own; a page has ``batch`` values."""
         levels = {path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")}
-        more = {} if collected is None else {"metadata_collector": collected}
+        more: dict[str, Any] = {} if collected is None else {"metadata_collector": collected}
+        if batch is not None:
+            more |= {"write_batch_size": batch, "max_rows_per_page": batch, "data_page_size": 1}
         return pq.ParquetWriter(
             sink,
             schema,
@@ -54,6 +64,19 @@ class Encodings:
             write_statistics=list(self.statistics) or False,
             **more,
         )
+
+    def file(self, table: pa.Table, memory: Pool, page_index: bool = False, batch: int | None = None) -> memoryview:
+        """Return a file that holds ``table`` as one row group, in a block of ``memory``."""
+        size = table.nbytes + table.nbytes // 8 + _ROOM
+        while True:
+            block = memory.lend(size)
+            sink = pa.FixedSizeBufferWriter(pa.py_buffer(block))
+            try:
+                with self.open(sink, table.schema, page_index=page_index, batch=batch) as writer:
+                    writer.write_table(table, row_group_size=max(1, table.num_rows))
+                return block.data[: sink.tell()]
+            except OSError:  # nothing else can fail in memory: the block is too small
+                size *= 2
 
 
 @dataclass(frozen=True)

@@ -288,11 +288,19 @@ class Reader:
         return count, encoding, body
 
 
-def data_page_header(count: int, encoding: int, size: int) -> bytes:
-    """Return the header of an uncompressed data page of ``count`` values, which takes ``size`` bytes."""
+def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:
+    """Return the header of a data page of ``count`` values, which takes ``size`` bytes, or compressed ``stored``."""
     about = _numbers({_COUNT: count, _ENCODING: encoding, _DEFINITIONS: _RLE, _REPETITIONS: _RLE})
-    sizes = _numbers({_TYPE: _DATA_PAGE, _UNCOMPRESSED: size, _COMPRESSED: size})
+    sizes = _numbers({_TYPE: _DATA_PAGE, _UNCOMPRESSED: size, _COMPRESSED: size if stored is None else stored})
     return footer.encode(sizes | {_DATA: (footer.STRUCT, about)})
+
+
+def run_of(count: int, level: int) -> bytes:
+    """Return the levels of ``count`` values that have the same one: one run, with its length in bytes before it."""
+    run = bytearray()
+    footer.put_varint(run, count << 1)
+    run.append(level)
+    return len(run).to_bytes(4, "little") + run
 
 
 def _numbers(fields: dict[int, int]) -> Struct:

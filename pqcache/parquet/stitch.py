@@ -16,11 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from pqcache.memory import Block, Pool
+from pqcache.memory import Pool
 from pqcache.parquet import footer
-from pqcache.parquet.direct import is_direct, pages_of
+from pqcache.parquet.direct import Pages, is_direct, pages_of
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.lists import length_of, pages_of_lists
 from pqcache.parquet.statistics import leaves_in
 
 _OFFSET_INDEX, _COLUMN_INDEX = (4, 5), (6, 7)  # of a ColumnChunk: where its index lies, and how long it is
@@ -28,8 +29,6 @@ _ENCODINGS, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY = 2, 5, 6, 7
 _STATISTICS, _PAGES, _SIZES = 12, 13, 16
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 _ASCENDING, _DESCENDING = 1, 2  # of BoundaryOrder
-
-_ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
 
 Order = Callable[[bytes], Any]
 """What brings the minima and maxima of a column into the order of its values."""
@@ -73,24 +72,25 @@ class RowGroup:
 
 def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> Part:
     """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
-    names = table.schema.names
-    apart = [n for n, column in enumerate(table.columns) if is_direct(names[n], column, encodings)]
+    memory, apart = memory or Pool(), dict[int, Pages]()
+    for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
+        if is_direct(field.name, column, encodings):
+            apart[n] = pages_of(field, column)
+        elif length := length_of(field, column, encodings):
+            apart[n] = pages_of_lists(field, column, length, encodings, memory)
     if not apart:
         return Part(table.num_rows, _chunks(table, encodings, name, memory))
     rest = [n for n in range(table.num_columns) if n not in apart]
     leaves = [sum(1 for _ in leaves_in(table.schema.field(n).type)) for n in rest]
     chunks = iter(_chunks(table.select(rest), encodings, name, memory) if rest else [])
     found = {n: list(islice(chunks, count)) for n, count in zip(rest, leaves, strict=True)}
-    for n in apart:
-        pages = pages_of(table.schema.field(n), table.column(n))
+    for n, pages in apart.items():
         found[n] = [Chunk(pages.fields, pages.data, pages.size, pages.offsets, None)]
     return Part(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
 
 
-def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None) -> list[Chunk]:
-    memory, size = memory or Pool(), table.nbytes + table.nbytes // 8 + _ROOM
-    while (data := _encoded(table, encodings, memory.lend(size))) is None:
-        size *= 2
+def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> list[Chunk]:
+    data = encodings.file(table, memory, page_index=True)
     end = len(data) - 8
     length = int.from_bytes(data[end : end + 4], "little")
     (group,) = footer.row_groups_of(footer.decode(bytes(data[end - length : end]), name), name)
@@ -111,17 +111,6 @@ def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool | Non
         fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
         chunks.append(Chunk(fields, [data[start : start + size]], size, offsets, index(chunk, _COLUMN_INDEX)))
     return chunks
-
-
-def _encoded(table: pa.Table, encodings: Encodings, block: Block) -> memoryview | None:
-    """Return the file that holds ``table``, in ``block``; None where that is too small."""
-    sink = pa.FixedSizeBufferWriter(pa.py_buffer(block))
-    try:
-        with encodings.open(sink, table.schema, page_index=True) as writer:
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
-    except OSError:  # nothing else can fail in memory
-        return None
-    return block.data[: sink.tell()]
 
 
 def _moved(meta: Struct, delta: int) -> Struct:
