@@ -27,7 +27,10 @@ def dealt(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) ->
     """
     direct = [is_direct(*column, encodings) for column in zip(table.schema.names, table.columns, strict=True)]
     costs = np.where(direct, 0, sizes)
-    nbytes = table.select(np.flatnonzero(np.logical_not(direct)).tolist()).nbytes
+    nbytes = 0  # a column in many pieces takes long to count: only so far as it matters
+    for column, done in zip(table.columns, direct, strict=True):
+        if not done and nbytes <= _WORTH_HALVES:
+            nbytes += column.nbytes
     shares = _shares(costs, THREADS if nbytes > _WORTH_A_THREAD else 1)
     cuts = [0, table.num_rows]
     if halves and nbytes > _WORTH_HALVES and max(costs[share].sum() for share in shares) > _UNEVEN * costs.sum():
