@@ -12,12 +12,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.memory import Pool
+from pqcache.parquet.decode import weigh
 
 _WORTH = 0.95  # a scheme must make a column this much smaller to be used
+_ALL = np.ones(1)
 _ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
 _LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
 _PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
@@ -67,7 +70,7 @@ class Encodings:
 
     def file(self, table: pa.Table, memory: Pool, page_index: bool = False, batch: int | None = None) -> memoryview:
         """Return a file that holds ``table`` as one row group, in a block of ``memory``."""
-        size = table.nbytes + table.nbytes // 8 + _ROOM
+        size = int(1.125 * weigh(table, _ALL).sum()) + _ROOM
         while True:
             block = memory.lend(size)
             sink = pa.FixedSizeBufferWriter(pa.py_buffer(block))

@@ -25,6 +25,7 @@ _VARINTS = (I16, I32, I64)
 _MAX_DEPTH = 32  # a footer nests eight deep
 _MAX_VALUES = 8_000_000  # a Python object takes some hundred bytes: this bounds what a hostile footer costs
 _MAX_FOOTER = 1 << 30
+_TAIL = 16 << 10  # bytes that are read at first
 _MAX_SCHEMA_DEPTH = 512
 
 
@@ -250,12 +251,13 @@ def elements_in(data: bytes, name: str, known: dict[bytes, list[Struct]]) -> lis
 def read_footer(path: Path) -> bytes:
     """Return the bytes of the footer of the Parquet file ``path``, without length and magic."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(file).st_size
             if size < 12:
                 raise ParquetError(f"{path}: {size} bytes are too few for Parquet; fetch the file again")
-            file.seek(size - 8)
-            tail = file.read(8)
+            end = os.pread(file, _TAIL, max(0, size - _TAIL))  # most footers as a whole
+            tail = end[-8:]
             if tail[4:] == b"PARE":
                 raise ParquetError(f"{path}: the footer is encrypted, which cannot be read; decrypt it first")
             if tail[4:] != MAGIC:
@@ -265,8 +267,11 @@ def read_footer(path: Path) -> bytes:
                 raise ParquetError(
                     f"{path}: damaged: a footer of {length:,} bytes in a file of {size:,}; fetch it again"
                 )
-            file.seek(size - 8 - length)
-            return file.read(length)
+            if length <= len(end) - 8:
+                return end[-8 - length : -8]
+            return os.pread(file, length, size - 8 - length)
+        finally:
+            os.close(file)
     except OSError as error:
         raise ParquetError(f"{path}: cannot be read: {error.strerror or error}") from error
 
