@@ -15,13 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.parquet import fields
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import data_page_header, is_text, run_of
 
 _WORTH = 2048  # bytes of a value: two views of a value take as long as copying that twice
 _PAGE = 1 << 20
-_BYTE_ARRAY, _PLAIN, _RLE, _NO_CODEC, _DATA_PAGE = 6, 0, 3, 0, 0
+_BYTE_ARRAY = 6
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
         nonlocal at, row, count, size, waiting
         levels = run_of(count, 1) if field.nullable else b""
         body = len(levels) + 4 * count + size
-        header = data_page_header(count, _PLAIN, body)
+        header = data_page_header(count, fields.PLAIN, body)
         data.append(memoryview(header + levels))
         data.extend(waiting)
         places.append({1: (I64, at), 2: (I32, len(header) + body), 3: (I64, row)})
@@ -78,18 +79,9 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
             waiting += heads[4 * number : 4 * number + 4], values[low:high]
             count, size = count + 1, size + high - low
     close()
-    meta: Struct = {
-        1: (I32, _BYTE_ARRAY),
-        2: (LIST, Items(I32, [_RLE, _PLAIN])),
-        3: (LIST, Items(BINARY, [field.name.encode()])),
-        4: (I32, _NO_CODEC),
-        5: (I64, row),
-        6: (I64, at),
-        7: (I64, at),
-        9: (I64, 0),
-        13: (LIST, Items(STRUCT, [{1: (I32, _DATA_PAGE), 2: (I32, _PLAIN), 3: (I32, len(places))}])),
-        16: (STRUCT, _size_statistics(sum(sizes), row, field.nullable)),
-    }
+    meta = fields.meta_of(_BYTE_ARRAY, [field.name.encode()], 0, [fields.RLE, fields.PLAIN], row, at, at)
+    levels = _size_statistics(sum(sizes), row, field.nullable)
+    meta = fields.with_pages(meta, fields.PLAIN, len(places), levels)
     offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
     return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, offsets)
 

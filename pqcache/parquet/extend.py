@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.parquet import footer
+from pqcache.parquet.fields import CODEC, COMPRESSED, DATA, DICTIONARY, DICTIONARY_PAGE, PAGES, UNCOMPRESSED
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import is_text
 from pqcache.parquet.stitch import Chunk
 
-_CODEC, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY, _PAGES = 4, 6, 7, 9, 11, 13  # of ColumnMetaData
-_DICTIONARY_PAGE, _DICTIONARY_ENCODINGS = 2, (2, 8)
+_DICTIONARY_ENCODINGS = (2, 8)
 _CODECS = {0: None, 1: "snappy", 6: "zstd", 7: "lz4_raw"}
 
 
@@ -60,16 +60,16 @@ def extended(first: Chunk, second: Chunk) -> tuple[Chunk, Chunk] | None:
     if old is None or new is None or not new.values.startswith(old.values):
         return None
     grown = new.size - old.size
-    fields = {**one, _COMPRESSED: (I64, one[_COMPRESSED][1] + grown), _DATA: (I64, one[_DATA][1] + grown)}
-    fields[_UNCOMPRESSED] = (I64, one[_UNCOMPRESSED][1] + new.uncompressed - old.uncompressed)
+    fields = {**one, COMPRESSED: (I64, one[COMPRESSED][1] + grown), DATA: (I64, one[DATA][1] + grown)}
+    fields[UNCOMPRESSED] = (I64, one[UNCOMPRESSED][1] + new.uncompressed - old.uncompressed)
     data = [second.data[0][: new.size], *(part for part in (first.data[0][old.size :], *first.data[1:]) if len(part))]
     head = Chunk({**first.fields, 3: (STRUCT, fields)}, data, first.size + grown, _moved(first, grown), first.columns)
-    rest = {field: value for field, value in two.items() if field not in (_DICTIONARY, _PAGES)}
-    rest[_COMPRESSED] = (I64, two[_COMPRESSED][1] - new.size)
-    rest[_UNCOMPRESSED] = (I64, two[_UNCOMPRESSED][1] - new.uncompressed)
-    rest[_DATA] = (I64, 0)
-    pages = [page for page in two[_PAGES][1].values if page[1][1] != _DICTIONARY_PAGE]
-    rest = dict(sorted({**rest, _PAGES: (LIST, Items(STRUCT, pages))}.items()))
+    rest = {field: value for field, value in two.items() if field not in (DICTIONARY, PAGES)}
+    rest[COMPRESSED] = (I64, two[COMPRESSED][1] - new.size)
+    rest[UNCOMPRESSED] = (I64, two[UNCOMPRESSED][1] - new.uncompressed)
+    rest[DATA] = (I64, 0)
+    pages = [page for page in two[PAGES][1].values if page[1][1] != DICTIONARY_PAGE]
+    rest = dict(sorted({**rest, PAGES: (LIST, Items(STRUCT, pages))}.items()))
     tail = Chunk(
         {**second.fields, 3: (STRUCT, rest)},
         [second.data[0][new.size :], *second.data[1:]],
@@ -88,20 +88,20 @@ class _Page:
 
 
 def _dictionary_page(chunk: Chunk, meta: Struct) -> _Page | None:
-    if _DICTIONARY not in meta or meta[_DICTIONARY][1] != 0 or meta[_CODEC][1] not in _CODECS:
+    if DICTIONARY not in meta or meta[DICTIONARY][1] != 0 or meta[CODEC][1] not in _CODECS:
         return None
-    size = meta[_DATA][1]
+    size = meta[DATA][1]
     page = bytes(chunk.data[0][:size])
     header, length = footer.decode_first(page, "a dictionary page")
-    codec, whole = _CODECS[meta[_CODEC][1]], header[2][1]
+    codec, whole = _CODECS[meta[CODEC][1]], header[2][1]
     body = page[length:]
     values = body if codec is None or not whole else pa.Codec(codec).decompress(body, whole).to_pybytes()
     return _Page(size, length + whole, values)
 
 
 def _is_all_dictionary(meta: Struct) -> bool:
-    pages = meta[_PAGES][1].values if _PAGES in meta else ()
-    return bool(pages) and all(page[1][1] == _DICTIONARY_PAGE or page[2][1] in _DICTIONARY_ENCODINGS for page in pages)
+    pages = meta[PAGES][1].values if PAGES in meta else ()
+    return bool(pages) and all(page[1][1] == DICTIONARY_PAGE or page[2][1] in _DICTIONARY_ENCODINGS for page in pages)
 
 
 def _moved(chunk: Chunk, delta: int) -> Struct | None:

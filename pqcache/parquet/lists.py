@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.memory import Pool
-from pqcache.parquet import footer
+from pqcache.parquet import fields, footer
 from pqcache.parquet.direct import Pages, offsets_of
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import data_page_header, run_of
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
@@ -26,8 +26,6 @@ _PAGE, _ROWS = 1 << 19, 20_000  # bytes and rows of a page: what is compressed s
 _TOGETHER = 8  # pages encoded in one go
 _HEADER = 64  # bytes, at most: there are no statistics in it
 _PHYSICAL = {pa.float32(): 4, pa.float64(): 5, pa.int64(): 2, pa.uint64(): 2}  # others are INT32
-_CODECS = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4": 7}
-_RLE, _DATA_PAGE = 3, 0
 
 
 def length_of(field: pa.Field, column: pa.ChunkedArray, encodings: Encodings) -> int:
@@ -38,7 +36,7 @@ def length_of(field: pa.Field, column: pa.ChunkedArray, encodings: Encodings) ->
     value, path = kind.value_type, _path(field)
     if not (pt.is_integer(value) or pt.is_float32(value) or pt.is_float64(value)):
         return 0
-    if path in encodings.dictionary or path in encodings.statistics or encodings.codecs.get(path) not in _CODECS:
+    if path in encodings.dictionary or path in encodings.statistics or encodings.codecs.get(path) not in fields.CODECS:
         return 0
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     lengths = [np.diff(offsets_of(chunk)) for chunk in chunks]
@@ -90,18 +88,10 @@ def pages_of_lists(field: pa.Field, column: pa.ChunkedArray, length: int, encodi
         2: (LIST, Items(I64, [len(column), total - len(column)])),
         3: (LIST, Items(I64, [0] * deepest + [total])),
     }
-    meta: Struct = {
-        1: (I32, _PHYSICAL.get(field.type.value_type, 1)),
-        2: (LIST, Items(I32, [_RLE, encoding])),
-        3: (LIST, Items(BINARY, [part.encode() for part in (field.name, "list", field.type.value_field.name)])),
-        4: (I32, _CODECS[codec]),
-        5: (I64, total),
-        6: (I64, uncompressed),
-        7: (I64, at),
-        9: (I64, 0),
-        13: (LIST, Items(STRUCT, [{1: (I32, _DATA_PAGE), 2: (I32, encoding), 3: (I32, len(places))}])),
-        16: (STRUCT, sizes),
-    }
+    path = [part.encode() for part in (field.name, "list", field.type.value_field.name)]
+    physical = _PHYSICAL.get(field.type.value_type, 1)
+    meta = fields.meta_of(physical, path, fields.CODECS[codec], [fields.RLE, encoding], total, uncompressed, at)
+    meta = fields.with_pages(meta, encoding, len(places), sizes)
     return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, {1: (LIST, Items(STRUCT, places))})
 
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pqcache.parquet import footer
-
-_OFFSET, _COLUMN = (4, 5), (6, 7)  # of a ColumnChunk: where its index lies, and how long it is
+from pqcache.parquet.fields import COLUMN_INDEX, OFFSET_INDEX
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,12 @@ def shifted(offsets: Mapping[int, footer.Struct], columns: Mapping[int, bytes], 
 def placed(groups: Mapping[int, footer.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
     """Return the bytes of ``indexes`` as they follow at ``position``, and have the row groups point to them."""
     out = bytearray()
-    for fields in (_COLUMN, _OFFSET):
+    for place in (COLUMN_INDEX, OFFSET_INDEX):
         for number, group in groups.items():
-            found = indexes[number].columns if fields is _COLUMN else indexes[number].offsets
+            found = indexes[number].columns if place is COLUMN_INDEX else indexes[number].offsets
             chunks = group[1][1].values
             for column, data in found.items():
-                more = {fields[0]: (footer.I64, position + len(out)), fields[1]: (footer.I32, len(data))}
+                more = {place[0]: (footer.I64, position + len(out)), place[1]: (footer.I32, len(data))}
                 chunks[column] = dict(sorted({**chunks[column], **more}.items()))
                 out += data
     return bytes(out)

@@ -25,7 +25,7 @@ import xxhash
 
 from pqcache.errors import ParquetError
 from pqcache.memory import Pool
-from pqcache.parquet import footer
+from pqcache.parquet import fields, footer
 from pqcache.parquet.footer import Struct
 
 Values = npt.NDArray[Any]
@@ -34,8 +34,6 @@ Bytes = npt.NDArray[np.uint8]
 _TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8  # of PageHeader
 _COUNT, _ENCODING, _DEFINITIONS, _REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
 _ENCODING_V2, _DEFINITION_BYTES, _REPETITION_BYTES, _IS_COMPRESSED = 4, 5, 6, 7  # of DataPageHeaderV2
-_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
-_PLAIN, _RLE = 0, 3
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
 _LZ4_BLOCK = 1 << 22  # bytes
 _PATTERNS = 256  # of levels that are remembered, of some kilobytes each
@@ -177,9 +175,9 @@ class Reader:
         """Have pyarrow decode the pages of a chunk of lists without their levels, as a column of its own."""
         parts, first, dictionary = [footer.MAGIC], 0, 0
         for header, body in self._pages(file, chunk, False):
-            if header[_TYPE][1] == _DICTIONARY_PAGE:
+            if header[_TYPE][1] == fields.DICTIONARY_PAGE:
                 data = _decompressed(chunk, body, header[_UNCOMPRESSED][1])
-                sizes = _numbers({_TYPE: _DICTIONARY_PAGE, _UNCOMPRESSED: len(data), _COMPRESSED: len(data)})
+                sizes = _numbers({_TYPE: fields.DICTIONARY_PAGE, _UNCOMPRESSED: len(data), _COMPRESSED: len(data)})
                 head, dictionary = footer.encode(sizes | {_DICTIONARY: header[_DICTIONARY]}), len(footer.MAGIC)
             else:
                 count, encoding, data = self._page(header, body, chunk, leaf, length, first)
@@ -228,7 +226,7 @@ class Reader:
         first = 0
         for header, body in self._pages(file, chunk, keep):
             count, encoding, data = self._page(header, body, chunk, leaf, length, first)
-            if encoding != _PLAIN:
+            if encoding != fields.PLAIN:
                 raise _Other
             yield count, data
             first += count
@@ -257,23 +255,23 @@ class Reader:
     ) -> tuple[int, int, Bytes]:
         """Return the number of values in a page, their encoding and their bytes; its levels have to be regular."""
         kind, size = header[_TYPE][1], header[_UNCOMPRESSED][1]
-        if kind == _DATA_PAGE:
-            fields = header[_DATA][1]
-            encoding = fields[_ENCODING][1]
+        if kind == fields.DATA_PAGE:
+            about = header[_DATA][1]
+            encoding = about[_ENCODING][1]
             body = _decompressed(chunk, body, size)
-            repetitions, body = _levels(body, fields[_REPETITIONS][1]) if leaf.repetition else (b"", body)
-            definitions, body = _levels(body, fields[_DEFINITIONS][1]) if leaf.definition else (b"", body)
-        elif kind == _DATA_PAGE_V2:
-            fields = header[_DATA_V2][1]
-            encoding = fields[_ENCODING_V2][1]
-            middle = fields[_REPETITION_BYTES][1]
-            end = middle + fields[_DEFINITION_BYTES][1]
+            repetitions, body = _levels(body, about[_REPETITIONS][1]) if leaf.repetition else (b"", body)
+            definitions, body = _levels(body, about[_DEFINITIONS][1]) if leaf.definition else (b"", body)
+        elif kind == fields.DATA_PAGE_V2:
+            about = header[_DATA_V2][1]
+            encoding = about[_ENCODING_V2][1]
+            middle = about[_REPETITION_BYTES][1]
+            end = middle + about[_DEFINITION_BYTES][1]
             repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
-            if fields.get(_IS_COMPRESSED, (0, True))[1] and len(body):
+            if about.get(_IS_COMPRESSED, (0, True))[1] and len(body):
                 body = _decompressed(chunk, body, size - end)
         else:
             raise _Other
-        count = fields[_COUNT][1]
+        count = about[_COUNT][1]
         if not 0 <= count <= chunk.num_values - first:
             raise _Other
         key = (count, first % length if length else 0, length, leaf.definition, repetitions, definitions)
@@ -290,8 +288,8 @@ class Reader:
 
 def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:
     """Return the header of a data page of ``count`` values, which takes ``size`` bytes, or compressed ``stored``."""
-    about = _numbers({_COUNT: count, _ENCODING: encoding, _DEFINITIONS: _RLE, _REPETITIONS: _RLE})
-    sizes = _numbers({_TYPE: _DATA_PAGE, _UNCOMPRESSED: size, _COMPRESSED: size if stored is None else stored})
+    about = _numbers({_COUNT: count, _ENCODING: encoding, _DEFINITIONS: fields.RLE, _REPETITIONS: fields.RLE})
+    sizes = _numbers({_TYPE: fields.DATA_PAGE, _UNCOMPRESSED: size, _COMPRESSED: size if stored is None else stored})
     return footer.encode(sizes | {_DATA: (footer.STRUCT, about)})
 
 
@@ -312,18 +310,13 @@ def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictiona
     i32, i64, binary, struct_ = footer.I32, footer.I64, footer.BINARY, footer.STRUCT
     root = {4: (binary, b"schema"), 5: (i32, 1)}
     element = {1: (i32, physical), 2: (i32, leaf.stored.itemsize), 3: (i32, 0), 4: (binary, b"values")}
+    length = size - len(footer.MAGIC)
     chunk = {
-        1: (i32, physical),
-        2: (footer.LIST, footer.Items(i32, [_PLAIN])),
-        3: (footer.LIST, footer.Items(binary, [b"values"])),
-        4: (i32, 0),
-        5: (i64, count),
-        6: (i64, size - len(footer.MAGIC)),
-        7: (i64, size - len(footer.MAGIC)),
-        9: (i64, data),
+        **fields.meta_of(physical, [b"values"], 0, [fields.PLAIN], count, length, length),
+        fields.DATA: (i64, data),
     }
     if dictionary:
-        chunk[11] = (i64, dictionary)
+        chunk[fields.DICTIONARY] = (i64, dictionary)
     column = {2: (i64, 0), 3: (struct_, chunk)}
     group = {1: (footer.LIST, footer.Items(struct_, [column])), 2: (i64, size), 3: (i64, count)}
     return {
@@ -390,7 +383,7 @@ def _walk(data: Bytes, count: int, begins: list[int], lengths: list[int]) -> Non
 
 def _levels(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
     """Return a page's levels, which come with their length in front, and what is behind them."""
-    if encoding != _RLE or len(body) < 4:
+    if encoding != fields.RLE or len(body) < 4:
         raise _Other
     end = 4 + int.from_bytes(body[:4].tobytes(), "little")
     return body[4:end].tobytes(), body[end:]

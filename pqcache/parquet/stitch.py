@@ -20,13 +20,23 @@ from pqcache.memory import Pool
 from pqcache.parquet import footer
 from pqcache.parquet.direct import Pages, is_direct, pages_of
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.fields import (
+    COLUMN_INDEX,
+    COMPRESSED,
+    DATA,
+    DICTIONARY,
+    ENCODINGS,
+    OFFSET_INDEX,
+    PAGES,
+    SIZES,
+    STATISTICS,
+    UNCOMPRESSED,
+    VALUES,
+)
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.lists import length_of, pages_of_lists
 from pqcache.parquet.statistics import leaves_in
 
-_OFFSET_INDEX, _COLUMN_INDEX = (4, 5), (6, 7)  # of a ColumnChunk: where its index lies, and how long it is
-_ENCODINGS, _VALUES, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY = 2, 5, 6, 7, 9, 11  # of ColumnMetaData
-_STATISTICS, _PAGES, _SIZES = 12, 13, 16
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 _ASCENDING, _DESCENDING = 1, 2  # of BoundaryOrder
 
@@ -102,20 +112,20 @@ def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> l
     chunks = []
     for chunk in group[1][1].values:
         meta = chunk[3][1]
-        start = min(meta[field][1] for field in (_DATA, _DICTIONARY) if field in meta)
-        size = meta[_COMPRESSED][1]
-        stored = index(chunk, _OFFSET_INDEX)
+        start = min(meta[field][1] for field in (DATA, DICTIONARY) if field in meta)
+        size = meta[COMPRESSED][1]
+        stored = index(chunk, OFFSET_INDEX)
         offsets = None if stored is None else footer.decode(stored, name)
         for page in () if offsets is None else offsets[1][1].values:
             page[1] = (I64, page[1][1] - start)
         fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
-        chunks.append(Chunk(fields, [data[start : start + size]], size, offsets, index(chunk, _COLUMN_INDEX)))
+        chunks.append(Chunk(fields, [data[start : start + size]], size, offsets, index(chunk, COLUMN_INDEX)))
     return chunks
 
 
 def _moved(meta: Struct, delta: int) -> Struct:
     found = dict(meta)
-    for field in (_DATA, _DICTIONARY):
+    for field in (DATA, DICTIONARY):
         if field in found:
             found[field] = (I64, found[field][1] + delta)
     return found
@@ -146,7 +156,7 @@ def stitched(counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]],
         if (index := _columns(some, order)) is not None and number in offsets:
             columns[number] = index
         at += sum(chunk.size for chunk in some)
-        uncompressed += meta[_UNCOMPRESSED][1]
+        uncompressed += meta[UNCOMPRESSED][1]
         for chunk in some:
             data.extend(chunk.data)
     if all(len(index[1][1].values) == 1 for index in offsets.values()):
@@ -173,23 +183,23 @@ def _added(metas: Sequence[Struct], order: Order) -> Struct:
     if len(metas) == 1:
         return first
     found = dict(first)
-    found[_ENCODINGS] = (LIST, Items(footer.I32, list(dict.fromkeys(_each(metas, _ENCODINGS)))))
-    for field in (_VALUES, _UNCOMPRESSED, _COMPRESSED):
+    found[ENCODINGS] = (LIST, Items(footer.I32, list(dict.fromkeys(_each(metas, ENCODINGS)))))
+    for field in (VALUES, UNCOMPRESSED, COMPRESSED):
         found[field] = (I64, sum(meta[field][1] for meta in metas))
-    found.pop(_STATISTICS, None)
+    found.pop(STATISTICS, None)
     if (statistics := _statistics(metas, order)) is not None:
-        found[_STATISTICS] = (STRUCT, statistics)
-    found.pop(_PAGES, None)
-    if all(_PAGES in meta for meta in metas):
+        found[STATISTICS] = (STRUCT, statistics)
+    found.pop(PAGES, None)
+    if all(PAGES in meta for meta in metas):
         counts: dict[tuple[int, int], int] = {}
-        for page in _each(metas, _PAGES):
+        for page in _each(metas, PAGES):
             kind = page[1][1], page[2][1]
             counts[kind] = counts.get(kind, 0) + page[3][1]
         pages = [{1: (footer.I32, a), 2: (footer.I32, b), 3: (footer.I32, n)} for (a, b), n in counts.items()]
-        found[_PAGES] = (LIST, Items(STRUCT, pages))
-    found.pop(_SIZES, None)
-    if all(_SIZES in meta for meta in metas):
-        found[_SIZES] = (STRUCT, reduce(_sizes, (meta[_SIZES][1] for meta in metas)))
+        found[PAGES] = (LIST, Items(STRUCT, pages))
+    found.pop(SIZES, None)
+    if all(SIZES in meta for meta in metas):
+        found[SIZES] = (STRUCT, reduce(_sizes, (meta[SIZES][1] for meta in metas)))
     return dict(sorted(found.items()))
 
 
@@ -214,9 +224,9 @@ def _sizes(a: Struct, b: Struct) -> Struct:
 
 def _statistics(metas: Sequence[Struct], order: Order) -> Struct | None:
     """Return statistics that hold for all chunks: what one of them does not say is not known of all."""
-    if not all(_STATISTICS in meta for meta in metas):
+    if not all(STATISTICS in meta for meta in metas):
         return None
-    known = [(meta[_STATISTICS][1], meta[_VALUES][1]) for meta in metas]
+    known = [(meta[STATISTICS][1], meta[VALUES][1]) for meta in metas]
     found: Struct = {}
     if all(_NULLS in fields for fields, _ in known):
         found[_NULLS] = (I64, sum(fields[_NULLS][1] for fields, _ in known))

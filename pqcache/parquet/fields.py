@@ -1,0 +1,39 @@
+"""Numbers of fields in parquet.thrift of https://github.com/apache/parquet-format, and a column chunk's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pqcache.parquet.footer import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+
+# of ColumnChunk: where an index lies, and how long it is
+OFFSET_INDEX, COLUMN_INDEX = (4, 5), (6, 7)
+# of ColumnMetaData: the last ones are the statistics of values, of pages and of levels
+TYPE, ENCODINGS, PATH, CODEC, VALUES, UNCOMPRESSED, COMPRESSED = range(1, 8)
+DATA, DICTIONARY, STATISTICS, PAGES, SIZES = 9, 11, 12, 13, 16
+# values of enums: codecs by their names here, encodings and page types
+CODECS = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4": 7}
+PLAIN, RLE = 0, 3
+DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
+
+
+def meta_of(
+    physical: int, path: Sequence[bytes], codec: int, encodings: list[int], values: int, uncompressed: int, size: int
+) -> Struct:
+    """Return the ColumnMetaData of a chunk whose first page, a data page, is at 0."""
+    return {
+        TYPE: (I32, physical),
+        ENCODINGS: (LIST, Items(I32, encodings)),
+        PATH: (LIST, Items(BINARY, list(path))),
+        CODEC: (I32, codec),
+        VALUES: (I64, values),
+        UNCOMPRESSED: (I64, uncompressed),
+        COMPRESSED: (I64, size),
+        DATA: (I64, 0),
+    }
+
+
+def with_pages(meta: Struct, encoding: int, pages: int, sizes: Struct) -> Struct:
+    """Return ``meta`` with the statistics of ``pages`` data pages of one encoding, and their SizeStatistics."""
+    about: Struct = {1: (I32, DATA_PAGE), 2: (I32, encoding), 3: (I32, pages)}
+    return {**meta, PAGES: (LIST, Items(STRUCT, [about])), SIZES: (STRUCT, sizes)}
