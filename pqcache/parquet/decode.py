@@ -22,6 +22,7 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet import footer
 from pqcache.parquet.dense import changed, changes
+from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.schema import conformed
 
 Floats = npt.NDArray[np.float64]
@@ -168,6 +169,7 @@ def _source(
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     with file:
+        check_footer(data, str(path))
         metadata = file.metadata
         if before is not None and before.elements is elements and before.metadata.metadata == metadata.metadata:
             schema = before.schema

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
+from pqcache.parquet.fatal import check_footer
+from pqcache.parquet.footer import MAGIC
 
+_TAIL = 64 << 10  # of a file's end; most footers fit
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
 BASE = pa.schema(
     [
@@ -96,11 +100,35 @@ def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
 
 def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
+    return footer_in(end_of(path), str(path))
+
+
+def end_of(path: Path) -> bytes:
+    """Return the last bytes of a local file, with all of its footer if it is Parquet."""
     try:
-        with pq.ParquetFile(path) as file:
-            return file.metadata, file.schema_arrow
-    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            end = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
+            length = int.from_bytes(end[-8:-4], "little") + 8
+            if end.endswith(MAGIC) and len(end) < length < size:
+                end = os.pread(file.fileno(), length, size - length)
+            return end
+    except OSError as error:
         raise not_parquet(str(path), error) from error
+
+
+def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return the footer and the Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
+
+    What is not Parquet, and what would end the process when it is asked for, raises ParquetError that names ``name``.
+    """
+    try:
+        with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
+        raise not_parquet(name, error) from error
+    check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name)
+    return metadata, schema
 
 
 def not_parquet(name: str, error: BaseException) -> ParquetError:

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.memory import Pool
+from pqcache.parquet.fatal import check_footer
+from pqcache.parquet.footer import read_footer
 from pqcache.parquet.pages import Leaf, Reader, is_text, leaf_of
 from pqcache.reader.columns import (
     Column,
@@ -129,6 +131,9 @@ class RowGroups:
                 if kind == (storage_type(form.type) if form.stored is None else pa.binary(form.stored.width)):
                     leaf = leaf_of(file.metadata, form.name, kind)
                     found += [(form, leaf)] if leaf is not None else []
+            if found:  # what the footer says of their chunks will be asked for
+                path = self.root / self.paths[number]
+                check_footer(read_footer(path), str(path))
             self._leaves[number] = found
         return found
 

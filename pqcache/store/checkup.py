@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from pqcache.checksum import is_true
 from pqcache.errors import PqcacheError, first_line
 from pqcache.lean import without_pandas
-from pqcache.parquet.statistics import columns_table, row_group_columns
+from pqcache.parquet.statistics import columns_table, read_footer, row_group_columns
 from pqcache.store.cache import Snapshot
 from pqcache.store.index import rows_by_file
 
@@ -132,11 +132,10 @@ def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, te
     seconds = request["seconds"]
     tell(step="footer", seconds=seconds)
     try:
-        with pq.ParquetFile(path) as file:
-            metadata, schema = file.metadata, file.schema_arrow
-            columns = row_group_columns(metadata, schema)
-            columns["file"] = [0] * metadata.num_row_groups
-            footer = columns_table(columns, schema)
+        metadata, schema = read_footer(path)
+        columns = row_group_columns(metadata, schema)
+        columns["file"] = [0] * metadata.num_row_groups
+        footer = columns_table(columns, schema)
     except Exception as error:  # noqa: BLE001  as above
         tell(damage=f"its footer cannot be read ({first_line(error)[:200]})")
         footer = None

@@ -23,7 +23,7 @@ from pqcache.parquet import footer
 from pqcache.parquet.footer import I64, LIST, MAGIC, STRUCT, Items, Struct
 from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
 from pqcache.parquet.rowfile import told
-from pqcache.parquet.statistics import columns_table, not_parquet, row_group_columns
+from pqcache.parquet.statistics import columns_table, footer_in, not_parquet, row_group_columns
 from pqcache.store.condition import Condition, condition_columns
 from pqcache.store.manifest import SourceFile
 from pqcache.store.matching import condition_schema, write_matching
@@ -222,13 +222,7 @@ def _condition(end: End, where: str, partitions: Mapping[str, pa.Scalar]) -> Con
 
 
 def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
-    try:
-        # INT96 in microseconds, which hold the year 9999
-        data = pa.BufferReader(MAGIC + footer.frame(fields))
-        with pq.ParquetFile(data, coerce_int96_timestamp_unit="us") as parquet:
-            return parquet.metadata, parquet.schema_arrow
-    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
-        raise not_parquet(name, error) from error
+    return footer_in(MAGIC + footer.frame(fields), name, "us")  # INT96 in microseconds, which hold the year 9999
 
 
 def _key(end: End, projection: Projection) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.statistics import not_parquet
+from pqcache.parquet.statistics import footer_in
 from pqcache.store.manifest import SourceFile
 from pqcache.store.source import Source, file_url
 
@@ -19,9 +19,4 @@ def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> t
     length = int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == b"PAR1" else 0
     if len(tail) < length <= size - 4:
         tail = b"".join(source.read(file.path, size - length, length))
-    end = pa.BufferReader(b"PAR1" + tail[-length:] if length else tail)
-    try:
-        with pq.ParquetFile(end, coerce_int96_timestamp_unit=int96) as parquet:
-            return parquet.metadata, parquet.schema_arrow
-    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
-        raise not_parquet(file_url(source, file.path), error) from error
+    return footer_in(b"PAR1" + tail[-length:] if length else tail, file_url(source, file.path), int96)

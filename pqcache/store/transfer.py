@@ -319,17 +319,10 @@ def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) 
 
 def _footer(source: Source, file: SourceFile, part: Path, tail: bytes = b"") -> tuple[pq.FileMetaData, pa.Schema]:
     """Return the footer and the Arrow schema of a copy, of which ``tail`` is the end."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from pqcache.parquet.statistics import not_parquet
+    from pqcache.parquet.statistics import end_of, footer_in
 
     whole = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
-    try:
-        with pq.ParquetFile(pa.BufferReader(tail) if whole else part) as parquet:
-            return parquet.metadata, parquet.schema_arrow
-    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
-        raise not_parquet(f"{file_url(source, file.path)}", error) from error
+    return footer_in(tail if whole else end_of(part), file_url(source, file.path))
 
 
 def disk_error(path: Path, error: OSError) -> PqcacheError:
