@@ -111,7 +111,7 @@ def _leaf_of(element: footer.Struct, leaf: footer.Leaf) -> _Leaf:
     width = _WIDTHS.get(kind, 0)
     logical = element[10][1] if 10 in element and element[10][0] == STRUCT else {}
     if kind == _FIXED_LEN_BYTE_ARRAY and (element.get(6) == (I32, _DECIMAL) or {_DECIMAL, _FLOAT16} & logical.keys()):
-        width = element[2][1] if 2 in element else 0  # nobody asks for others, and some writers cut them off
+        width = max(0, element[2][1]) if 2 in element else 0  # nobody asks for others, and some writers cut them off
     if not {1, 2}.issuperset(leaf.shape):
         raise ValueError("a column that is neither optional nor repeated nor required")
     path = footer.encode({3: (LIST, footer.Items(BINARY, list(leaf.path)))})[1:-1]
