@@ -22,6 +22,7 @@ from pqcache.errors import ParquetError
 from pqcache.parquet import fatal
 from pqcache.parquet import footer as f
 from pqcache.parquet.fatal import check_footer
+from pqcache.parquet.statistics import footer_in
 
 TABLE = pa.table(
     {
@@ -321,3 +322,16 @@ except Exception as error:
     ended = run(code, cache)
     assert ended.returncode == 0, ended.stderr[-300:]
     assert ended.stdout.startswith(f"ParquetError {damaged}: the Parquet footer is damaged")
+
+
+def test_schemas_are_told_apart_by_their_metadata_and_units() -> None:
+    times = pa.table({"t": pa.array([1], pa.timestamp("ns"))})
+    how: dict[str, Any] = {"use_deprecated_int96_timestamps": True, "store_schema": False}
+    one, other = (written(times.replace_schema_metadata({"k": value}), **how) for value in "ab")
+    for _ in range(2):
+        assert footer_in(one, "one")[1].metadata == {b"k": b"a"}
+        assert footer_in(other, "other")[1].metadata == {b"k": b"b"}
+        assert [footer_in(one, "one", unit)[1].types for unit in ("ns", "us")] == [
+            [pa.timestamp("ns")],
+            [pa.timestamp("us")],
+        ]

@@ -77,10 +77,11 @@ _Checks = Mapping[int, _Check]
 _known: list[_Start] = []
 
 
-def check_footer(data: bytes, name: str) -> None:
+def check_footer(data: bytes, name: str) -> bytes:
     """Raise ParquetError if pyarrow would end the process when asked what the footer ``data`` says of a column chunk.
 
-    ``name`` is the file to blame.
+    ``name`` is the file to blame. Return the beginning of ``data``, with all of its schema: for files that are alike
+    mostly one and the same object.
     """
     try:
         start = next((start for start in _known if data.startswith(start.data)), None)
@@ -89,6 +90,7 @@ def check_footer(data: bytes, name: str) -> None:
             _known.insert(0, start)
             del _known[_KNOWN:]
         _fields(data, len(start.data), _FILE, start, 2)
+        return start.data
     except _Encrypted:
         raise ParquetError(f"{name}: columns are encrypted, which cannot be read; decrypt it first") from None
     except IndexError:

@@ -15,6 +15,7 @@ from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.footer import MAGIC
 
 _TAIL = 64 << 10  # of a file's end; most footers fit
+_SCHEMAS = 16
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
 BASE = pa.schema(
     [
@@ -26,6 +27,10 @@ BASE = pa.schema(
         ("uncompressed", pa.int64()),
     ]
 )
+
+
+_schemas: dict[bytes, tuple[object, pa.Schema]] = {}
+"""Arrow schemas by what they were made from: files of a table have the same, and pyarrow makes it anew for each."""
 
 
 def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
@@ -124,11 +129,17 @@ def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileM
     """
     try:
         with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
-            metadata, schema = file.metadata, file.schema_arrow
+            metadata = file.metadata
+            start = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name)
+            about = int96, metadata.metadata
+            known = _schemas.get(start)
+            if known is None or known[0] != about:
+                if len(_schemas) >= _SCHEMAS:
+                    _schemas.clear()
+                known = _schemas[start] = about, file.schema_arrow
+            return metadata, known[1]
     except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(name, error) from error
-    check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name)
-    return metadata, schema
 
 
 def not_parquet(name: str, error: BaseException) -> ParquetError:
