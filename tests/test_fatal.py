@@ -326,12 +326,10 @@ except Exception as error:
 
 def test_schemas_are_told_apart_by_their_metadata_and_units() -> None:
     times = pa.table({"t": pa.array([1], pa.timestamp("ns"))})
-    how: dict[str, Any] = {"use_deprecated_int96_timestamps": True, "store_schema": False}
-    one, other = (written(times.replace_schema_metadata({"k": value}), **how) for value in "ab")
+    one, other = (written(times.replace_schema_metadata({"k": value})) for value in "ab")
+    plain = written(times, use_deprecated_int96_timestamps=True, store_schema=False)
     for _ in range(2):
-        assert footer_in(one, "one")[1].metadata == {b"k": b"a"}
-        assert footer_in(other, "other")[1].metadata == {b"k": b"b"}
-        assert [footer_in(one, "one", unit)[1].types for unit in ("ns", "us")] == [
-            [pa.timestamp("ns")],
-            [pa.timestamp("us")],
-        ]
+        assert (footer_in(one, "x")[1].metadata or {})[b"k"] == b"a"
+        assert (footer_in(other, "x")[1].metadata or {})[b"k"] == b"b"
+        for unit in ("ns", "us"):
+            assert footer_in(plain, "x", unit)[1].types == [pa.timestamp(unit)]
