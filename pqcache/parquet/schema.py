@@ -210,7 +210,7 @@ def working(schema: pa.Schema) -> pa.Schema:
 
 def conformed(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     """Return ``table`` under ``schema``, which came from `unified` and `working`; ``name`` is the file to blame."""
-    if table.schema.equals(schema):
+    if table.schema.equals(schema, check_metadata=True):  # without metadata, names of list items count for nothing
         return table
     columns = []
     by_position = table.schema.names == schema.names
