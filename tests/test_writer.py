@@ -404,3 +404,11 @@ def test_joined_keeps_rows_and_weights() -> None:
         sum(piece.weights.sum() for piece in before), rel=0.02
     )
     assert [piece.numbers[0] for piece in after] == list(np.cumsum([0, *(p.table.num_rows for p in after[:-1])]))
+
+
+def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:
+    table = pa.table({"id": [7], "text": ["x" * (3 << 20)]})
+    (output,) = write(table, tmp_path, 64 << 20).outputs
+    with pq.ParquetFile(output.path) as file:
+        statistics = file.metadata.row_group(0).column(0).statistics
+    assert (statistics.min, statistics.max) == (7, 7)

@@ -33,6 +33,7 @@ def dealt(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) ->
             nbytes += column.nbytes
     shares = _shares(costs, THREADS if nbytes > _WORTH_A_THREAD else 1)
     cuts = [0, table.num_rows]
+    halves = halves and table.num_rows > 1  # nothing is known of the values of no rows
     if halves and nbytes > _WORTH_HALVES and max(costs[share].sum() for share in shares) > _UNEVEN * costs.sum():
         shares, cuts = [list(range(table.num_columns))], [0, table.num_rows // 2, table.num_rows]
     return [(table.select(share).slice(low, high - low), share) for low, high in pairwise(cuts) for share in shares]
