@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.memory import Pool
-from pqcache.parquet import lists, stitch
+from pqcache.parquet import encodings, lists, stitch
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.options import RewriteOptions
 from pqcache.parquet.rewrite import rewrite_directory
+from tests.pages import real_pages
 from tests.test_direct import write
 
 PATH = "v.list.item"
@@ -141,3 +142,20 @@ def test_lists_are_rewritten_beside_others_of_the_column(tmp_path: Path, codec: 
     assert min(sizes[:-1]) >= 0.95 * (256 << 10)
     query = f"select id, tokens from read_parquet('{output.path}') order by id"
     assert [row for _, row in duckdb.execute(query).fetchall()] == table["tokens"].to_pylist()
+
+
+def test_a_pyarrow_that_has_no_limit_of_rows_in_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = pq.ParquetWriter
+
+    def older(*args: Any, **options: Any) -> pq.ParquetWriter:
+        assert "max_rows_per_page" not in options
+        return writer(*args, **options)
+
+    monkeypatch.setattr(encodings, "LIMITED", False)
+    monkeypatch.setattr(pq, "ParquetWriter", older)
+    monkeypatch.setattr(lists, "_PAGE", 10_000)
+    table = pa.table({"v": column_of(pa.list_(pa.int32()), 150, 500)})
+    assert lists.length_of(table.schema.field(0), table["v"], PLAIN) == 500
+    write(tmp_path / "a.parquet", [table], PLAIN)
+    assert pq.read_table(tmp_path / "a.parquet").equals(table)
+    assert len(real_pages(tmp_path / "a.parquet")[0][0]) == 30

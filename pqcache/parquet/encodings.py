@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ _WORTH = 0.95  # a scheme must make a column this much smaller to be used
 _ALL = np.ones(1)
 _ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
 _LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
+LIMITED = "max_rows_per_page" in signature(pq.write_table).parameters  # newer writers have a limit of their own
 _PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
 
 
@@ -50,7 +52,11 @@ class Encodings:
         levels = {path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")}
         more: dict[str, Any] = {} if collected is None else {"metadata_collector": collected}
         if batch is not None:
-            more |= {"write_batch_size": batch, "max_rows_per_page": batch, "data_page_size": 1}
+            more |= {
+                "write_batch_size": batch,
+                "data_page_size": 1,
+                **({"max_rows_per_page": batch} if LIMITED else {}),
+            }
         return pq.ParquetWriter(
             sink,
             schema,
