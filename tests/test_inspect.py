@@ -123,3 +123,10 @@ def test_a_cache_is_measured_against_what_it_was_repartitioned_to(tmp_path: Path
     pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"), row_group_size=64 << 10)
     assert pqcache.inspect(tmp_path / "cache").block_size == 64 << 10
     assert pqcache.inspect(tmp_path / "cache", block_size=8 << 10).block_size == 8 << 10
+
+
+def test_a_file_without_row_groups(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64())])
+    pq.ParquetWriter(tmp_path / "a.parquet", schema).close()
+    report = pqcache.inspect(tmp_path)
+    assert (report.rows, report.compression) == (0, {})
