@@ -218,6 +218,17 @@ def test_nulls_masked(tmp_path: Path) -> None:
     assert batch["st"]["a"].tolist() == [1, 0, 3]
 
 
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float16()])
+def test_nulls_of_types_that_torch_cannot_put_into(tmp_path: Path, kind: pa.DataType) -> None:
+    numbers = pa.array([1, None, 3], pa.int64()).cast(kind)
+    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(kind, 2))
+    batch = batch_of(tmp_path, {"nulls": {"x": 7, "p": 9}}, x=numbers, p=pairs)
+    assert (batch["x"].tolist(), batch["p"].tolist()) == ([1, 7, 3], [[1, 2], [9, 9], [3, 4]])
+    masked = batch_of(tmp_path, {"nulls": "mask"}, x=numbers, p=pairs)
+    assert (masked["x"].tolist(), masked["x_mask"].tolist()) == ([1, 0, 3], [True, False, True])
+    assert masked["x"].dtype == batch["x"].dtype == torch.from_numpy(np.zeros(1, kind.to_pandas_dtype())).dtype
+
+
 def test_masks_are_in_every_batch(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1, 2, None, 4]}), tmp_path / "t.parquet", row_group_size=2)
     ds = ParquetDataset(tmp_path, batch_size=1, nulls="mask")

@@ -157,10 +157,9 @@ def _fixed(column: Column, valid: Bools | None, fill: Any) -> torch.Tensor:
         tensor = _numbers(values, kind, rows, column.form.name)
     if valid is None:
         return tensor
-    empty = torch.from_numpy(~valid)
-    tensor = tensor.clone()
-    tensor[empty] = torch.as_tensor(0 if fill is None else fill, dtype=tensor.dtype)
-    return tensor
+    filled = tensor.numpy().copy()  # torch cannot put values into unsigned tensors
+    filled[~valid] = torch.as_tensor(0 if fill is None else fill, dtype=tensor.dtype).numpy()
+    return torch.from_numpy(filled)
 
 
 def _numbers(values: Any, kind: pa.DataType, rows: int, name: str) -> torch.Tensor:
