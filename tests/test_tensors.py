@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_convert
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.torch import Batch, ParquetDataset, Ragged
-from pqcache.torch.batch import Place
+from pqcache.torch.batch import Place, _At, _rebuild, _runs
 from pqcache.torch.share import SharedPool, worker_pool
 
 
@@ -274,7 +276,27 @@ def make_batch() -> Batch:
         "other": ["anything", {"at": "all"}],
         "grad": torch.ones(2, requires_grad=True),
     }
+    together = torch.arange(24, dtype=torch.int16).reshape(2, 3, 4)
+    columns |= {f"run{i}": row for i, row in enumerate(together.unbind())}
+    columns |= {f"apart{i}": row for i, row in enumerate(torch.arange(30)[:20].reshape(5, 4)[[0, 2, 3]])}
+    columns |= {f"back{i}": row for i, row in reversed(list(enumerate(torch.arange(6.0).reshape(3, 2))))}
+    columns |= {"twice": columns["x"], "again": columns["x"]}
     return Batch(columns, Place(3, 17, 4, 16))
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 4]), st.integers(0, 3)), max_size=8))
+def test_tensors_anywhere_in_one_buffer_arrive(places: list[tuple[int, int, int]]) -> None:
+    whole = torch.arange(256, dtype=torch.uint8)
+    dtypes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    batch = Batch({str(i): whole[at * w :][: rows * w].view(dtypes[w]) for i, (at, w, rows) in enumerate(places)})
+    laid: dict[str, Any] = {
+        name: _At(-1, t.dtype, tuple(t.shape), t.data_ptr() - whole.data_ptr(), t.numel() * t.element_size())
+        for name, t in batch.items()
+    }
+    runs = _runs(laid)
+    found = _rebuild(laid, runs, [], bytearray(whole.numpy()), batch.place)
+    assert list(found) == list(batch)
+    assert same(dict(found), dict(batch))
 
 
 def same(left: Any, right: Any) -> bool:

@@ -9,9 +9,10 @@ else (structs, maps, lists of lists, lists with nulls in them) stays an Arrow ar
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,29 @@ class Column:
         return len(self.values)
 
 
+class Numbers(NamedTuple):
+    """Columns of one dtype and without nulls: ``values`` has shape (columns, rows) or (columns, rows, length)."""
+
+    forms: dict[str, Form]
+    values: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A batch: plain numbers together, as there may be many columns of them, and all other columns by name."""
+
+    rows: int
+    numbers: list[Numbers]
+    others: dict[str, Column]
+
+    def columns(self) -> dict[str, Column]:
+        """Return all columns one by one."""
+        found = dict(self.others)
+        for forms, values in self.numbers:
+            found |= {name: Column(form, row) for (name, form), row in zip(forms.items(), values, strict=True)}
+        return found
+
+
 @dataclass(frozen=True)
 class Packed:
     """The bytes of all rows end to end: row i is ``data[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0."""
@@ -102,6 +126,26 @@ def fixed_width(kind: pa.DataType) -> int:
         return int(kind.bit_width) // 8
     except ValueError:
         return 0
+
+
+@functools.cache
+def number_dtype(kind: pa.DataType, dense: bool = False) -> Any:
+    """Return the numpy dtype that a type's values have as numbers, or those of its lists (``dense``); else None.
+
+    Dates, times and timestamps count as numbers in their own unit.
+    """
+    if dense:
+        kind = storage_type(kind).value_type
+    if pa.types.is_boolean(kind):
+        return np.dtype(np.bool_)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    if pa.types.is_temporal(kind):
+        try:
+            return {32: np.dtype(np.int32), 64: np.dtype(np.int64)}.get(kind.bit_width)
+        except ValueError:
+            return None
+    return None
 
 
 def form_of(field: pa.Field, dense: int = 0) -> Form:

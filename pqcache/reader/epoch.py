@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.memory import Pool
-from pqcache.reader.columns import Column, form_of, to_arrow
+from pqcache.reader.columns import Finished, form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
@@ -22,17 +22,15 @@ from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import LaneReader, Rows, Source
+from pqcache.reader.window import Gathered, LaneReader, Source
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one
 
-Finished = tuple[int, dict[str, Column]]  # a batch: its number of rows (or sequences), and its columns
-
 
 def batches(
     view: View, order: Order, indices: Sequence[int], total: int, room: Room, into: Pool | None = None
-) -> Generator[tuple[int, dict[str, Column]]]:
+) -> Generator[tuple[int, Finished]]:
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
     ``indices`` are one ``Part``'s; those from ``total`` on are padding and repeat the epoch from its start.
@@ -44,7 +42,7 @@ def batches(
 
 def samples(
     view: View, order: Order, indices: Sequence[int], total: int, room: Room
-) -> Generator[tuple[int, dict[str, Column], int]]:
+) -> Generator[tuple[int, Finished, int]]:
     """Yield (global index, columns, row) for single rows: ``order.batch_size`` is 1.
 
     The columns hold several coming rows of the same lane (``index % total % order.lanes``); they are new ones
@@ -61,19 +59,19 @@ def _read(
     room: Room,
     rows_at_once: int,
     into: Pool | None = None,
-) -> Generator[tuple[int, dict[str, Column], int]]:
+) -> Generator[tuple[int, Finished, int]]:
     if not indices:
         return
     memory = into or view.memory
 
-    def finish(rows: Rows) -> Finished:
-        return len(rows[0]), view.finish(memory, rows)
+    def finish(batch: Gathered) -> Finished:
+        return view.finish(memory, batch)
 
     with _Pool(room) as pool:
         if not order.shuffle:
             wanted = ((index, index % total) for index in indices)
             source = Source(view.load, view.load_forms, finish, view.memory, memory, pool, max(1, room.threads))
-            for index, (_, columns) in in_sequence(source, order, wanted):
+            for index, columns in in_sequence(source, order, wanted):
                 yield index, columns, 0
             return
 
@@ -84,19 +82,19 @@ def _read(
         ahead = max(1, -(-room.threads // max(1, len(first_of_lane))))
         source = Source(view.load, view.load_forms, finish, view.memory, memory, pool, ahead, room.stay)
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
-        held: dict[int, tuple[dict[str, Column], int, int]] = {}  # columns, how many are left, done
-        lap = indices[0] // total
+        held: dict[int, tuple[Finished, int, int]] = {}  # columns, how many are left, done
+        nothing, lap = Finished(0, [], {}), indices[0] // total
         for index, lane, batch in batches_of_lanes(indices, order.lanes, total):
             if index // total > lap:  # padding: the epoch begins again
                 lap = index // total
                 readers.clear()
                 held.clear()
-            columns, left, done = held.get(lane, ({}, 0, 0))
+            columns, left, done = held.get(lane, (nothing, 0, 0))
             if not left:
                 if lane not in readers:
                     readers[lane] = reader(lane, batch, rows_at_once)
-                rows, columns = next(readers[lane])
-                left, done = -(-rows // order.batch_size), 0
+                columns = next(readers[lane])
+                left, done = -(-columns.rows // order.batch_size), 0
             held[lane] = columns, left - 1, done + 1
             yield index, columns, done
 
@@ -144,7 +142,8 @@ def record_batches(
     schema = _schema_of(view)
     with closing(batches(view, order, indices, total, room or Room(cpu_count()))) as found:
         for index, columns in found:
-            arrays = {name: to_arrow(columns[name]) for name in view.columns}
+            each = columns.columns()
+            arrays = {name: to_arrow(each[name]) for name in view.columns}
             for name, axis in axes.items():
                 arrays[name] = pa.FixedSizeListArray.from_arrays(arrays[name], axis)
             yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from pqcache.reader.columns import Form, cut, join
 from pqcache.reader.order import Order
-from pqcache.reader.window import Done, Rows, Source
+from pqcache.reader.window import Done, Gathered, Layout, Rows, Source
 
 
 def joined(parts: Sequence[Rows], forms: Sequence[Form]) -> Rows:
@@ -49,4 +49,6 @@ def in_sequence(source: Source[Done], order: Order, batches: Iterable[tuple[int,
             needed[group] -= 1
             if not needed[group]:
                 del needed[group], loading[group]
-        yield number, source.finish(joined(parts, source.forms))
+        rows = sum(high - low for _, low, high in runs)
+        columns = dict(enumerate(joined(parts, source.forms)))
+        yield number, source.finish(Gathered(rows, Layout(()), [], columns))

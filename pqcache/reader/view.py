@@ -19,7 +19,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.parquet.pages import is_text
-from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored_as
+from pqcache.reader.columns import Column, Finished, Form, Numbers, as_typed, form_of, hold, stored_as
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers
 from pqcache.reader.filters import Chosen, choose, count_rows
@@ -27,7 +27,7 @@ from pqcache.reader.selection import SelectedRows, Selection
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.sequences import Sequences
 from pqcache.reader.steps import Steps
-from pqcache.reader.window import Rows
+from pqcache.reader.window import Gathered, Rows
 
 _SAMPLE = 1024  # rows
 _FILE = Form("\0file", pa.uint32(), "fixed", 4)
@@ -179,25 +179,38 @@ class View:
         found = tuple(f for steps in self.steps for f in steps.forms) if self.sequences else self.read_forms
         return (*found, _FILE) if self.partitions or not found else found
 
-    def finish(self, memory: Pool, rows: Rows) -> dict[str, Column]:
-        """Return a batch's columns by name, in the order asked for, partition columns looked up.
+    def finish(self, memory: Pool, batch: Gathered) -> Finished:
+        """Return a batch's columns, partition columns looked up.
 
         What has to be made anew for it is in ``memory``.
 
         Sequences come as their rows, one sequence after the other.
         """
+        forms = self.load_forms
+        numbers: list[Numbers] = []
+        found: dict[str, Column] = {}
         if self.sequences is None:
-            found = dict(zip((form.name for form in self.load_forms), rows, strict=True))
+            apart = set(range(len(forms)))
+            for group, array in zip(batch.layout.groups, batch.arrays, strict=True):
+                if group.dtype is None or not batch.columns.keys().isdisjoint(group.positions):
+                    continue
+                apart.difference_update(group.positions)
+                together = {forms[position].name: forms[position] for position in group.positions}
+                length = forms[group.positions[0]].dense
+                shape = (len(together), batch.rows, length) if length else (len(together), batch.rows)
+                numbers.append(Numbers(together, array.view(group.dtype).reshape(shape)))
+            found = {forms[position].name: batch.column(position, forms[position]) for position in apart}
         else:
-            columns = iter(rows)
+            columns = (batch.column(position, form) for position, form in enumerate(forms))
             found = {steps.form.name: steps.rows(columns) for steps in self.steps}
         if self.partitions:
-            files = rows[-1].values
+            files = batch.column(len(forms) - 1, _FILE).values
             table = self.data.index.partitions
             for name in self.partitions:
                 several = files if self.axis(name) is None else np.repeat(files, self.axis(name) or 1)
                 found[name] = hold(pc.take(table[name], pa.array(several)), form_of(self.row_schema.field(name)))
-        return {name: as_typed(found[name], memory) for name in self.columns}
+        found.pop(_FILE.name, None)
+        return Finished(batch.rows, numbers, {name: as_typed(column, memory) for name, column in found.items()})
 
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.

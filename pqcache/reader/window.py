@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from pqcache.reader.columns import (
     cut,
     is_views,
     join,
+    number_dtype,
     packed,
     take,
 )
@@ -56,7 +57,7 @@ class Source(Generic[Done]):
 
     load: Load
     forms: Sequence[Form]
-    finish: Callable[[Rows], Done]
+    finish: Callable[[Gathered], Done]
     memory: Pool
     batches: Pool
     threads: ThreadPoolExecutor
@@ -69,37 +70,49 @@ class Source(Generic[Done]):
         return Layout.of(self.forms)
 
 
+class Group(NamedTuple):
+    """Fixed-width columns that lie together: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
+
+    ``positions`` are theirs among all columns.
+    """
+
+    width: int
+    positions: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+
+
 @dataclass(frozen=True)
 class Layout:
     """How the fixed-width columns of some rows lie in a block: those of one width are rows of one array.
 
-    So all of them are gathered by one call. ``groups`` are (width, the columns' positions among ``forms``).
+    So all of them are gathered by one call.
     """
 
-    groups: tuple[tuple[int, tuple[int, ...]], ...]
+    groups: tuple[Group, ...]
 
     @staticmethod
     def of(forms: Sequence[Form]) -> Layout:
         """Return the layout for columns; a group is kept small, as its part of a block should stay in the cache."""
-        by_width: dict[int, list[int]] = {}
+        alike: dict[tuple[int, Any], list[int]] = {}
         for position, form in enumerate(forms):
             if form.form == "fixed":
-                by_width.setdefault(form.width, []).append(position)
+                dtype = None if form.stored else number_dtype(form.type, form.dense > 0)
+                alike.setdefault((form.width, dtype), []).append(position)
         groups = []
-        for width, positions in by_width.items():
+        for (width, dtype), positions in alike.items():
             each = max(1, _GROUP // width)
-            groups += [(width, tuple(positions[i : i + each])) for i in range(0, len(positions), each)]
+            groups += [Group(width, tuple(positions[i : i + each]), dtype) for i in range(0, len(positions), each)]
         return Layout(tuple(groups))
 
     def bytes(self, rows: int) -> int:
         """Return the size of a block for ``rows`` rows."""
-        return sum(aligned(rows * width * len(positions)) for width, positions in self.groups)
+        return sum(aligned(rows * group.width * len(group.positions)) for group in self.groups)
 
     def arrays(self, block: Block, rows: int) -> list[Bytes]:
         """Return each group's array over ``block``: (columns, rows) of words, or (columns, rows, width)."""
         found: list[Bytes] = []
         at = 0
-        for width, positions in self.groups:
+        for width, positions, _ in self.groups:
             size = rows * width * len(positions)
             data = block[at : at + size]
             if width in WORDS:
@@ -107,6 +120,29 @@ class Layout:
             else:
                 found.append(data.reshape(len(positions), rows, width))
             at += aligned(size)
+        return found
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A batch as it was put together: the layout's arrays, and the columns that are not there or had nulls."""
+
+    rows: int
+    layout: Layout
+    arrays: list[Bytes]
+    columns: dict[int, Column]
+
+    def placed(self, position: int, form: Form) -> Column | None:
+        """Return a column as it is in the arrays; None if it has no place there."""
+        for group, array in zip(self.layout.groups, self.arrays, strict=True):
+            if position in group.positions:
+                return Column(form, array[group.positions.index(position)])
+        return None
+
+    def column(self, position: int, form: Form) -> Column:
+        """Return a column, wherever it is."""
+        found = self.columns.get(position) or self.placed(position, form)
+        assert found is not None
         return found
 
 
@@ -161,7 +197,7 @@ def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hand
     for order, count in zip(orders, hands, strict=True):
         block = memory.take(layout.bytes(len(order)))
         dealt.append(Cards(block, layout.arrays(block, len(order)), {}, count))
-    places = {p: (g, i) for g, (_, positions) in enumerate(layout.groups) for i, p in enumerate(positions)}
+    places = {p: (g, i) for g, group in enumerate(layout.groups) for i, p in enumerate(group.positions)}
     near = memory.take(_NEAR)
     for position, form in enumerate(source.forms):
         column = columns[position]
@@ -208,17 +244,14 @@ class Frame:
             self._missing -= rows
             return self._missing == 0
 
-    def columns(self, source: Source[Any]) -> Rows:
-        """Return the finished batch."""
-        found: dict[int, Column] = {}
-        for (_, positions), array in zip(source.layout.groups, self.arrays, strict=True):
-            for position, values in zip(positions, array, strict=True):
-                found[position] = Column(source.forms[position], values)
+    def gathered(self, source: Source[Any]) -> Gathered:
+        """Return the batch, whose rows are all there."""
+        found = Gathered(self.rows, source.layout, self.arrays, {})
         for position, parts in self._parts.items():
             form = source.forms[position]
-            column = self._joined(parts, found.get(position), form)
-            found[position] = Column(form, packed(column), column.valid) if is_views(column) else column
-        return [found[position] for position in range(len(source.forms))]
+            column = self._joined(parts, found.placed(position, form), form)
+            found.columns[position] = Column(form, packed(column), column.valid) if is_views(column) else column
+        return found
 
     def _joined(self, parts: dict[int, Column], placed: Column | None, form: Form) -> Column:
         """Join the parts of a column; rows that no part has are in their place (no nulls among them)."""
@@ -293,7 +326,7 @@ def gather_groups(
     if not layout.groups:
         return
     arrays = layout.arrays(source.batches.lend(layout.bytes(rows)), rows)
-    scratch = source.memory.take(max(rows * width * len(positions) for width, positions in layout.groups))
+    scratch = source.memory.take(max(rows * group.width * len(group.positions) for group in layout.groups))
     for number, group in enumerate(layout.groups):
         (joined,) = Layout((group,)).arrays(scratch, rows)
         np.concatenate([cards.arrays[number][:, start:stop] for cards, start, stop in hands], axis=1, out=joined)
@@ -312,9 +345,9 @@ def hand_column(source: Source[Any], hand: tuple[Cards, int, int], position: int
     cards, start, stop = hand
     if position in cards.columns:
         return cut(cards.columns[position], start, stop)
-    for (_, positions), array in zip(source.layout.groups, cards.arrays, strict=True):
-        if position in positions:
-            return Column(source.forms[position], array[positions.index(position)][start:stop])
+    for group, array in zip(source.layout.groups, cards.arrays, strict=True):
+        if position in group.positions:
+            return Column(source.forms[position], array[group.positions.index(position)][start:stop])
     raise AssertionError(position)
 
 
@@ -413,7 +446,7 @@ class LaneReader(Generic[Done]):
                 hands = {run: future.result() for run, future in dealt.items()}
                 dealt.clear()
                 for frame in gather(source, lane, blocks, hands, pieces):
-                    results[id(frame)].set_result(source.finish(frame.columns(source)))
+                    results[id(frame)].set_result(source.finish(frame.gathered(source)))
                 pieces.clear()
             except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the batch
                 fail(error)

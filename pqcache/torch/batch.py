@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
@@ -97,6 +99,14 @@ class _RaggedAt(NamedTuple):
     kind: Kind
 
 
+class _Run(NamedTuple):
+    """Tensors like the one at ``first``, each ``step`` bytes behind the one before."""
+
+    names: tuple[str, ...]
+    first: _At
+    step: int
+
+
 class _Packing:
     """Finds each tensor of a batch in shared memory, or a place for it in a buffer of what lies elsewhere."""
 
@@ -147,6 +157,30 @@ def _plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def _runs(laid: dict[str, Any]) -> list[_Run]:
+    """Take tensors that lie at equal distances out of what was laid out: the receiver finds them all at once."""
+    alike: defaultdict[Any, list[str]] = defaultdict(list)
+    for name, at in laid.items():
+        if type(at) is _At and at.bytes:
+            alike[at.buffer, at.dtype, at.shape].append(name)
+    found = []
+    for names in alike.values():
+        steps = {laid[after].offset - laid[before].offset for before, after in pairwise(names)}
+        if len(steps) == 1 and min(steps) > 0 and min(steps) % laid[names[0]].dtype.itemsize == 0:
+            found.append(_Run(tuple(names), laid[names[0]], min(steps)))
+            for name in names:
+                laid[name] = None
+    return found
+
+
+def _take_up_run(run: _Run, buffers: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    at, last = run.first, run.step * (len(run.names) - 1)
+    data = buffers[at.buffer][at.offset : at.offset + last + at.bytes].view(at.dtype)
+    strides = data[: at.bytes // at.dtype.itemsize].view(at.shape).stride()
+    tensors = data.as_strided((len(run.names), *at.shape), (run.step // at.dtype.itemsize, *strides))
+    return zip(run.names, tensors.unbind(), strict=True)
+
+
 def _take_up(laid: Any, buffers: list[torch.Tensor]) -> Any:
     """Return what was laid out, over the buffers."""
     if type(laid) is _At:
@@ -165,6 +199,7 @@ def _reduce(batch: Batch) -> tuple[Any, ...]:
     """Pickle a batch for another process."""
     packing = _Packing()
     laid = packing.lay_out(dict(batch))
+    runs = _runs(laid)
     pool = shared_pool()
     slot = None
     if packing.end > _INLINE and pool is not None:
@@ -177,16 +212,19 @@ def _reduce(batch: Batch) -> tuple[Any, ...]:
     sent = [slot.send() for slot in packing.slots]
     if loose is None or None in sent:  # on its way to very many receivers
         return batch.__reduce__()
-    return _rebuild, (laid, sent, loose, batch.place)
+    return _rebuild, (laid, runs, sent, loose, batch.place)
 
 
-def _rebuild(laid: Any, sent: list[Sent], loose: Any, place: Place) -> Batch:
+def _rebuild(laid: dict[str, Any], runs: list[_Run], sent: list[Sent], loose: Any, place: Place) -> Batch:
     buffers = [received(slot) for slot in sent]
     if isinstance(loose, Sent):
         buffers.append(received(loose))
     elif loose:
         buffers.append(torch.frombuffer(loose, dtype=torch.uint8))
-    return Batch(_take_up(laid, buffers), place)
+    found = _take_up(laid, buffers)
+    for run in runs:
+        found.update(_take_up_run(run, buffers))
+    return Batch(found, place)
 
 
 ForkingPickler.register(Batch, _reduce)

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.columns import Column
+from pqcache.reader.columns import Finished
 from pqcache.reader.data import Data, open_data
 from pqcache.reader.draws import Pass
 from pqcache.reader.epoch import batches, release_unused, samples
@@ -314,17 +314,25 @@ class ParquetDataset(IterableDataset[Batch]):
                     held[lane] = self._to_batch(columns, place)
                 yield Batch({name: item(value, row) for name, value in held[lane].items()}, place)
 
-    def _to_batch(self, columns: dict[str, Column], place: Place) -> Batch:
+    def _to_batch(self, columns: Finished, place: Place) -> Batch:
         values: dict[str, Any] = {}
-        for name, column in columns.items():
-            values[name], mask = to_value(column, name, self._nulls)
+        masks: dict[str, torch.Tensor] = {}
+        for numbers in columns.numbers:
+            values.update(zip(numbers.forms, torch.from_numpy(numbers.values), strict=True))
+            masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in self._masked & values.keys())
+        for name, column in columns.others.items():
+            value, mask = to_value(column, name, self._nulls)
+            mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in self._masked else mask
             axis = self._view.axis(name)
-            if axis is not None:
-                values[name] = in_sequences(values[name], axis)
+            values[name] = value if axis is None else in_sequences(value, axis)
+            if mask is not None:
+                masks[name] = mask if axis is None else in_sequences(mask, axis)
+        found: dict[str, Any] = {}
+        for name in self._view.columns:
+            found[name] = values[name]
             if name in self._masked:
-                mask = torch.ones(len(column), dtype=torch.bool) if mask is None else mask
-                values[mask_name(name)] = mask if axis is None else in_sequences(mask, axis)
-        return Batch(values, place)
+                found[mask_name(name)] = masks[name]
+        return Batch(found, place)
 
     def _refuse_nulls(self) -> None:
         """Raise ParquetError before anything is decoded, where the files say how many nulls they hold."""

@@ -22,7 +22,6 @@ map                                 Ragged of ``{"key": ..., "value": ...}``
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +39,7 @@ from pqcache.reader.columns import (
     form_of,
     hold,
     is_views,
+    number_dtype,
     packed,
     storage_type,
     to_arrow,
@@ -97,7 +97,7 @@ def check_type(name: str, kind: pa.DataType) -> None:
         raise UsageError(
             f"column {name!r} has no type (every value is null); leave it out with columns=, or write it with a type"
         )
-    elif not (is_text(bare) or pa.types.is_decimal(bare) or pa.types.is_fixed_size_binary(bare) or _dtype(bare)):
+    elif not (is_text(bare) or pa.types.is_decimal(bare) or pa.types.is_fixed_size_binary(bare) or number_dtype(bare)):
         raise _no_tensor(name, kind)
 
 
@@ -109,7 +109,7 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
     valid = column.valid
     if valid is None and isinstance(column.values, np.ndarray) and column.values.flags.c_contiguous:
         dense = column.form.dense
-        dtype = _number_dtype(column.form.type, dense > 0)
+        dtype = number_dtype(column.form.type, dense > 0)
         if dtype is not None:
             numbers = column.values.view(dtype)
             return torch.from_numpy(numbers.reshape(-1, dense) if dense else numbers), None
@@ -135,15 +135,6 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
         values = _numbers(rows.data, item, len(rows.data) // column.form.width, name)
         return Ragged(values, torch.from_numpy(rows.ends // column.form.width)), mask
     return _nested(column.values, bare, name, nulls, fill), mask
-
-
-@functools.cache
-def _number_dtype(kind: pa.DataType, dense: bool) -> Any:
-    """Return the numpy dtype of a plain number, or of lists of these (``dense``); None for anything else."""
-    if dense:
-        kind = storage_type(kind).value_type
-    plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return np.dtype(_dtype(kind)) if plain else None
 
 
 def _fixed(column: Column, valid: Bools | None, fill: Any) -> torch.Tensor:
@@ -176,7 +167,7 @@ def _numbers(values: Any, kind: pa.DataType, rows: int, name: str) -> torch.Tens
     flat = np.ascontiguousarray(values).reshape(-1)
     if not flat.flags.writeable:
         flat = flat.copy()
-    dtype = _dtype(kind)
+    dtype = number_dtype(kind)
     if dtype is not None:
         return torch.from_numpy(flat.view(dtype))
     if pa.types.is_decimal(kind):
@@ -242,20 +233,6 @@ def _value(array: pa.Array, name: str, nulls: Nulls) -> Value:
 
 def _bytes_tensor(data: Any) -> torch.Tensor:
     return torch.from_numpy(data if data.flags.writeable else data.copy())
-
-
-def _dtype(kind: pa.DataType) -> Any:
-    """Return the numpy dtype of a type that is a number in memory, or None."""
-    if pa.types.is_boolean(kind):
-        return np.bool_
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return kind.to_pandas_dtype()
-    if pa.types.is_temporal(kind):
-        try:
-            return {32: np.int32, 64: np.int64}.get(kind.bit_width)
-        except ValueError:
-            return None
-    return None
 
 
 def _is_binary(kind: pa.DataType) -> bool:
