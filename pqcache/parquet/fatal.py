@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError
@@ -67,6 +67,12 @@ class _Start:
     leaves: list[_Leaf]
     met: int = 0
     usual: list[_Match] = field(default_factory=list)
+
+    @cached_property
+    def usual_orders(self) -> bytes:
+        """The list of as many orders, each by the type, as there are leaves."""
+        order: footer.Struct = {1: (STRUCT, {})}
+        return footer.encode({1: (LIST, footer.Items(STRUCT, [order] * len(self.leaves)))})[1:-1]
 
 
 _Check = Callable[[bytes, int, Any], int]
@@ -321,6 +327,15 @@ def _list_of(wanted: int) -> _Check:
     return check
 
 
+def _orders(data: bytes, at: int, start: _Start) -> int:
+    """Step over the columns' orders, which all writers write as the only one that there is."""
+    end = at + len(start.usual_orders)
+    return end if data.startswith(start.usual_orders, at) else _orders_one_by_one(data, at, start)
+
+
+_orders_one_by_one = _list_of(STRUCT)
+
+
 def _expect(kind: int, wanted: int, count: int) -> None:
     if count and kind != wanted:
         raise ValueError(f"a list of kind {kind} instead of {wanted}")
@@ -338,7 +353,7 @@ _FILE = {
     _key(2, LIST): _twice,
     _key(4, LIST): _groups,
     _key(5, LIST): _list_of(STRUCT),
-    _key(7, LIST): _list_of(STRUCT),
+    _key(7, LIST): _orders,
 }
 _GROUP = {_key(1, LIST): _chunks, _key(4, LIST): _list_of(STRUCT)}
 _CHUNK = {_key(3, STRUCT): _column, _key(8, STRUCT): _encrypted}
