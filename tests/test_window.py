@@ -40,10 +40,11 @@ from pqcache.reader.columns import (
 from pqcache.reader.data import open_data
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.files import RowGroups
+from pqcache.reader.layout import Layout
 from pqcache.reader.order import Order, Part
 from pqcache.reader.room import Room, fit, room_for, window_for
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import Frame, Layout, Source, dealt_cards, packed_together
+from pqcache.reader.window import Frame, Source, dealt_cards, packed_together
 
 
 def everything(first: int, rows: int) -> pa.Table:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,29 +62,6 @@ class Column:
 
     def __len__(self) -> int:
         return len(self.values)
-
-
-class Numbers(NamedTuple):
-    """Columns of one dtype and without nulls: ``values`` has shape (columns, rows) or (columns, rows, length)."""
-
-    forms: dict[str, Form]
-    values: npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A batch: plain numbers together, as there may be many columns of them, and all other columns by name."""
-
-    rows: int
-    numbers: list[Numbers]
-    others: dict[str, Column]
-
-    def columns(self) -> dict[str, Column]:
-        """Return all columns one by one."""
-        found = dict(self.others)
-        for forms, values in self.numbers:
-            found |= {name: Column(form, row) for (name, form), row in zip(forms.items(), values, strict=True)}
-        return found
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,17 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.memory import Pool
-from pqcache.reader.columns import Finished, form_of, to_arrow
+from pqcache.reader.columns import form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count
+from pqcache.reader.layout import Finished, Gathered
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
 from pqcache.reader.room import Room, fit, room_for
 from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import Gathered, LaneReader, Source
+from pqcache.reader.window import LaneReader, Source
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one

@@ -19,15 +19,16 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.parquet.pages import is_text
-from pqcache.reader.columns import Column, Finished, Form, Numbers, as_typed, form_of, hold, stored_as
+from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored_as
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers
 from pqcache.reader.filters import Chosen, choose, count_rows
+from pqcache.reader.layout import Finished, Gathered, Numbers
 from pqcache.reader.selection import SelectedRows, Selection
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.sequences import Sequences
 from pqcache.reader.steps import Steps
-from pqcache.reader.window import Gathered, Rows
+from pqcache.reader.window import Rows
 
 _SAMPLE = 1024  # rows
 _FILE = Form("\0file", pa.uint32(), "fixed", 4)

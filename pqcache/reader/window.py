@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pqcache.memory import Block, Pool, aligned
+from pqcache.memory import Block, Pool
 from pqcache.reader.columns import (
-    WORDS,
     Bytes,
     Column,
     Form,
@@ -30,17 +29,16 @@ from pqcache.reader.columns import (
     cut,
     is_views,
     join,
-    number_dtype,
     packed,
     take,
 )
+from pqcache.reader.layout import Gathered, Layout
 from pqcache.reader.order import Ints, Lane
 
 Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
 Done = TypeVar("Done")  # what a batch is made into
 
-_GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
 _NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
 _LONG = 512  # bytes of a row; shorter ones are copied, as what points to them is not much less
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
@@ -68,82 +66,6 @@ class Source(Generic[Done]):
     def layout(self) -> Layout:
         """Where fixed-width columns lie."""
         return Layout.of(self.forms)
-
-
-class Group(NamedTuple):
-    """Fixed-width columns that lie together: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
-
-    ``positions`` are theirs among all columns.
-    """
-
-    width: int
-    positions: tuple[int, ...]
-    dtype: np.dtype[Any] | None
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the fixed-width columns of some rows lie in a block: those of one width are rows of one array.
-
-    So all of them are gathered by one call.
-    """
-
-    groups: tuple[Group, ...]
-
-    @staticmethod
-    def of(forms: Sequence[Form]) -> Layout:
-        """Return the layout for columns; a group is kept small, as its part of a block should stay in the cache."""
-        alike: dict[tuple[int, Any], list[int]] = {}
-        for position, form in enumerate(forms):
-            if form.form == "fixed":
-                dtype = None if form.stored else number_dtype(form.type, form.dense > 0)
-                alike.setdefault((form.width, dtype), []).append(position)
-        groups = []
-        for (width, dtype), positions in alike.items():
-            each = max(1, _GROUP // width)
-            groups += [Group(width, tuple(positions[i : i + each]), dtype) for i in range(0, len(positions), each)]
-        return Layout(tuple(groups))
-
-    def bytes(self, rows: int) -> int:
-        """Return the size of a block for ``rows`` rows."""
-        return sum(aligned(rows * group.width * len(group.positions)) for group in self.groups)
-
-    def arrays(self, block: Block, rows: int) -> list[Bytes]:
-        """Return each group's array over ``block``: (columns, rows) of words, or (columns, rows, width)."""
-        found: list[Bytes] = []
-        at = 0
-        for width, positions, _ in self.groups:
-            size = rows * width * len(positions)
-            data = block[at : at + size]
-            if width in WORDS:
-                found.append(data.view(WORDS[width]).reshape(len(positions), rows))
-            else:
-                found.append(data.reshape(len(positions), rows, width))
-            at += aligned(size)
-        return found
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """A batch as it was put together: the layout's arrays, and the columns that are not there or had nulls."""
-
-    rows: int
-    layout: Layout
-    arrays: list[Bytes]
-    columns: dict[int, Column]
-
-    def placed(self, position: int, form: Form) -> Column | None:
-        """Return a column as it is in the arrays; None if it has no place there."""
-        for group, array in zip(self.layout.groups, self.arrays, strict=True):
-            if position in group.positions:
-                return Column(form, array[group.positions.index(position)])
-        return None
-
-    def column(self, position: int, form: Form) -> Column:
-        """Return a column, wherever it is."""
-        found = self.columns.get(position) or self.placed(position, form)
-        assert found is not None
-        return found
 
 
 class Cards:
