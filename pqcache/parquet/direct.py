@@ -1,8 +1,8 @@
-"""Pages of large binary values that point at the decoded values, instead of being copies of them.
+"""Pages of large binary values, made without looking at them.
 
 A plain, uncompressed page of binary values is their bytes, each with its length before it. For images that is all
-there is to encode, so the bytes go from the decoder's buffers to the file. The format is parquet.thrift and
-Encodings.md of https://github.com/apache/parquet-format.
+there is to encode, so Arrow lays them out, many at once. The format is parquet.thrift and Encodings.md of
+https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import data_page_header, is_text, run_of
 
-_WORTH = 2048  # bytes of a value: two views of a value take as long as copying that twice
+_WORTH = 2048  # bytes of a value
 _PAGE = 1 << 20
+_INLINE = 12  # bytes that a view holds itself
 _BYTE_ARRAY = 6
 
 
@@ -70,20 +71,46 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
         waiting, count, size = [], 0, 0
 
     for chunk in column.chunks:
-        ends, values = offsets_of(chunk), memoryview(chunk.buffers()[2] or b"")
-        lengths = np.diff(ends).astype("<i4")
-        heads = memoryview(lengths.tobytes())
-        for number, (low, high) in enumerate(zip(ends.tolist(), ends[1:].tolist(), strict=False)):
-            if count and size + high - low > _PAGE:
-                close()
-            waiting += heads[4 * number : 4 * number + 4], values[low:high]
-            count, size = count + 1, size + high - low
+        ends, laid, low = offsets_of(chunk), memoryview(_laid_out(chunk)), 0
+        while low < len(chunk):
+            high = int(np.searchsorted(ends, ends[low] + _PAGE - size, side="right")) - 1
+            if high <= low:
+                if count:
+                    close()
+                    continue
+                high = low + 1  # one value that is larger than a page
+            first, last = (int(ends[row] - ends[0]) + 4 * row for row in (low, high))
+            waiting.append(laid[first:last])
+            count, size = count + high - low, size + int(ends[high] - ends[low])
+            low = high
     close()
     meta = fields.meta_of(_BYTE_ARRAY, [field.name.encode()], 0, [fields.RLE, fields.PLAIN], row, at, at)
     levels = _size_statistics(sum(sizes), row, field.nullable)
     meta = fields.with_pages(meta, fields.PLAIN, len(places), levels)
     offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
     return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, offsets)
+
+
+def _laid_out(chunk: pa.Array) -> pa.Buffer:
+    """Return the values of an array, each with its length before it.
+
+    They are twice as many binary views, and Arrow copies what these point to, without the interpreter's lock. See
+    https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout.
+    """
+    ends, values = offsets_of(chunk), chunk.buffers()[2]
+    if values is None:
+        return pa.py_buffer(bytes(4 * len(chunk)))
+    views = np.zeros((len(chunk), 2, 4), "<i4")  # of a view: the length, four bytes, the buffer, and where in it
+    lengths = np.diff(ends)
+    views[:, 0, 0], views[:, 0, 1] = 4, lengths
+    views[:, 1, 0], views[:, 1, 3] = lengths, ends[:-1] - ends[0]
+    for row in np.flatnonzero(lengths <= _INLINE).tolist():
+        low, length = int(ends[row]), int(lengths[row])
+        views[row, 1, 1:].view(np.uint8)[:length] = np.frombuffer(values, np.uint8, length, low)
+        views[row, 1, 1:].view(np.uint8)[length:] = 0
+    own = values.slice(int(ends[0]), int(ends[-1] - ends[0]))
+    array = pa.Array.from_buffers(pa.binary_view(), 2 * len(chunk), [None, pa.py_buffer(views), own])
+    return array.cast(pa.large_binary()).buffers()[2]
 
 
 def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
