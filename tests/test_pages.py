@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pqcache.memory import Pool
 from pqcache.parquet import footer
 from pqcache.parquet.pages import Leaf, Reader, leaf_of, unpacked
-from pqcache.reader.columns import views_of
+from pqcache.parquet.views import views_of
 
 KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
 CODECS = ["none", "snappy", "lz4", "zstd", "gzip", "brotli"]
@@ -171,7 +171,8 @@ def test_long_rows_are_what_pyarrow_reads(
     pq.write_table(
         pa.table({"t": pa.array(rows, kind)}),
         path,
-        use_dictionary=False,
+        use_dictionary=data.draw(st.booleans()),
+        dictionary_pagesize_limit=data.draw(st.sampled_from([300, 5000, 1 << 20])),  # from there on plain
         compression=data.draw(st.sampled_from(CODECS)),
         data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
         data_page_size=data.draw(st.sampled_from([1, 1000, 1 << 20])),
@@ -190,14 +191,26 @@ def test_long_rows_are_what_pyarrow_reads(
     assert views.cast(pa.binary()).to_pylist() == rows
 
 
-def test_byte_arrays_with_nulls_or_a_dictionary_are_left_to_pyarrow(tmp_path: Path) -> None:
-    for name, rows, dictionary in (("null", [b"a" * 1000, None], False), ("dictionary", [b"a" * 1000] * 2, True)):
-        path = tmp_path / f"{name}.parquet"
-        pq.write_table(pa.table({"t": pa.array(rows, pa.binary())}), path, use_dictionary=dictionary)
-        metadata, leaf = opened(path)
-        assert leaf is not None
-        with path.open("rb") as file:
-            assert Reader(Pool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf) is None
+def test_byte_arrays_with_nulls_are_left_to_pyarrow(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": pa.array([b"a" * 1000, None], pa.binary())}), path, use_dictionary=False)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    with path.open("rb") as file:
+        assert Reader(Pool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf) is None
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 3, 255, 256, 257, 3000])
+def test_indices_of_any_width_are_read(tmp_path: Path, distinct: int) -> None:
+    rows = [b"%d" % (i * 7919 % distinct) for i in range(3 * distinct)] + [b"0"] * 100
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": pa.array(rows, pa.binary())}), path, use_dictionary=True)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    with path.open("rb") as file:
+        found = Reader(Pool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf)
+    assert found is not None
+    assert views_of(found).cast(pa.binary()).to_pylist() == rows
 
 
 @settings(deadline=None, max_examples=200)
@@ -213,7 +226,7 @@ def test_damage_is_never_an_exception(
 ) -> None:
     path = tmp_path_factory.mktemp("damage") / "t.parquet"
     column = pa.array([b"x" * 700] * 20) if binary else lists(np.arange(600, dtype=np.int32), 3, pa.int32())
-    pq.write_table(pa.table({"t": column}), path, compression=codec, use_dictionary=dictionary and not binary)
+    pq.write_table(pa.table({"t": column}), path, compression=codec, use_dictionary=dictionary)
     metadata, leaf = opened(path)
     assert leaf is not None
     whole = bytearray(path.read_bytes())

@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from pqcache.parquet import footer
 from pqcache.parquet.dense import changed, changes
 from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.schema import conformed
+from pqcache.parquet.views import Longs, Take, bytes_in, is_view
 
 Floats = npt.NDArray[np.float64]
 Numbers = range | npt.NDArray[np.int64]
@@ -86,7 +88,9 @@ def _sizes(table: pa.Table, widths: Widths) -> Floats:
     sizes: Floats = widths.fixed * table.num_rows
     for number in widths.varying:
         column = table.column(number)
-        if pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
+        if is_view(column.type):  # nbytes would count whole pages
+            sizes[number] = bytes_in(column) + 4 * table.num_rows
+        elif pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
             sizes[number] = sum(chunk.indices.nbytes for chunk in column.chunks)
         else:
             sizes[number] = column.nbytes
@@ -289,16 +293,19 @@ def runs(sources: Sequence[Source], target: int) -> Iterator[Run]:
         size += source.size
 
 
-def pieces(some: Sequence[Run], schema: pa.Schema, target: int, stored: pa.Schema | None = None) -> Iterator[Piece]:
+def pieces(
+    some: Sequence[Run], schema: pa.Schema, target: int, stored: pa.Schema | None = None, longs: Longs | None = None
+) -> Iterator[Piece]:
     """Yield the rows of ``some`` in order, under ``schema``, in pieces of about ``target`` Arrow bytes.
 
     ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
-    plain numbers.
+    plain numbers. Columns that are ``longs`` come as views.
 
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
     """
     widths, kind, rated = widths_of(stored or schema), None, False
+    decoded = schema if longs is None else longs.without(schema)
     for source, own in itertools.groupby(some, lambda run: run.source):
         name = str(source.path)
         if source.schema is not kind:  # else it is as the one before
@@ -313,10 +320,13 @@ def pieces(some: Sequence[Run], schema: pa.Schema, target: int, stored: pa.Schem
                     ratios, rated = _ratios(source, run.groups, columns, schema), True
                 batch = max(1, int(target / max(run.size / run.rows, least, 1 / 8)))
                 rows = 0
-                for table in _tables(file, run.groups, batch, name):
-                    whole = conformed(changed(table, recast, name, run.first + rows), schema, name)
+                for table, views in _tables(file, run.groups, batch, source.path, longs):
+                    whole = conformed(changed(table, recast, name, run.first + rows), decoded, name)
                     if stored is not None:
                         whole = whole.cast(stored)
+                    for column, rows_of in views.items():
+                        field = schema.field(column).with_type(rows_of.type)
+                        whole = whole.add_column(schema.get_field_index(column), field, rows_of)
                     number = run.before[0] + run.first + rows
                     rows += whole.num_rows
                     done = run.before[1] + source.size * (run.first + rows) // max(1, source.metadata.num_rows)
@@ -354,13 +364,27 @@ def _nested_dictionary(kind: pa.DataType) -> bool:
     return any(pt.is_dictionary(child) or _nested_dictionary(child) for child in inner)
 
 
-def _tables(file: pq.ParquetFile, groups: list[int], rows: int, name: str) -> Iterator[pa.Table]:
+def _tables(
+    file: pq.ParquetFile, groups: list[int], rows: int, path: Path, longs: Longs | None
+) -> Iterator[tuple[pa.Table, dict[str, pa.ChunkedArray]]]:
+    """Yield the rows of some row groups, ``rows`` at a time, those columns apart that are ``longs``."""
     try:
-        # One thread decodes while another encodes: threads per column as well cost a quarter more CPU time.
-        for batch in file.iter_batches(batch_size=rows, row_groups=groups, use_threads=False):
-            yield pa.Table.from_batches([batch])
+        with ExitStack() as stack:
+            columns, take = None, dict[str, Take]()
+            if longs is not None:
+                descriptor = os.open(path, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                take = longs.takers(file, descriptor, groups)
+                columns = [name for name in file.schema_arrow.names if name not in take]
+            # One thread decodes while another encodes: threads per column as well cost a quarter more CPU time.
+            for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=False):
+                views = {name: some(batch.num_rows) for name, some in take.items()}
+                for name, column in views.items():
+                    if len(column) != batch.num_rows:
+                        raise ParquetError(f"{path}: column {name} has fewer rows than others; fetch the file again")
+                yield pa.Table.from_batches([batch]), views
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); fetch the file again") from error
+        raise ParquetError(f"{path}: cannot be decoded ({first_line(error)}); fetch the file again") from error
 
 
 def fixed_width(kind: pa.DataType) -> float:

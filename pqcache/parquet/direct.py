@@ -7,7 +7,7 @@ https://github.com/apache/parquet-format.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,8 @@ from pqcache.parquet import fields
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import data_page_header, is_text, run_of
+from pqcache.parquet.views import WORTH, bytes_in, is_view, stretches
 
-_WORTH = 2048  # bytes of a value
 _PAGE = 1 << 20
 _INLINE = 12  # bytes that a view holds itself
 _BYTE_ARRAY = 6
@@ -39,14 +39,14 @@ class Pages:
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
     """Return whether the column ``name`` of a table is encoded like this: large values, and nothing to do to them."""
     return (
-        is_text(column.type)
+        (is_text(column.type) or is_view(column.type))
         and encodings.codecs.get(name) == "none"
         and name not in encodings.dictionary
         and name not in encodings.special
         and name not in encodings.statistics
         and len(column) > 0
         and column.null_count == 0
-        and column.nbytes >= _WORTH * len(column)
+        and (bytes_in(column) if is_view(column.type) else column.nbytes) >= WORTH * len(column)
     )
 
 
@@ -70,17 +70,16 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
         at, row = at + len(header) + body, row + count
         waiting, count, size = [], 0, 0
 
-    for chunk in column.chunks:
-        ends, laid, low = offsets_of(chunk), memoryview(_laid_out(chunk)), 0
-        while low < len(chunk):
+    for laid, ends in (stretch for chunk in column.chunks for stretch in _stretches(chunk)):
+        low, last = 0, len(ends) - 1
+        while low < last:
             high = int(np.searchsorted(ends, ends[low] + _PAGE - size, side="right")) - 1
             if high <= low:
                 if count:
                     close()
                     continue
                 high = low + 1  # one value that is larger than a page
-            first, last = (int(ends[row] - ends[0]) + 4 * row for row in (low, high))
-            waiting.append(laid[first:last])
+            waiting.append(laid[int(ends[low]) + 4 * low : int(ends[high]) + 4 * high])
             count, size = count + high - low, size + int(ends[high] - ends[low])
             low = high
     close()
@@ -89,6 +88,18 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
     meta = fields.with_pages(meta, fields.PLAIN, len(places), levels)
     offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
     return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, offsets)
+
+
+def _stretches(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:
+    """Yield an array's rows, each with its length before it, and where they would end if lengths took no bytes."""
+    found = stretches(chunk) if is_view(chunk.type) else None
+    if found is not None:
+        yield from found
+        return
+    if is_view(chunk.type):
+        chunk = chunk.cast(pa.large_binary())
+    ends = offsets_of(chunk).astype(np.int64)
+    yield memoryview(_laid_out(chunk)), ends - ends[0]
 
 
 def _laid_out(chunk: pa.Array) -> pa.Buffer:

@@ -13,7 +13,7 @@ TYPE, ENCODINGS, PATH, CODEC, VALUES, UNCOMPRESSED, COMPRESSED = range(1, 8)
 DATA, DICTIONARY, STATISTICS, PAGES, SIZES = 9, 11, 12, 13, 16
 # values of enums: codecs by their names here, encodings and page types
 CODECS = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4": 7}
-PLAIN, RLE = 0, 3
+PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +32,7 @@ from pqcache.parquet.footer import Struct
 Values = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
-_TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8  # of PageHeader
+_TYPE, _UNCOMPRESSED, _COMPRESSED, _CHECKSUM, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
 _COUNT, _ENCODING, _DEFINITIONS, _REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
 _ENCODING_V2, _DEFINITION_BYTES, _REPETITION_BYTES, _IS_COMPRESSED = 4, 5, 6, 7  # of DataPageHeaderV2
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
@@ -47,7 +48,7 @@ _CODECS = {
     "BROTLI": "brotli",
 }
 _PHYSICAL = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 _STORED: dict[str, np.dtype[Any]] = {
     "INT32": np.dtype("<i4"),
     "INT64": np.dtype("<i8"),
@@ -132,9 +133,13 @@ class ByteArrays:
 
 @dataclass
 class Reader:
-    """Reads column chunks into ``memory``; from any thread. It remembers which levels it has found to be regular."""
+    """Reads column chunks into ``memory``; from any thread. It remembers which levels it has found to be regular.
+
+    ``checked`` compares pages with their checksums, where they have any.
+    """
 
     memory: Pool
+    checked: bool = False
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def values(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values | None:
@@ -151,7 +156,7 @@ class Reader:
         if chunk.has_dictionary_page or not {"PLAIN", "RLE"}.issuperset(chunk.encodings):
             try:
                 return self._decoded(file, chunk, leaf, length)
-            except _UNREADABLE:
+            except UNREADABLE:
                 return None
         if not 0 <= total * leaf.stored.itemsize <= chunk.total_uncompressed_size:
             return None
@@ -167,7 +172,7 @@ class Reader:
                 else:
                     np.copyto(place, data.view(leaf.stored), casting="unsafe")
                 at += count
-        except _UNREADABLE:
+        except UNREADABLE:
             return None
         return found if at == total else None
 
@@ -202,29 +207,45 @@ class Reader:
 
     def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> ByteArrays | None:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
-        if leaf.repetition:
-            return None
-        begins: list[int] = []
-        lengths: list[int] = []
-        pages: list[tuple[int, Bytes]] = []
         try:
-            for count, data in self._plain(file, chunk, leaf, 0, keep=True):
-                pages.append((len(begins), data))
-                _walk(data, count, begins, lengths)
-        except _UNREADABLE:
+            found = list(self.byte_pages(file, chunk, leaf))
+        except UNREADABLE:
             return None
-        if not pages or len(begins) != chunk.num_values:
+        firsts = np.cumsum([0, *(len(some.begins) for some in found)])
+        if not found or firsts[-1] != chunk.num_values:
             return None
-        return ByteArrays(np.array(begins, np.int64), np.array(lengths, np.int64), pages)
+        pages = [(int(first), some.pages[0][1]) for first, some in zip(firsts, found, strict=False)]
+        begins, lengths = (np.concatenate(parts) for parts in zip(*((f.begins, f.lengths) for f in found), strict=True))
+        return ByteArrays(begins, lengths, pages)
 
-    def _plain(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, keep: bool = False
-    ) -> Iterator[tuple[int, Bytes]]:
-        """Yield the number of values and the bytes of each page, which are there until the next one or are kept."""
+    def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> Iterator[ByteArrays]:
+        """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
+        if leaf.repetition or chunk.file_path or chunk.compression not in _CODECS:
+            raise _Other
+        first, dictionary = 0, None
+        for header, body in self._pages(file, chunk, keep=True):
+            if header[_TYPE][1] == fields.DICTIONARY_PAGE:
+                data = _decompressed(chunk, body, header[_UNCOMPRESSED][1])
+                dictionary = _walked(data, header[_DICTIONARY][1][_COUNT][1])
+                continue
+            count, encoding, data = self._page(header, body, chunk, leaf, 0, first)
+            first += count
+            if encoding == fields.PLAIN:
+                yield _walked(data, count)
+            elif encoding in (fields.PLAIN_DICTIONARY, fields.RLE_DICTIONARY) and dictionary is not None and count:
+                numbers = unpacked(data[1:].tobytes(), int(data[0]), count)
+                if len(numbers) < count:
+                    raise _Other
+                yield ByteArrays(dictionary.begins[numbers], dictionary.lengths[numbers], dictionary.pages)
+            elif count:
+                raise _Other
+
+    def _plain(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Iterator[tuple[int, Bytes]]:
+        """Yield the number of values and the bytes of each page, which are there until the next one."""
         if chunk.has_dictionary_page or chunk.file_path or chunk.compression not in _CODECS:
             raise _Other
         first = 0
-        for header, body in self._pages(file, chunk, keep):
+        for header, body in self._pages(file, chunk, keep=False):
             count, encoding, data = self._page(header, body, chunk, leaf, length, first)
             if encoding != fields.PLAIN:
                 raise _Other
@@ -244,6 +265,12 @@ class Reader:
                 raise _Other
             block = self.memory.lend(length) if keep else self.memory.take(length)
             if length and os.preadv(file, [block[:length].data], at + begin) != length:
+                raise _Other
+            if (
+                self.checked
+                and _CHECKSUM in header
+                and zlib.crc32(block[:length].data) != header[_CHECKSUM][1] & 0xFFFFFFFF
+            ):
                 raise _Other
             yield header, block[:length]
             if not keep:
@@ -367,9 +394,11 @@ def _frame(size: int, compressed: int) -> bytes:
     return b"\x04\x22\x4d\x18" + about + struct.pack("<BI", xxhash.xxh32_intdigest(about) >> 8 & 0xFF, compressed)
 
 
-def _walk(data: Bytes, count: int, begins: list[int], lengths: list[int]) -> None:
-    """Note where each of the byte arrays of a page begins; its length is in front of it."""
+def _walked(data: Bytes, count: int) -> ByteArrays:
+    """Return where each of the byte arrays of a plain page is; its length is in front of it."""
     at, view = 0, data.data
+    begins: list[int] = []
+    lengths: list[int] = []
     length_at, note, measure = struct.Struct("<I").unpack_from, begins.append, lengths.append
     for _ in range(count):
         (length,) = length_at(view, at)
@@ -379,6 +408,7 @@ def _walk(data: Bytes, count: int, begins: list[int], lengths: list[int]) -> Non
         at += length
     if at > len(data):
         raise _Other
+    return ByteArrays(np.array(begins, np.int64), np.array(lengths, np.int64), [(0, data)])
 
 
 def _levels(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
@@ -401,11 +431,17 @@ def _regular(count: int, first: int, length: int, leaf: Leaf, repetitions: bytes
     return True
 
 
-def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[np.uint8]:
-    """Return up to ``count`` levels of ``width`` bits in the hybrid of runs and packed bits; fewer where data ends."""
-    parts: list[npt.NDArray[np.uint8]] = []
+def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
+    """Return up to ``count`` numbers of ``width`` bits in the hybrid of runs and packed bits; fewer where data ends."""
+    if not width:
+        return np.zeros(count, np.uint8)
+    if width > 32:
+        raise _Other
+    parts: list[npt.NDArray[Any]] = []
     at = done = 0
-    weights = 1 << np.arange(width, dtype=np.uint8)
+    kind = np.uint8 if width <= 8 else np.uint32
+    weights = (1 << np.arange(width)).astype(kind)
+    whole = -(-width // 8)  # bytes of a run's number
     while done < count and at < len(data):
         head = shift = 0
         while True:
@@ -421,10 +457,10 @@ def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[np.uint8]:
             part = bits[: len(bits) // width * width].reshape(-1, width) @ weights
             at += size
         else:
-            part = np.full(min(head >> 1, count - done), data[at], np.uint8)
-            at += 1
+            part = np.full(min(head >> 1, count - done), int.from_bytes(data[at : at + whole], "little"), kind)
+            at += whole
         if not len(part):
             break
         parts.append(part[: count - done])
         done += len(parts[-1])
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
+    return np.concatenate(parts) if parts else np.zeros(0, kind)

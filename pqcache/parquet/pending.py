@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet.decode import Floats, Piece, piece_of, weigh
+from pqcache.parquet.views import without_views
 
 
 class Pending:
@@ -132,7 +133,7 @@ class Pending:
         rows = max(1, int(self.rows * share / slices))
         step = self.rows / slices
         if rows >= step:
-            return self.head(self.rows)
+            return without_views(self.head(self.rows))
         whole = pa.concat_tables([piece.table for piece in self.queue])
-        table = pa.concat_tables([whole.slice(int(turn * step), rows) for turn in range(slices)])
+        table = without_views(pa.concat_tables([whole.slice(int(turn * step), rows) for turn in range(slices)]))
         return table.unify_dictionaries().combine_chunks()

@@ -31,11 +31,12 @@ from pqcache.parquet.rowfile import ARROW_SCHEMA, Layout, Output, arrow_schema, 
 from pqcache.parquet.schema import unified, working
 from pqcache.parquet.shuffle import shuffled
 from pqcache.parquet.statistics import leaves_in
+from pqcache.parquet.views import Longs, longs_of
 from pqcache.parquet.writer import MIN_FILL, Settings, write_row_groups
 
 _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
-_PIECES = 16  # per row group
+_PIECES = 6  # per row group
 _MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
 _DECODERS, _STRETCHES = 2, 8  # threads, and how many stretches of rows are held at once
 _AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
@@ -221,7 +222,11 @@ def _rewritten(
     held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
     with ExitStack() as stack:
         first = held if options.shuffle is None else held // 4
-        ahead = prefetched(_stretches(rest, layout.described or layout.working, piece, first, stored), first, _DECODERS)
+        schema = layout.described or layout.working
+        longs = None
+        if stored is None and options.shuffle is None:
+            longs = longs_of([(source.metadata, source.schema) for source in rest], schema)
+        ahead = prefetched(_stretches(rest, schema, piece, first, stored, longs), first, _DECODERS)
         stack.callback(ahead.close)
         if options.shuffle is not None:
             known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
@@ -240,7 +245,7 @@ def _rewritten(
 
 
 def _stretches(
-    sources: list[Source], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None
+    sources: list[Source], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None, longs: Longs | None
 ) -> list[Stretch]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
     found: list[list[Run]] = [[]]
@@ -253,7 +258,7 @@ def _stretches(
         size += run.size
 
     def stretch(some: list[Run]) -> Iterator[Piece]:
-        return joined(pieces(some, schema, piece, stored), piece)
+        return joined(pieces(some, schema, piece, stored, longs), piece)
 
     return [partial(stretch, some) for some in found]
 

@@ -36,6 +36,7 @@ from pqcache.parquet.fields import (
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.lists import length_of, pages_of_lists
 from pqcache.parquet.statistics import leaves_in
+from pqcache.parquet.views import without_views
 
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 _ASCENDING, _DESCENDING = 1, 2  # of BoundaryOrder
@@ -89,10 +90,10 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
         elif length := length_of(field, column, encodings):
             apart[n] = pages_of_lists(field, column, length, encodings, memory)
     if not apart:
-        return Part(table.num_rows, _chunks(table, encodings, name, memory))
+        return Part(table.num_rows, _chunks(without_views(table), encodings, name, memory))
     rest = [n for n in range(table.num_columns) if n not in apart]
     leaves = [sum(1 for _ in leaves_in(table.schema.field(n).type)) for n in rest]
-    chunks = iter(_chunks(table.select(rest), encodings, name, memory) if rest else [])
+    chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory) if rest else [])
     found = {n: list(islice(chunks, count)) for n, count in zip(rest, leaves, strict=True)}
     for n, pages in apart.items():
         found[n] = [Chunk(pages.fields, pages.data, pages.size, pages.offsets, None)]

@@ -13,6 +13,7 @@ from pqcache.parquet.extend import extended, is_text_like, may_be_mixed, with_di
 from pqcache.parquet.group import MAX_ROWS, PAGE_HEADER, Encoded, Encoder, Group, Slice
 from pqcache.parquet.pending import Pending
 from pqcache.parquet.stitch import Chunk, Part
+from pqcache.parquet.views import without_views
 
 _WORTH_A_TAIL, _MARGIN, _MAX_TAILS = 0.008, 0.1, 2  # of a row group: what is left
 
@@ -72,8 +73,8 @@ def _longer(
         return None
     first, last = dict[int, Chunk](), list[tuple[list[int], Part]]()
     if texts:
-        known = pa.concat_tables([piece.table.select(texts) for piece in before])
-        added = pa.concat_tables([piece.table.select(texts) for piece in pieces])
+        known = without_views(pa.concat_tables([piece.table.select(texts) for piece in before]))
+        added = without_views(pa.concat_tables([piece.table.select(texts) for piece in pieces]))
         longer = [with_dictionary(*pair) for pair in zip(added.columns, known.columns, strict=True)]
         fields = [field.with_type(column.type) for field, column in zip(added.schema, longer, strict=True)]
         table = pa.table(longer, schema=pa.schema(fields))

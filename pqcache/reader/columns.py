@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, restored
-from pqcache.parquet.pages import ByteArrays, is_text
+from pqcache.parquet.pages import is_text
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
@@ -341,30 +341,6 @@ def _dense_values(array: pa.Array, form: Form) -> Bytes:
 def as_rows(values: npt.NDArray[Any], width: int) -> Bytes:
     """Return the bytes of ``values``, which lie end to end, as rows of ``width`` bytes."""
     return _words(values.view(np.uint8), width)
-
-
-def views_of(rows: ByteArrays) -> pa.Array:
-    """Return rows of bytes as binary views into the pages they lie in.
-
-    See https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout: a view is the length, and
-    either up to 12 bytes or the first four, the number of the buffer and where in it the bytes begin.
-    """
-    count = len(rows.begins)
-    views = np.zeros((count, 16), np.uint8)
-    views[:, :4] = rows.lengths.astype("<i4").view(np.uint8).reshape(-1, 4)
-    views[:, 12:] = rows.begins.astype("<i4").view(np.uint8).reshape(-1, 4)
-    ends = [first for first, _ in rows.pages[1:]] + [count]
-    for number, ((first, data), end) in enumerate(zip(rows.pages, ends, strict=True)):
-        views[first:end, 8:12] = np.array([number], "<i4").view(np.uint8)
-        begins, lengths = rows.begins[first:end], rows.lengths[first:end]
-        heads = begins[:, None] + np.arange(4)
-        views[first:end, 4:8] = data.take(heads, mode="clip")
-        for row in np.flatnonzero(lengths <= 12):
-            begin, length = int(begins[row]), int(lengths[row])
-            views[first + row, 4:] = 0
-            views[first + row, 4 : 4 + length] = data[begin : begin + length]
-    pages = [pa.py_buffer(data) for _, data in rows.pages]
-    return pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), *pages])
 
 
 def _words(data: npt.NDArray[np.uint8], width: int) -> Bytes:

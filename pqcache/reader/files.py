@@ -18,6 +18,7 @@ from pqcache.memory import Pool
 from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.footer import read_footer
 from pqcache.parquet.pages import Leaf, Reader, is_text, leaf_of
+from pqcache.parquet.views import views_of
 from pqcache.reader.columns import (
     Column,
     Form,
@@ -28,7 +29,6 @@ from pqcache.reader.columns import (
     hold,
     storage_type,
     take,
-    views_of,
 )
 from pqcache.reader.order import Ints
 
