@@ -135,6 +135,10 @@ def test_rows_that_pages_lack_are_missed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Longs, "takers", lambda *_: {"long": lambda count: pa.chunked_array([], pa.binary_view())})
     with pytest.raises(ParquetError, match="fewer rows"):
         pieces_of(path)
+    views = pa.chunked_array([pa.array([b"x"]).cast(pa.binary_view())])
+    monkeypatch.setattr(Longs, "takers", lambda *_: {"long": lambda n: pa.chunked_array([views.chunk(0)] * n)})
+    with pytest.raises(ParquetError, match="more rows"):
+        pieces_of(path)
 
 
 def test_stretches_are_only_what_has_its_length_before_it() -> None:

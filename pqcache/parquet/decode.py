@@ -383,6 +383,9 @@ def _tables(
                     if len(column) != batch.num_rows:
                         raise ParquetError(f"{path}: column {name} has fewer rows than others; fetch the file again")
                 yield pa.Table.from_batches([batch]), views
+            for name, some in take.items():
+                if len(some(1)):
+                    raise ParquetError(f"{path}: column {name} has more rows than others; fetch the file again")
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(f"{path}: cannot be decoded ({first_line(error)}); fetch the file again") from error
 
