@@ -299,6 +299,17 @@ def test_tensors_anywhere_in_one_buffer_arrive(places: list[tuple[int, int, int]
     assert same(dict(found), dict(batch))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_of_one_dtype_are_tensors_of_their_own(tmp_path: Path, workers: int) -> None:
+    pq.write_table(pa.table({f"c{i}": np.arange(100.0) for i in range(8)}), tmp_path / "t.parquet")
+    for batch in DataLoader(ParquetDataset(tmp_path, batch_size=50), batch_size=None, num_workers=workers):
+        assert batch["c3"].untyped_storage().nbytes() == 400
+        product = (torch.ones(50, requires_grad=True, dtype=torch.float64) * batch["c1"]).sum()
+        batch["c0"].mul_(torch.ones(50, requires_grad=True, dtype=torch.float64))
+        batch["c2"].add_(1)
+        product.backward()
+
+
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return left.dtype == right.dtype and torch.equal(left, right)

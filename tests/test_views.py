@@ -18,7 +18,7 @@ from pqcache.memory import Pool
 from pqcache.parquet import decode
 from pqcache.parquet.direct import pages_of
 from pqcache.parquet.options import RewriteOptions
-from pqcache.parquet.pages import Reader
+from pqcache.parquet.pages import ByteArrays, Reader
 from pqcache.parquet.rewrite import rewrite_directory
 from pqcache.parquet.views import Longs, bytes_in, longs_of, stretches, without_views
 
@@ -128,6 +128,29 @@ def test_damage_is_found_by_checksum(tmp_path: Path, place: float) -> None:
     path.write_bytes(whole)
     with pytest.raises(ParquetError, match=r"t\.parquet"):
         pieces_of(path)
+
+
+def test_an_empty_page_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[bytes | None] = [bytes([i]) * 3000 for i in range(20)]
+    path = source(tmp_path / "t.parquet", rows)
+    pages = Reader.byte_pages
+
+    def with_empty_ones(*args: Any) -> Any:
+        for page in pages(*args):
+            yield from (page, ByteArrays(page.begins[:0], page.lengths[:0], page.pages))
+
+    monkeypatch.setattr(Reader, "byte_pages", with_empty_ones)
+    rewrite_directory([path], tmp_path / "out", RewriteOptions(1 << 20, "none"))
+    assert read(sorted((tmp_path / "out").iterdir()))["long"].to_pylist() == rows
+
+
+def test_what_pyarrow_decodes_is_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[bytes | None] = [None, *(bytes([i]) * 300_000 for i in range(40))]
+    path = source(tmp_path / "t.parquet", rows)
+    sizes = [len(piece.table) for piece in pieces_of(path)]
+    assert max(sizes) < 8
+    found = without_views(pa.concat_tables([piece.table for piece in pieces_of(path)]))
+    assert found["long"].to_pylist() == rows
 
 
 def test_rows_that_pages_lack_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

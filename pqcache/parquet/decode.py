@@ -368,13 +368,19 @@ def _tables(
     file: pq.ParquetFile, groups: list[int], rows: int, path: Path, longs: Longs | None
 ) -> Iterator[tuple[pa.Table, dict[str, pa.ChunkedArray]]]:
     """Yield the rows of some row groups, ``rows`` at a time, those columns apart that are ``longs``."""
+
+    def decoded(group: int, name: str) -> Iterator[pa.Array]:
+        with open_source(path, metadata=file.metadata) as own:
+            for batch in own.iter_batches(batch_size=rows, row_groups=[group], columns=[name], use_threads=False):
+                yield batch.column(0)
+
     try:
         with ExitStack() as stack:
             columns, take = None, dict[str, Take]()
             if longs is not None:
                 descriptor = os.open(path, os.O_RDONLY)
                 stack.callback(os.close, descriptor)
-                take = longs.takers(file, descriptor, groups)
+                take = longs.takers(file, descriptor, groups, decoded)
                 columns = [name for name in file.schema_arrow.names if name not in take]
             # One thread decodes while another encodes: threads per column as well cost a quarter more CPU time.
             for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=False):

@@ -19,10 +19,9 @@ from pqcache.parquet import fields
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import data_page_header, is_text, run_of
-from pqcache.parquet.views import WORTH, bytes_in, is_view, stretches
+from pqcache.parquet.views import INLINE, WORTH, bytes_in, is_view, stretches
 
 _PAGE = 1 << 20
-_INLINE = 12  # bytes that a view holds itself
 _BYTE_ARRAY = 6
 
 
@@ -115,7 +114,7 @@ def _laid_out(chunk: pa.Array) -> pa.Buffer:
     lengths = np.diff(ends)
     views[:, 0, 0], views[:, 0, 1] = 4, lengths
     views[:, 1, 0], views[:, 1, 3] = lengths, ends[:-1] - ends[0]
-    for row in np.flatnonzero(lengths <= _INLINE).tolist():
+    for row in np.flatnonzero(lengths <= INLINE).tolist():
         low, length = int(ends[row]), int(lengths[row])
         views[row, 1, 1:].view(np.uint8)[:length] = np.frombuffer(values, np.uint8, length, low)
         views[row, 1, 1:].view(np.uint8)[length:] = 0

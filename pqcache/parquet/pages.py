@@ -57,6 +57,18 @@ _STORED: dict[str, np.dtype[Any]] = {
 }
 
 
+_I32, _I64, _BINARY, _BOOL = (footer.I32,), (footer.I64,), (footer.BINARY,), (1, 2)
+_Kinds = dict[int, Any]
+"""The kinds that each field may have, or those of the fields of a struct."""
+_STATISTICS: _Kinds = {1: _BINARY, 2: _BINARY, 3: _I64, 4: _I64, 5: _BINARY, 6: _BINARY, 7: _BOOL, 8: _BOOL, 9: _I64}
+_KINDS: _Kinds = {
+    **dict.fromkeys((_TYPE, _UNCOMPRESSED, _COMPRESSED, _CHECKSUM), _I32),
+    _DATA: {**dict.fromkeys(range(1, 5), _I32), 5: _STATISTICS},
+    _DICTIONARY: {1: _I32, 2: _I32, 3: _BOOL},
+    _DATA_V2: {**dict.fromkeys(range(1, 7), _I32), _IS_COMPRESSED: _BOOL, 8: _STATISTICS},
+}
+
+
 class _Other(ValueError):
     """A column chunk of a kind that is not read here, or a damaged one."""
 
@@ -226,18 +238,23 @@ class Reader:
         for header, body in self._pages(file, chunk, keep=True):
             if header[_TYPE][1] == fields.DICTIONARY_PAGE:
                 data = _decompressed(chunk, body, header[_UNCOMPRESSED][1])
+                if header[_DICTIONARY][1][_ENCODING][1] not in (fields.PLAIN, fields.PLAIN_DICTIONARY):
+                    raise _Other
                 dictionary = _walked(data, header[_DICTIONARY][1][_COUNT][1])
                 continue
             count, encoding, data = self._page(header, body, chunk, leaf, 0, first)
+            del body  # a large one that was compressed
             first += count
+            if not count:
+                continue
             if encoding == fields.PLAIN:
                 yield _walked(data, count)
-            elif encoding in (fields.PLAIN_DICTIONARY, fields.RLE_DICTIONARY) and dictionary is not None and count:
+            elif encoding in (fields.PLAIN_DICTIONARY, fields.RLE_DICTIONARY) and dictionary is not None:
                 numbers = unpacked(data[1:].tobytes(), int(data[0]), count)
                 if len(numbers) < count:
                     raise _Other
                 yield ByteArrays(dictionary.begins[numbers], dictionary.lengths[numbers], dictionary.pages)
-            elif count:
+            else:
                 raise _Other
 
     def _plain(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Iterator[tuple[int, Bytes]]:
@@ -272,10 +289,14 @@ class Reader:
                 and zlib.crc32(block[:length].data) != header[_CHECKSUM][1] & 0xFFFFFFFF
             ):
                 raise _Other
-            yield header, block[:length]
-            if not keep:
-                self.memory.give(block)
             at += begin + length
+            if keep:
+                body = [block[:length]]
+                del block
+                yield header, body.pop()
+            else:
+                yield header, block[:length]
+                self.memory.give(block)
 
     def _page(
         self, header: Struct, body: Bytes, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, first: int
@@ -359,20 +380,39 @@ def _header(file: int, at: int) -> tuple[Struct, int]:
     for size in _HEADS:
         data = os.pread(file, size, at)
         try:
-            return footer.decode_first(data, "")
+            header, end = footer.decode_first(data, "")
         except ParquetError:
             continue
+        if not _is_as_written(header, _KINDS):
+            break
+        return header, end
     raise _Other
+
+
+def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
+    """Return whether the fields of a page header are of the kinds that they should be; what has others is damaged."""
+    for number, (kind, value) in found.items():
+        wanted = kinds.get(number)
+        if isinstance(wanted, dict):
+            if kind != footer.STRUCT or not _is_as_written(value, wanted):
+                return False
+        elif wanted is None or kind not in wanted:
+            return False
+    return True
 
 
 def _decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
     """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
     codec = _CODECS[chunk.compression]
     if codec is None:
+        if len(body) != size:
+            raise _Other
         return body
     if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
         raise _Other
-    if codec == "snappy":  # whose data begin with their length
+    if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
+        if _number_in(body) != size:
+            raise _Other
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
         data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
@@ -381,6 +421,16 @@ def _decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Byte
     if data.size != size:
         raise _Other
     return np.frombuffer(data, np.uint8)
+
+
+def _number_in(data: Bytes) -> int:
+    """Return the number of up to 32 bits with which ``data`` begins, seven bits in a byte."""
+    found = 0
+    for place, byte in enumerate(data[:5].tolist()):
+        found |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            break
+    return found
 
 
 def _frame(size: int, compressed: int) -> bytes:

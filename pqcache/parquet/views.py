@@ -23,7 +23,7 @@ from pqcache.memory import Pool
 from pqcache.parquet.pages import UNREADABLE, ByteArrays, Leaf, Reader, is_text, leaf_of
 
 WORTH = 2048  # bytes of a value, from which on it is read and written like this
-_INLINE = 12  # bytes that a view holds itself
+INLINE = 12  # bytes that a view holds itself
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
 
 
@@ -39,7 +39,7 @@ def views_of(rows: ByteArrays, kind: pa.DataType | None = None) -> pa.Array:
         begins, lengths = rows.begins[first:end], rows.lengths[first:end]
         heads = begins[:, None] + np.arange(4)
         views[first:end, 4:8] = data.take(heads, mode="clip")
-        for row in np.flatnonzero(lengths <= _INLINE):
+        for row in np.flatnonzero(lengths <= INLINE):
             begin, length = int(begins[row]), int(lengths[row])
             views[first + row, 4:] = 0
             views[first + row, 4 : 4 + length] = data[begin : begin + length]
@@ -80,8 +80,10 @@ def stretches(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]]
     """
     words = _words(views)
     lengths, numbers, begins = words[:, 0].astype(np.int64), words[:, 2], words[:, 3].astype(np.int64)
-    if np.any(lengths <= _INLINE) or np.any(begins < 4):
+    if np.any(lengths <= INLINE) or np.any(begins < 4):
         return None
+    if not len(words):
+        return []
     buffers = [np.frombuffer(buffer, np.uint8) for buffer in views.buffers()[2:]]
     cuts = np.flatnonzero((numbers[1:] != numbers[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1] + 4)) + 1
     found = []
@@ -94,6 +96,9 @@ def stretches(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]]
         found.append((bytes_, np.concatenate([[0], np.cumsum(lengths[low:high])])))
     return found
 
+
+Decoded = Callable[[int, str], Iterator[pa.Array]]
+"""Decodes a column of a row group, some rows at a time, with a reader of its own: readers share how many these are."""
 
 Take = Callable[[int], pa.ChunkedArray]
 """Takes so many rows of a column, the next ones; fewer where there are no more."""
@@ -110,13 +115,15 @@ class Longs:
         """Return ``schema`` without these columns."""
         return pa.schema([field for field in schema if field.name not in self.kinds], schema.metadata)
 
-    def takers(self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int]) -> dict[str, Take]:
+    def takers(self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded) -> dict[str, Take]:
         """Return for each of the columns what takes its rows in these row groups of the open ``file``."""
         found = {}
         for name, kind in self.kinds.items():
             leaf = leaf_of(file.metadata, name, file.schema_arrow.field(name).type)
             assert leaf is not None  # see `_is_long`
-            found[name] = _taker(_views_in(file, descriptor, groups, leaf, name, kind, self.reader), kind)
+            found[name] = _taker(
+                _views_in(file.metadata, descriptor, groups, leaf, name, kind, self.reader, decoded), kind
+            )
         return found
 
 
@@ -149,17 +156,18 @@ def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool
 
 
 def _views_in(
-    file: pq.ParquetFile,
+    metadata: pq.FileMetaData,
     descriptor: int,
     groups: Sequence[int],
     leaf: Leaf,
     name: str,
     kind: pa.DataType,
     reader: Reader,
+    decoded: Decoded,
 ) -> Iterator[pa.Array]:
-    """Yield the rows of a column of the open ``file`` page by page; what the pages do not show pyarrow decodes."""
+    """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
     for group in groups:
-        chunk = file.metadata.row_group(group).column(leaf.number)
+        chunk = metadata.row_group(group).column(leaf.number)
         done = 0
         try:
             for page in reader.byte_pages(descriptor, chunk, leaf):
@@ -169,11 +177,11 @@ def _views_in(
             pass
         if done == chunk.num_values:
             continue
-        for batch in file.iter_batches(batch_size=128, row_groups=[group], columns=[name], use_threads=False):
-            skipped = min(done, batch.num_rows)
+        for array in decoded(group, name):
+            skipped = min(done, len(array))
             done -= skipped
-            if skipped < batch.num_rows:
-                yield batch.column(0).slice(skipped).cast(kind)
+            if skipped < len(array):
+                yield array[skipped:].cast(kind)
 
 
 def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> Take:

@@ -17,6 +17,13 @@ from pqcache.memory import Block, aligned
 from pqcache.torch.ragged import Kind, Ragged, moved, pinned
 from pqcache.torch.share import Sent, Slot, received, shared_pool
 
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "bool"),
+    )
+}
 _INLINE = 64 * 1024  # bytes; a smaller batch is cheaper through the pipe than by shared memory
 
 
@@ -161,7 +168,7 @@ def _runs(laid: dict[str, Any]) -> list[_Run]:
     """Take tensors that lie at equal distances out of what was laid out: the receiver finds them all at once."""
     alike: defaultdict[Any, list[str]] = defaultdict(list)
     for name, at in laid.items():
-        if type(at) is _At and at.bytes:
+        if type(at) is _At and at.bytes and at.dtype in _NUMPY:
             alike[at.buffer, at.dtype, at.shape].append(name)
     found = []
     for names in alike.values():
@@ -174,11 +181,11 @@ def _runs(laid: dict[str, Any]) -> list[_Run]:
 
 
 def _take_up_run(run: _Run, buffers: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    at, last = run.first, run.step * (len(run.names) - 1)
-    data = buffers[at.buffer][at.offset : at.offset + last + at.bytes].view(at.dtype)
-    strides = data[: at.bytes // at.dtype.itemsize].view(at.shape).stride()
-    tensors = data.as_strided((len(run.names), *at.shape), (run.step // at.dtype.itemsize, *strides))
-    return zip(run.names, tensors.unbind(), strict=True)
+    """Yield the tensors of a run, each one its own and no view of another, so that it may be changed in place."""
+    at, dtype, bytes_ = run.first, _NUMPY[run.first.dtype], buffers[run.first.buffer].numpy()
+    first = np.ndarray(at.shape, dtype, bytes_, at.offset)
+    all_ = np.ndarray((len(run.names), *at.shape), dtype, bytes_, at.offset, (run.step, *first.strides))
+    return zip(run.names, map(torch.from_numpy, all_), strict=True)
 
 
 def _take_up(laid: Any, buffers: list[torch.Tensor]) -> Any:

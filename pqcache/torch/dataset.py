@@ -317,9 +317,9 @@ class ParquetDataset(IterableDataset[Batch]):
     def _to_batch(self, columns: Finished, place: Place) -> Batch:
         values: dict[str, Any] = {}
         masks: dict[str, torch.Tensor] = {}
-        for numbers in columns.numbers:
-            values.update(zip(numbers.forms, torch.from_numpy(numbers.values), strict=True))
-            masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in self._masked & values.keys())
+        for numbers in columns.numbers:  # each a tensor of its own: views of one could not be changed in place
+            values.update(zip(numbers.forms, map(torch.from_numpy, numbers.values), strict=True))
+        masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in self._masked & values.keys())
         for name, column in columns.others.items():
             value, mask = to_value(column, name, self._nulls)
             mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in self._masked else mask
