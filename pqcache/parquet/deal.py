@@ -13,7 +13,7 @@ import pyarrow as pa
 from pqcache.parquet.decode import Floats
 from pqcache.parquet.direct import is_direct
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.views import bytes_in, is_view
+from pqcache.parquet.views import bytes_in
 
 THREADS = 2
 _WORTH_A_THREAD, _WORTH_HALVES = 256 << 10, 1 << 20  # Arrow bytes
@@ -31,7 +31,7 @@ def dealt(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) ->
     nbytes = 0  # a column in many pieces takes long to count: only so far as it matters
     for column, done in zip(table.columns, direct, strict=True):
         if not done and nbytes <= _WORTH_HALVES:
-            nbytes += bytes_in(column) if is_view(column.type) else column.nbytes
+            nbytes += bytes_in(column)
     shares = _shares(costs, THREADS if nbytes > _WORTH_A_THREAD else 1)
     cuts = [0, table.num_rows]
     halves = halves and table.num_rows > 1  # nothing is known of the values of no rows

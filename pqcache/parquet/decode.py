@@ -88,7 +88,7 @@ def _sizes(table: pa.Table, widths: Widths) -> Floats:
     sizes: Floats = widths.fixed * table.num_rows
     for number in widths.varying:
         column = table.column(number)
-        if is_view(column.type):  # nbytes would count whole pages
+        if is_view(column.type):
             sizes[number] = bytes_in(column) + 4 * table.num_rows
         elif pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
             sizes[number] = sum(chunk.indices.nbytes for chunk in column.chunks)

@@ -45,7 +45,7 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
         and name not in encodings.statistics
         and len(column) > 0
         and column.null_count == 0
-        and (bytes_in(column) if is_view(column.type) else column.nbytes) >= WORTH * len(column)
+        and bytes_in(column) >= WORTH * len(column)
     )
 
 

@@ -411,7 +411,7 @@ def _decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Byte
     if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
         raise _Other
     if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
-        if _number_in(body) != size:
+        if _varint(body[:5].tobytes(), 0)[0] != size:
             raise _Other
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
@@ -423,14 +423,16 @@ def _decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Byte
     return np.frombuffer(data, np.uint8)
 
 
-def _number_in(data: Bytes) -> int:
-    """Return the number of up to 32 bits with which ``data`` begins, seven bits in a byte."""
-    found = 0
-    for place, byte in enumerate(data[:5].tolist()):
-        found |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            break
-    return found
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at byte ``at``, seven bits in a byte, and where it ends."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80 or shift > 63:
+            return found, at
 
 
 def _frame(size: int, compressed: int) -> bytes:
@@ -493,14 +495,7 @@ def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     weights = (1 << np.arange(width)).astype(kind)
     whole = -(-width // 8)  # bytes of a run's number
     while done < count and at < len(data):
-        head = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            head |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80 or shift > 63:
-                break
+        head, at = _varint(data, at)
         if head & 1:
             size = min((head >> 1) * width, len(data) - at)
             bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")

@@ -53,7 +53,9 @@ def is_view(kind: pa.DataType) -> bool:
 
 
 def bytes_in(column: pa.ChunkedArray) -> int:
-    """Return how many bytes the views of a column point to."""
+    """Return the bytes of a column; of views those that they point to, as ``nbytes`` would count whole pages."""
+    if not is_view(column.type):
+        return int(column.nbytes)
     return sum(int(_words(chunk)[:, 0].sum(dtype=np.int64)) for chunk in column.chunks)
 
 

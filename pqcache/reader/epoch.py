@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pqcache.memory import Pool
 from pqcache.reader.columns import form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count
-from pqcache.reader.layout import Finished, Gathered
+from pqcache.reader.layout import Finished
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
 from pqcache.reader.room import Room, fit, room_for
 from pqcache.reader.selection import SelectedRows
@@ -65,8 +66,7 @@ def _read(
         return
     memory = into or view.memory
 
-    def finish(batch: Gathered) -> Finished:
-        return view.finish(memory, batch)
+    finish = partial(view.finish, memory)
 
     with _Pool(room) as pool:
         if not order.shuffle:

@@ -70,6 +70,14 @@ class Layout:
             at += aligned(size)
         return found
 
+    def values(self, arrays: Sequence[Bytes], position: int) -> Bytes | None:
+        """Return the rows of a column in what `arrays` returned; None if it has no place there."""
+        for group, array in zip(self.groups, arrays, strict=True):
+            if position in group.positions:
+                found: Bytes = array[group.positions.index(position)]
+                return found
+        return None
+
 
 @dataclass(frozen=True)
 class Gathered:
@@ -82,10 +90,8 @@ class Gathered:
 
     def placed(self, position: int, form: Form) -> Column | None:
         """Return a column as it is in the arrays; None if it has no place there."""
-        for group, array in zip(self.layout.groups, self.arrays, strict=True):
-            if position in group.positions:
-                return Column(form, array[group.positions.index(position)])
-        return None
+        values = self.layout.values(self.arrays, position)
+        return None if values is None else Column(form, values)
 
     def column(self, position: int, form: Form) -> Column:
         """Return a column, wherever it is."""

@@ -267,10 +267,9 @@ def hand_column(source: Source[Any], hand: tuple[Cards, int, int], position: int
     cards, start, stop = hand
     if position in cards.columns:
         return cut(cards.columns[position], start, stop)
-    for group, array in zip(source.layout.groups, cards.arrays, strict=True):
-        if position in group.positions:
-            return Column(source.forms[position], array[group.positions.index(position)][start:stop])
-    raise AssertionError(position)
+    values = source.layout.values(cards.arrays, position)
+    assert values is not None
+    return Column(source.forms[position], values[start:stop])
 
 
 class LaneReader(Generic[Done]):

@@ -97,7 +97,12 @@ def check_type(name: str, kind: pa.DataType) -> None:
         raise UsageError(
             f"column {name!r} has no type (every value is null); leave it out with columns=, or write it with a type"
         )
-    elif not (is_text(bare) or pa.types.is_decimal(bare) or pa.types.is_fixed_size_binary(bare) or number_dtype(bare)):
+    elif not (
+        is_text(bare)
+        or pa.types.is_decimal(bare)
+        or pa.types.is_fixed_size_binary(bare)
+        or number_dtype(bare) is not None
+    ):
         raise _no_tensor(name, kind)
 
 
