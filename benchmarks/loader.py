@@ -4,9 +4,9 @@
     python benchmarks/loader.py --datasets tabular --loaders pqcache,limit-groups --workers 0
     python benchmarks/loader.py --python petastorm=/venv/bin/python     # a peer that needs libraries of its own
 
-Every measurement is a process of its own; loaders are interleaved round by round, so that noise hits all
-alike. A process reads ``--epochs`` epochs and each after the first counts (the first also pays for fresh
-memory; it is reported apart). An epoch is cut off after ``--seconds``. Formats that are written row by row have
+Every measurement is a process of its own, for which memory is made ready; loaders are interleaved round by round, so
+that noise hits all alike. A process reads ``--epochs`` epochs and each after the first counts (the first also pays for
+fresh memory; it is reported apart). An epoch is cut off after ``--seconds``. Formats that are written row by row have
 100,000 rows. "mix" is how many row groups a batch has rows of, the median over the first epoch; "once" is how many of
 the rows it gave are different ones. "PSS" counts files that are mapped into memory, "own" does not. Read ratios, not
 seconds.
@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from _loader_peers import BATCH, PEERS, QUIET
+from _memory import make_ready
 
 CORES = len(os.sched_getaffinity(0))
 WAITING = 8  # row groups whose rows wait for their batches
@@ -361,6 +362,7 @@ def main() -> None:
             command = [pythons.get(loader, sys.executable), __file__, "--data", str(options.data)]
             command += ["--epochs", str(options.epochs), "--seconds", str(options.seconds)]
             command += ["--child", loader, name, workers]
+            make_ready()
             done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ, **QUIET})
             lines = [line for line in done.stdout.splitlines() if line.startswith('{"epochs"')]
             if not lines:

@@ -2,14 +2,14 @@
 
     python benchmarks/repartition.py [--scale 4] [--full] [--repeat 3] [--only tabular ...]
 
-Every engine rewrites the same generated files in a fresh process; the engines take turns, and medians are
-shown. "limit" is the share of what only decoding plus only encoding (as pqcache does, lz4) would reach on all cores.
-"fill" is the compressed size of all row groups but the last, over the target size; "again" is the share
-of bytes that pqcache encoded more than once. Peak memory is the largest RSS seen less that before the work, sampled
-every 5 ms; of Spark it is the whole of the JVM's RSS, whose heap is up to 4 GB. "order" says whether the rows of the
-files, one after the other, are still in order. MB are megabytes of source files; a result is on disk (fsync) when the
-clock stops, for every engine. Spark has a session when it starts, but for "spark cold", which starts its own. polars
-and Spark are left out, by name, where they are not installed.
+Every engine rewrites the same generated files in a fresh process, for which memory is made ready; the engines take
+turns, and medians are shown. "limit" is the share of what only decoding plus only encoding (as pqcache does, lz4) would
+reach on all cores. "fill" is the compressed size of all row groups but the last, over the target size; "again" is the
+share of bytes that pqcache encoded more than once. Peak memory is the largest RSS seen less that before the work,
+sampled every 5 ms; of Spark it is the whole of the JVM's RSS, whose heap is up to 4 GB. "order" says whether the rows
+of the files, one after the other, are still in order. MB are megabytes of source files; a result is on disk (fsync)
+when the clock stops, for every engine. Spark has a session when it starts, but for "spark cold", which starts its own.
+polars and Spark are left out, by name, where they are not installed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from _memory import make_ready
 
 MB = 1 << 20
 
@@ -263,6 +264,7 @@ def measured(engine: str, sources: list[Path], target: Path, size: int) -> dict[
     """Return the time, memory, fill and size of one run in a fresh process."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
+    make_ready()
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=in_child, args=(engine, sources, target, size, there))
@@ -307,6 +309,7 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
         with pq.ParquetFile(sources[files.index(part[0])], pre_buffer=False, buffer_size=1 << 20) as own:
             return decode((own, part[1])) if len(parts) > 1 else decode(part)
 
+    make_ready()
     with ThreadPoolExecutor() as pool:
         begin = time.perf_counter()
         tables = [table for some in pool.map(again, parts) for table in some]

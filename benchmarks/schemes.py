@@ -2,7 +2,7 @@
 
     python benchmarks/schemes.py [--repeat 5]
 
-"chosen" is what pqcache does: per column whatever is 5 % smaller on a sample, else plain and no codec.
+"chosen" is what pqcache does: per column whatever is a tenth smaller on a sample, else plain and no codec.
 """
 
 from __future__ import annotations

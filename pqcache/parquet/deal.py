@@ -10,13 +10,14 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from pqcache.parquet.decode import Floats
 from pqcache.parquet.direct import is_direct
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.numbers import is_plain
 from pqcache.parquet.views import bytes_in
+from pqcache.parquet.weigh import Floats
 
 THREADS = 2
-_WORTH_A_THREAD, _WORTH_HALVES = 256 << 10, 1 << 20  # Arrow bytes
+_WORTH_A_THREAD, _WORTH_HALVES = 1 << 20, 1 << 20  # Arrow bytes
 _UNEVEN = 0.6  # of what the larger share of the columns takes
 
 
@@ -26,7 +27,10 @@ def dealt(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) ->
     Parts have different columns, or, where one column takes nearly all the time and ``halves`` allows it, are the first
     and the last rows of all columns. ``sizes`` are what the columns take on disk, about.
     """
-    direct = [is_direct(*column, encodings) for column in zip(table.schema.names, table.columns, strict=True)]
+    direct = [
+        is_direct(name, column, encodings) or is_plain(name, column, encodings)
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    ]
     costs = np.where(direct, 0, sizes)
     nbytes = 0  # a column in many pieces takes long to count: only so far as it matters
     for column, done in zip(table.columns, direct, strict=True):

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,9 @@ from pqcache.parquet import footer
 from pqcache.parquet.dense import changed, changes
 from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.schema import conformed
-from pqcache.parquet.views import Longs, Take, bytes_in, is_view
+from pqcache.parquet.views import Longs, Take
+from pqcache.parquet.weigh import Floats, Widths, fixed_width, sizes_of, widths_of
 
-Floats = npt.NDArray[np.float64]
 Numbers = range | npt.NDArray[np.int64]
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
@@ -50,13 +49,6 @@ class Source:
     int96: str
 
 
-class Widths(NamedTuple):
-    """The bytes that a value of each column of a schema takes in Arrow, 0 where they differ, and those columns."""
-
-    fixed: Floats
-    varying: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class Piece:
     """Some rows of the source files, most often consecutive ones.
@@ -74,39 +66,10 @@ class Piece:
     widths: Widths
 
 
-def widths_of(schema: pa.Schema) -> Widths:
-    """Return the widths of a schema's columns; a column's own ``nbytes`` takes microseconds."""
-    fixed = [float(kind.bit_width) / 8 if _is_fixed(kind) else 0.0 for kind in schema.types]
-    return Widths(np.array(fixed), tuple(n for n, kind in enumerate(schema.types) if not _is_fixed(kind)))
-
-
-def _is_fixed(kind: pa.DataType) -> bool:
-    return bool(pt.is_primitive(kind) or pt.is_fixed_size_binary(kind))
-
-
-def _sizes(table: pa.Table, widths: Widths) -> Floats:
-    sizes: Floats = widths.fixed * table.num_rows
-    for number in widths.varying:
-        column = table.column(number)
-        if is_view(column.type):
-            sizes[number] = bytes_in(column) + 4 * table.num_rows
-        elif pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
-            sizes[number] = sum(chunk.indices.nbytes for chunk in column.chunks)
-        else:
-            sizes[number] = column.nbytes
-    return sizes
-
-
-def weigh(table: pa.Table, ratios: Floats, widths: Widths | None = None) -> Floats:
-    """Return a guess of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
-    result: Floats = _sizes(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
-    return result
-
-
 def piece_of(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, widths: Widths | None = None) -> Piece:
     """Return ``table`` as a piece, weighed."""
     widths = widths or widths_of(table.schema)
-    sizes = _sizes(table, widths)
+    sizes = sizes_of(table, widths)
     weights: Floats = sizes * ratios + table.num_rows / 8
     return Piece(table, ratios, weights, int(sizes.sum()), numbers, done, widths)
 
@@ -394,18 +357,6 @@ def _tables(
                     raise ParquetError(f"{path}: column {name} has more rows than others; fetch the file again")
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(f"{path}: cannot be decoded ({first_line(error)}); fetch the file again") from error
-
-
-def fixed_width(kind: pa.DataType) -> float:
-    """Return the least bytes a value of ``kind`` takes in Arrow: what Parquet stores in a few bits may be eight."""
-    if pt.is_struct(kind):
-        return sum(fixed_width(inner.type) for inner in kind.fields)
-    if pt.is_fixed_size_list(kind):
-        return float(kind.list_size * fixed_width(kind.value_type))
-    try:
-        return float(kind.bit_width / 8)
-    except ValueError:
-        return 4.0
 
 
 def _ratios(source: Source, groups: list[int], columns: npt.NDArray[np.int64], schema: pa.Schema) -> Floats:

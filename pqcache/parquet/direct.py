@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.types as pt
 
 from pqcache.parquet import fields
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import data_page_header, is_text, run_of
 from pqcache.parquet.views import INLINE, WORTH, bytes_in, is_view, stretches
+from pqcache.parquet.weigh import offsets_of
 
 _PAGE = 1 << 20
 _BYTE_ARRAY = 6
@@ -27,12 +27,13 @@ _BYTE_ARRAY = 6
 
 @dataclass(frozen=True)
 class Pages:
-    """A column chunk: its metadata and page index with offsets from 0, and its bytes in so many parts."""
+    """A column chunk: its metadata and OffsetIndex with offsets from 0, its bytes in so many parts, its ColumnIndex."""
 
     fields: Struct
     data: list[memoryview]
     size: int
     offsets: Struct
+    columns: bytes | None = None
 
 
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
@@ -121,14 +122,6 @@ def _laid_out(chunk: pa.Array) -> pa.Buffer:
     own = values.slice(int(ends[0]), int(ends[-1] - ends[0]))
     array = pa.Array.from_buffers(pa.binary_view(), 2 * len(chunk), [None, pa.py_buffer(views), own])
     return array.cast(pa.large_binary()).buffers()[2]
-
-
-def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-    """Return where each value of an array of lists, strings or binary begins, and where the last one ends."""
-    large = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) or pt.is_large_list(chunk.type)
-    kind = np.int64 if large else np.int32  # pyarrow's own to_numpy would load pandas
-    found = np.frombuffer(chunk.buffers()[1], kind)
-    return found[chunk.offset : chunk.offset + len(chunk) + 1]
 
 
 def _size_statistics(size: int, values: int, nullable: bool) -> Struct:

@@ -18,9 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.memory import Pool
-from pqcache.parquet.decode import weigh
+from pqcache.parquet.weigh import weigh
 
-_WORTH = 0.95  # a scheme must make a column this much smaller to be used
+_WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
+_BETTER = 0.95  # and this much smaller than a simpler one does;
+_DICTIONARY_BETTER = 0.85  # a dictionary of numbers takes longer to read, and gets larger than a sample tells
 _ALL = np.ones(1)
 _ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
 _LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
@@ -186,16 +188,14 @@ def chosen(
         return base
     # Settings go by path, and paths need not be unique: such columns may be of different types.
     count = Counter(leaf.path for leaf in leaves)
-    schemes: list[dict[str, str]] = [
-        {leaf.path: _PLAIN for leaf in leaves},
-        {leaf.path: _DICTIONARY for leaf in leaves if leaf.physical != "BOOLEAN" and count[leaf.path] == 1},
-    ]
+    schemes: list[dict[str, str]] = [{leaf.path: _PLAIN for leaf in leaves}]
     if not compat:
         for turn in range(2):
             named = [(leaf, _SPECIAL.get(leaf.physical, ())) for leaf in leaves if count[leaf.path] == 1]
             scheme = {leaf.path: names[turn] for leaf, names in named if len(names) > turn}
             if scheme:
                 schemes.append(scheme)
+    schemes.append({leaf.path: _DICTIONARY for leaf in leaves if leaf.physical != "BOOLEAN" and count[leaf.path] == 1})
     none = {leaf.path: "none" for leaf in leaves}
     # Plain without a codec is where ``best`` starts.
     trials = [(scheme, codecs) for scheme in schemes for codecs in (none, packed)][1:]
@@ -206,7 +206,9 @@ def chosen(
         for leaf, size in zip(leaves, taken, strict=True):
             if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):
                 continue
-            if size.total < _WORTH * best[leaf.path][0]:
+            dear = scheme[leaf.path] == _DICTIONARY and leaf.physical in _SPECIAL
+            better = _DICTIONARY_BETTER if dear and best[leaf.path][1] != _DICTIONARY else _BETTER
+            if size.total < min(_WORTH * leaf.plain, better * best[leaf.path][0]):
                 best[leaf.path] = (size.total, scheme[leaf.path], codecs[leaf.path])
     return with_schemes(
         base,

@@ -12,10 +12,11 @@ import pyarrow.types as pt
 
 from pqcache.memory import Pool
 from pqcache.parquet.deal import dealt
-from pqcache.parquet.decode import Floats, Piece
+from pqcache.parquet.decode import Piece
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.rowfile import Layout, form_of
 from pqcache.parquet.stitch import Part, encode
+from pqcache.parquet.weigh import Floats
 
 MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
 PAGE_HEADER = 64  # bytes, about
@@ -110,7 +111,8 @@ class Encoder:
             self.note_dictionaries(table)
         sizes = np.sum([piece.weights for piece in pieces], axis=0)[list(columns)]
         tasks = dealt(table, sizes, how, halves)
-        parts = list(self.executor.map(lambda task: encode(task[0], how, self.name, self.memory), tasks))
+        run = map if len(tasks) == 1 else self.executor.map  # another thread would only be waited for
+        parts = list(run(lambda task: encode(task[0], how, self.name, self.memory), tasks))
         self.encoded += sum(part.size for part in parts)
         leaves = [self.leaves([columns[n] for n in share]) for _, share in tasks]
         return list(zip(leaves, parts, strict=True))

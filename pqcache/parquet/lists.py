@@ -16,10 +16,11 @@ import pyarrow.types as pt
 
 from pqcache.memory import Pool
 from pqcache.parquet import fields, footer
-from pqcache.parquet.direct import Pages, offsets_of
+from pqcache.parquet.direct import Pages
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages import data_page_header, run_of
+from pqcache.parquet.weigh import offsets_of
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
 _PAGE, _ROWS = 1 << 19, 20_000  # bytes and rows of a page: what is compressed stays in the cache

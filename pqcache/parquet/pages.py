@@ -448,19 +448,16 @@ def _frame(size: int, compressed: int) -> bytes:
 
 def _walked(data: Bytes, count: int) -> ByteArrays:
     """Return where each of the byte arrays of a plain page is; its length is in front of it."""
-    at, view = 0, data.data
-    begins: list[int] = []
-    lengths: list[int] = []
-    length_at, note, measure = struct.Struct("<I").unpack_from, begins.append, lengths.append
+    at, view = 4, data.data
+    begins = [at]
+    length_at, note = struct.Struct("<I").unpack_from, begins.append
     for _ in range(count):
-        (length,) = length_at(view, at)
-        at += 4
+        at += length_at(view, at - 4)[0] + 4
         note(at)
-        measure(length)
-        at += length
-    if at > len(data):
+    if at - 4 > len(data):
         raise _Other
-    return ByteArrays(np.array(begins, np.int64), np.array(lengths, np.int64), [(0, data)])
+    found = np.array(begins, np.int64)
+    return ByteArrays(found[:-1], np.diff(found) - 4, [(0, data)])
 
 
 def _levels(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:

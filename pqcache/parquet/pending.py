@@ -9,8 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.decode import Floats, Piece, piece_of, weigh
+from pqcache.parquet.decode import Piece, piece_of
 from pqcache.parquet.views import without_views
+from pqcache.parquet.weigh import Floats, weigh
+
+_NEAR = 0.001  # of what there is room for: guesses are not that good
 
 
 class Pending:
@@ -70,12 +73,7 @@ class Pending:
             if rows and held > max_bytes:
                 break
             if guess + more > goal:
-                low, high = 0, piece.table.num_rows  # low rows of this piece fit, high do not
-                while high - low > 1:
-                    middle = (low + high) // 2
-                    part = float(np.dot(k, weigh(piece.table.slice(0, middle), piece.ratios, piece.widths)))
-                    low, high = (middle, high) if guess + part <= goal else (low, middle)
-                rows += low
+                rows += _fitting(piece, k, goal - guess)
                 break
             guess += more
             rows += piece.table.num_rows
@@ -137,3 +135,20 @@ class Pending:
         whole = pa.concat_tables([piece.table for piece in self.queue])
         table = without_views(pa.concat_tables([whole.slice(int(turn * step), rows) for turn in range(slices)]))
         return table.unify_dictionaries().combine_chunks()
+
+
+def _fitting(piece: Piece, k: Floats, room: float) -> int:
+    """Return how many of a piece's first rows are guessed to take at most ``room`` bytes; not all of them do."""
+    low, high = 0, piece.table.num_rows  # low rows fit, high do not
+    below, above = 0.0, float(np.dot(k, piece.weights))
+    halve = False
+    while high - low > 1 and above - below > _NEAR * room:
+        share = 0.5 if halve else (room - below) / (above - below)  # rows are about as large as one another
+        middle = min(max(low + int((high - low) * share), low + 1), high - 1)
+        taken = float(np.dot(k, weigh(piece.table.slice(0, middle), piece.ratios, piece.widths)))
+        halve = not halve and min(middle - low, high - middle) < (high - low) // 4
+        if taken <= room:
+            low, below = middle, taken
+        else:
+            high, above = middle, taken
+    return low

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.decode import Floats, Piece, piece_of
+from pqcache.parquet.decode import Piece, piece_of
 from pqcache.parquet.rowfile import told
+from pqcache.parquet.weigh import Floats
 
 _BITS = 6  # of a key, for each time that rows go to disk
 _WORD = (1 << 64) - 1

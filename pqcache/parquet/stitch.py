@@ -35,6 +35,7 @@ from pqcache.parquet.fields import (
 )
 from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.lists import length_of, pages_of_lists
+from pqcache.parquet.numbers import is_plain, pages_of_numbers
 from pqcache.parquet.statistics import leaves_in
 from pqcache.parquet.views import without_views
 
@@ -87,6 +88,9 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if is_direct(field.name, column, encodings):
             apart[n] = pages_of(field, column)
+        elif is_plain(field.name, column, encodings):
+            if (numbers := pages_of_numbers(field, column)) is not None:
+                apart[n] = numbers
         elif length := length_of(field, column, encodings):
             apart[n] = pages_of_lists(field, column, length, encodings, memory)
     if not apart:
@@ -96,7 +100,7 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
     chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory) if rest else [])
     found = {n: list(islice(chunks, count)) for n, count in zip(rest, leaves, strict=True)}
     for n, pages in apart.items():
-        found[n] = [Chunk(pages.fields, pages.data, pages.size, pages.offsets, None)]
+        found[n] = [Chunk(pages.fields, pages.data, pages.size, pages.offsets, pages.columns)]
     return Part(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pqcache.parquet.decode import Floats, Piece
+from pqcache.parquet.decode import Piece
 from pqcache.parquet.extend import extended, is_text_like, may_be_mixed, with_dictionary
 from pqcache.parquet.group import MAX_ROWS, PAGE_HEADER, Encoded, Encoder, Group, Slice
 from pqcache.parquet.pending import Pending
 from pqcache.parquet.stitch import Chunk, Part
 from pqcache.parquet.views import without_views
+from pqcache.parquet.weigh import Floats
 
 _WORTH_A_TAIL, _MARGIN, _MAX_TAILS = 0.008, 0.1, 2  # of a row group: what is left
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pqcache.errors import ParquetError
 from pqcache.parquet import footer
 from pqcache.parquet.deal import THREADS
-from pqcache.parquet.decode import Piece, weigh
+from pqcache.parquet.decode import Piece
 from pqcache.parquet.encodings import Encodings, chosen, total
 from pqcache.parquet.group import MAX_ROWS, PAGE_HEADER, Encoded, Encoder, Group, Slice
 from pqcache.parquet.growing import WRITERS
@@ -30,6 +30,7 @@ from pqcache.parquet.pending import Pending
 from pqcache.parquet.rowfile import Layout, Output, RowGroupFiles, widened
 from pqcache.parquet.stitch import Chunk, RowGroup, stitched
 from pqcache.parquet.tail import with_tail
+from pqcache.parquet.weigh import weigh
 from pqcache.units import format_size
 
 MIN_FILL = 0.95

@@ -21,9 +21,10 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.decode import fixed_width, int96_columns, int96_span, int96_unit
+from pqcache.parquet.decode import int96_columns, int96_span, int96_unit
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in, is_alike
 from pqcache.parquet.schema import unified
+from pqcache.parquet.weigh import fixed_width
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.remote_footer import read_remote_footer
 from pqcache.store.source import Source, file_url, open_source
