@@ -35,6 +35,7 @@ Bytes = npt.NDArray[np.uint8]
 _TYPE, _UNCOMPRESSED, _COMPRESSED, _CHECKSUM, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
 _COUNT, _ENCODING, _DEFINITIONS, _REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
 _ENCODING_V2, _DEFINITION_BYTES, _REPETITION_BYTES, _IS_COMPRESSED = 4, 5, 6, 7  # of DataPageHeaderV2
+_LEVELS = 64 << 10  # bytes of a page that are not values, at most
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
 _LZ4_BLOCK = 1 << 22  # bytes
 _PATTERNS = 256  # of levels that are remembered, of some kilobytes each
@@ -175,6 +176,9 @@ class Reader:
         found = self.memory.lend(total * leaf.held.itemsize).view(leaf.held)
         same, at = leaf.held == leaf.stored, 0
         try:
+            if same and _CODECS[chunk.compression] is None and not self.checked:
+                self._straight(file, chunk, leaf, length, found.view(np.uint8))
+                return found
             for count, data in self._plain(file, chunk, leaf, length):
                 data, place = data[: count * leaf.stored.itemsize], found[at : at + count]
                 if len(data) < count * leaf.stored.itemsize:
@@ -187,6 +191,28 @@ class Reader:
         except UNREADABLE:
             return None
         return found if at == total else None
+
+    def _straight(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, room: Bytes) -> None:
+        """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``room``."""
+        at, first, width = chunk.data_page_offset, 0, leaf.stored.itemsize
+        end = at + chunk.total_compressed_size
+        head = np.empty(_LEVELS, np.uint8)
+        while at < end:
+            header, begin = _header(file, at)
+            size, about = header[_COMPRESSED][1], header.get(_DATA) or header[_DATA_V2]
+            count = about[1][_COUNT][1]
+            place = room[first * width :][: max(0, count) * width]
+            levels = size - len(place)
+            if not 0 <= levels <= len(head) or size > end - at:
+                raise _Other
+            if os.preadv(file, [head[:levels].data, place.data], at + begin) != size:
+                raise _Other
+            count, encoding, rest = self._page(header, head[:levels], chunk, leaf, length, first, len(place))
+            if encoding != fields.PLAIN or len(rest):
+                raise _Other
+            at, first = at + begin + size, first + count
+        if first * width != len(room):
+            raise _Other
 
     def _decoded(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values:
         """Have pyarrow decode the pages of a chunk of lists without their levels, as a column of its own."""
@@ -299,14 +325,24 @@ class Reader:
                 self.memory.give(block)
 
     def _page(
-        self, header: Struct, body: Bytes, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, first: int
+        self,
+        header: Struct,
+        body: Bytes,
+        chunk: pq.ColumnChunkMetaData,
+        leaf: Leaf,
+        length: int,
+        first: int,
+        apart: int = 0,
     ) -> tuple[int, int, Bytes]:
-        """Return the number of values in a page, their encoding and their bytes; its levels have to be regular."""
+        """Return the number of values in a page, their encoding and their bytes; its levels have to be regular.
+
+        ``apart`` are bytes of values that ``body`` lacks.
+        """
         kind, size = header[_TYPE][1], header[_UNCOMPRESSED][1]
         if kind == fields.DATA_PAGE:
             about = header[_DATA][1]
             encoding = about[_ENCODING][1]
-            body = _decompressed(chunk, body, size)
+            body = _decompressed(chunk, body, size - apart)
             repetitions, body = _levels(body, about[_REPETITIONS][1]) if leaf.repetition else (b"", body)
             definitions, body = _levels(body, about[_DEFINITIONS][1]) if leaf.definition else (b"", body)
         elif kind == fields.DATA_PAGE_V2:
