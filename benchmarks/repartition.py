@@ -332,12 +332,16 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(DATASETS), choices=list(DATASETS))
     parser.add_argument("--engines", nargs="*", default=list(ENGINES), choices=list(ENGINES))
     parser.add_argument("--dir", type=Path, help="where to put the data (default: a temporary directory)")
+    parser.add_argument("--out", type=Path, help="where to put the results (default: beside the data)")
     options = parser.parse_args()
     size = 128 * MB if options.full else 16 * MB
     out = sys.stdout.write
     for module in MISSING:
         sys.stderr.write(f"{module} is not installed, left out\n")
-    with tempfile.TemporaryDirectory(dir=options.dir) as directory:
+    with (
+        tempfile.TemporaryDirectory(dir=options.dir) as directory,
+        tempfile.TemporaryDirectory(dir=options.out or directory) as results,
+    ):
         for name in options.only:
             here = Path(directory) / "source"
             here.mkdir()
@@ -356,7 +360,7 @@ def main() -> None:
                 order = options.engines[first:] + options.engines[:first]
                 # Nobody is always behind the same neighbour: how memory was left matters.
                 for engine in order if turn % 2 == 0 else order[::-1]:
-                    runs[engine].append(measured(engine, sources, Path(directory) / "target", size))
+                    runs[engine].append(measured(engine, sources, Path(results) / "target", size))
             base = statistics.median(run["seconds"] for run in runs[options.engines[0]])
             for engine, found in runs.items():
                 seconds = statistics.median(run["seconds"] for run in found)

@@ -87,7 +87,7 @@ def joined(stream: Iterator[Piece], target: int) -> Iterator[Piece]:
 def _join(waiting: list[Piece]) -> Piece:
     if len(waiting) == 1:
         return waiting[0]
-    table = pa.concat_tables([piece.table for piece in waiting]).unify_dictionaries().combine_chunks()
+    table = pa.concat_tables([piece.table for piece in waiting]).unify_dictionaries()
     rows = np.array([max(1, piece.table.num_rows) for piece in waiting], np.float64)
     ratios = np.average([piece.ratios for piece in waiting], axis=0, weights=rows)
     numbers = range(waiting[0].numbers[0], waiting[0].numbers[0] + table.num_rows)

@@ -33,7 +33,7 @@ class Pages:
     data: list[memoryview]
     size: int
     offsets: Struct
-    columns: bytes | None = None
+    columns: Struct | None = None
 
 
 def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:

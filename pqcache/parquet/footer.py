@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +59,11 @@ class _Decoder:
         self.left = _MAX_VALUES
 
     def varint(self) -> int:
-        result = shift = 0
+        byte = self.data[self.at]
+        self.at += 1
+        if byte < 0x80:  # most are
+            return byte
+        result, shift = byte & 0x7F, 7
         while True:
             byte = self.data[self.at]
             self.at += 1
@@ -112,7 +116,21 @@ class _Decoder:
             count = self.varint()
         kind = head & 15
         self.spend(count, depth)
+        if kind in _VARINTS:
+            return Items(kind, [(number >> 1) ^ -(number & 1) for number in self.varints(count)])
+        if kind in (BOOL, _FALSE, BYTE):
+            return Items(kind, list(self.take(count)))
         return Items(kind, [self.value(kind, depth) for _ in range(count)])
+
+    def varints(self, count: int) -> Iterator[int]:
+        data = self.data
+        for _ in range(count):
+            byte = data[self.at]
+            if byte < 0x80:
+                self.at += 1
+                yield byte
+            else:
+                yield self.varint()
 
     def pairs(self, depth: int) -> Pairs:
         count = self.varint()
@@ -126,10 +144,14 @@ class _Decoder:
     def struct(self, depth: int, until: int | None = None) -> Struct:
         """Read one struct, or only its fields up to and including ``until``."""
         result: Struct = {}
-        field = 0
+        data, field = self.data, 0
+        self.spend(0, depth)
         while True:
-            self.spend(1, depth)
-            head = self.take(1)[0]
+            head = data[self.at]
+            self.at += 1
+            self.left -= 1
+            if self.left < 0:
+                raise ValueError(f"more than {_MAX_VALUES:,} values")
             if head == 0:
                 return result
             if head >> 4:
@@ -140,7 +162,10 @@ class _Decoder:
             kind = head & 15
             if field in result:
                 raise ValueError(f"field {field} twice in one struct")
-            if kind in (BOOL, _FALSE):
+            if kind in _VARINTS:
+                number = self.varint()
+                result[field] = (kind, (number >> 1) ^ -(number & 1))
+            elif kind in (BOOL, _FALSE):
                 result[field] = (BOOL, kind == BOOL)
             else:
                 result[field] = (kind, self.value(kind, depth))
@@ -157,7 +182,11 @@ def put_varint(out: bytearray, number: int) -> None:
 
 
 def _put_int(out: bytearray, number: int) -> None:
-    put_varint(out, (number << 1) ^ (number >> 63))
+    number = (number << 1) ^ (number >> 63)
+    if number < 0x80:  # most are
+        out.append(number)
+    else:
+        put_varint(out, number)
 
 
 def _put_value(out: bytearray, kind: int, value: Any) -> None:
@@ -172,13 +201,7 @@ def _put_value(out: bytearray, kind: int, value: Any) -> None:
         else:
             _put_struct(out, value)
     elif kind in (LIST, SET):
-        if len(value.values) < 15:
-            out.append(len(value.values) << 4 | value.kind)
-        else:
-            out.append(0xF0 | value.kind)
-            put_varint(out, len(value.values))
-        for element in value.values:
-            _put_value(out, value.kind, element)
+        _put_items(out, *value)
     elif kind == MAP:
         put_varint(out, len(value.values))
         if value.values:
@@ -192,6 +215,26 @@ def _put_value(out: bytearray, kind: int, value: Any) -> None:
         out.append(value)
 
 
+def _put_items(out: bytearray, kind: int, values: list[Any]) -> None:
+    if len(values) < 15:
+        out.append(len(values) << 4 | kind)
+    else:
+        out.append(0xF0 | kind)
+        put_varint(out, len(values))
+    if kind in (BOOL, _FALSE, BYTE):
+        out += bytes(values)
+    elif kind in _VARINTS:
+        for number in values:
+            _put_int(out, number)
+    elif kind == BINARY:
+        for value in values:
+            put_varint(out, len(value))
+            out += value
+    else:
+        for value in values:
+            _put_value(out, kind, value)
+
+
 def _put_struct(out: bytearray, fields: Struct) -> None:
     before = 0
     for field, (kind, value) in fields.items():
@@ -201,7 +244,9 @@ def _put_struct(out: bytearray, fields: Struct) -> None:
         else:
             out.append(wire)
             _put_int(out, field)
-        if kind != BOOL:
+        if kind in _VARINTS:
+            _put_int(out, value)
+        elif kind != BOOL:
             _put_value(out, kind, value)
         before = field
     out.append(0)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.memory import Block
-from pqcache.parquet import fields, footer
+from pqcache.parquet import fields
 from pqcache.parquet.direct import Pages
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
@@ -87,7 +87,7 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Pages | None:
     else:
         del meta[fields.SIZES]
     about: Struct = {2: (I64, 0), 3: (STRUCT, dict(sorted(meta.items())))}
-    return Pages(about, [block.data], len(block), {1: (LIST, Items(STRUCT, places))}, footer.encode(index))
+    return Pages(about, [block.data], len(block), {1: (LIST, Items(STRUCT, places))}, index)
 
 
 def _head(rows: int, width: int, nullable: bool) -> bytes:

@@ -48,13 +48,16 @@ Order = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class Chunk:
-    """A column chunk as a writer of its own has left it; offsets count from the beginning of ``data``."""
+    """A column chunk as a writer of its own has left it; offsets count from the beginning of ``data``.
+
+    ``columns`` is its ColumnIndex, which may be encoded.
+    """
 
     fields: Struct
     data: list[memoryview]
     size: int
     offsets: Struct | None
-    columns: bytes | None
+    columns: bytes | Struct | None
 
 
 @dataclass(frozen=True)
@@ -272,8 +275,8 @@ def _columns(chunks: Sequence[Chunk], order: Order) -> bytes | None:
     if len(stored) < len(chunks):
         return None
     if len(stored) == 1:
-        return stored[0]
-    found = [footer.decode(index, "a page index") for index in stored]
+        return stored[0] if isinstance(stored[0], bytes) else footer.encode(stored[0])
+    found = [footer.decode(index, "a page index") if isinstance(index, bytes) else index for index in stored]
     result: Struct = {}
     for field, (kind, value) in found[0].items():
         if kind == LIST and all(field in index for index in found):
