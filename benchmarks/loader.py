@@ -313,16 +313,16 @@ def child(loader: str, path: Path, name: str, workers: int, epochs: int, seconds
             if number == 0 and time.perf_counter() - sampled > 0.2:  # the timed epochs are left alone
                 now = memory()
                 peak, own, sampled = max(peak, now[0]), max(own, now[1]), time.perf_counter()
-        spent = os.times()
+        spent, took = os.times(), time.perf_counter() - start
         if seen:
             groups = [len(np.unique(np.searchsorted(ends, batch, "right"))) for batch in seen]
             mix = statistics.median(groups)
             once = len(np.unique(np.concatenate(seen))) / rows
-        found.append({"seconds": time.perf_counter() - start, "rows": rows, "cpu": sum(spent[:2]) - sum(cpu[:2])})
+        found.append({"seconds": took, "rows": rows, "cpu": sum(spent[:2]) - sum(cpu[:2])})
         if number + 1 == epochs:
             break
-    took = {"first_batch": first_batch, "peak": peak, "own": own, "mix": mix, "once": once}
-    print(json.dumps({"epochs": found, **took}), flush=True)
+    about = {"first_batch": first_batch, "peak": peak, "own": own, "mix": mix, "once": once}
+    print(json.dumps({"epochs": found, **about}), flush=True)
     for process in psutil.Process().children(recursive=True):  # workers that wait to send would hold our output open
         process.kill()
     os._exit(0)  # some peers do not stop
