@@ -306,3 +306,70 @@ def test_checksums_of_pages_do_not_matter_here(tmp_path: Path) -> None:
     values = np.arange(600, dtype=np.int32)
     pq.write_table(pa.table({"t": lists(values, 3, pa.int32())}), path, use_dictionary=False, write_page_checksum=True)
     assert zlib.crc32(np.asarray(read(path, 3)).tobytes()) == zlib.crc32(values.tobytes())
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+def test_no_byte_of_a_page_header_or_level_gives_other_values(
+    tmp_path: Path, codec: str, version: str, nullable: bool
+) -> None:
+    """A header that swallows the first value would have the page reach into what lies behind it."""
+    path = tmp_path / "t.parquet"
+    values = np.array([93, 186, 279, 372, 465], np.int32) << 16  # whose first bytes may be taken for the end of a struct
+    schema = pa.schema([pa.field("t", pa.int32(), nullable)])
+    how: dict[str, Any] = {"compression": codec, "use_dictionary": False, "data_page_version": version}
+    pq.write_table(pa.table([values], schema=schema), path, write_statistics=False, **how)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    chunk = metadata.row_group(0).column(0)
+    good = path.read_bytes()
+    assert read(path, 0).tolist() == values.tolist()  # type: ignore[union-attr]
+    end = chunk.data_page_offset + chunk.total_compressed_size - (values.nbytes if codec == "none" else 0)
+    with path.open("r+b", buffering=0) as file:
+        for at in range(chunk.data_page_offset, end):
+            for byte in range(0, 256, 1 if codec == "none" else 8):
+                os.pwrite(file.fileno(), bytes([byte]), at)
+                found = Reader(Pool()).values(file.fileno(), chunk, leaf, 0)
+                if found is not None and found.tolist() != values.tolist():
+                    assert found.tolist() == pq.read_table(path)["t"].to_pylist()  # values that were compressed
+            os.pwrite(file.fileno(), good[at : at + 1], at)
+
+
+@pytest.mark.parametrize("levels", [3, 10, 1 << 30, -1])
+@pytest.mark.parametrize("version", [1, 2])
+def test_levels_longer_than_their_page_are_left_to_pyarrow(tmp_path: Path, version: int, levels: int) -> None:
+    path = tmp_path / "t.parquet"
+    values = np.arange(10, dtype=np.int64)
+
+    def page(length: int, counts: tuple[int, int]) -> bytes:
+        run = b"\x14\x01"
+        before = (length & 0xFFFF_FFFF).to_bytes(4, "little") if version == 1 else b""
+        body = before + run + values.tobytes()
+        numbers = {1: 0 if version == 1 else 3, 2: len(body), 3: len(body)}
+        first = {1: counts[0], 2: 0, 3: 3, 4: 3}
+        second = {1: counts[1], 2: 0, 3: 10, 4: 0, 5: length, 6: 0}
+        header: footer.Struct = {key: (footer.I32, number) for key, number in numbers.items()}
+        if version == 1 or counts[0] != 10:
+            header[5] = (footer.STRUCT, {key: (footer.I32, number) for key, number in first.items()})
+        if version == 2:
+            about: footer.Struct = {key: (footer.I32, number) for key, number in second.items()}
+            header[8] = (footer.STRUCT, {**about, 7: (footer.BOOL, False)})
+        return footer.encode(header) + body
+
+    def stored(data: bytes) -> np.ndarray[Any, Any] | None:
+        pq.write_table(pa.table({"t": values}), path, compression="none", use_dictionary=False, write_statistics=False)
+        tail = path.read_bytes()
+        size = int.from_bytes(tail[-8:-4], "little")
+        about = footer.decode(tail[-8 - size : -8], "t")
+        meta = about[4][1].values[0][1][1].values[0][3][1]
+        meta[6] = meta[7] = (footer.I64, len(data))
+        path.write_bytes(footer.MAGIC + data + footer.frame(about))
+        return read(path, 0)
+
+    good = stored(page(2, (10, 10)))
+    assert good is not None
+    assert good.tolist() == values.tolist()
+    assert stored(page(levels, (10, 10))) is None
+    if version == 2:
+        assert stored(page(42, (5, 10))) is None  # the other struct's count, and levels that take the rest

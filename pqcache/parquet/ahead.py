@@ -16,6 +16,9 @@ from pqcache.parquet.decode import Piece, piece_of
 Stretch = Callable[[], Iterator[Piece]]
 """What makes some consecutive pieces, on whatever thread has time."""
 
+_LARGE = (
+    512 << 10
+)  # Arrow bytes: tables of this size stay apart, as to copy them takes longer than to take each by itself
 _END = object()
 
 
@@ -88,6 +91,8 @@ def _join(waiting: list[Piece]) -> Piece:
     if len(waiting) == 1:
         return waiting[0]
     table = pa.concat_tables([piece.table for piece in waiting]).unify_dictionaries()
+    if sum(piece.nbytes for piece in waiting) < _LARGE * len(waiting):
+        table = table.combine_chunks()
     rows = np.array([max(1, piece.table.num_rows) for piece in waiting], np.float64)
     ratios = np.average([piece.ratios for piece in waiting], axis=0, weights=rows)
     numbers = range(waiting[0].numbers[0], waiting[0].numbers[0] + table.num_rows)

@@ -31,7 +31,7 @@ Numbers = range | npt.NDArray[np.int64]
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
 _MAX_RATIO = 4.0
-_TINY = 2  # to a piece
+_TINY = 8  # to a piece
 _FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
 _NS_PER_US = 1000
 _NS_RANGE_US = (2**63 - 1) // _NS_PER_US

@@ -57,7 +57,7 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Pages | None:
     """Return the pages of a column that `is_plain`; None where a value is not a number."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     dtype = np.dtype(_dtype(array.type))
-    values = np.frombuffer(array.buffers()[1], dtype)[array.offset : array.offset + len(array)]
+    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     if dtype.itemsize < 4:
         values = values.astype(_WIDER[dtype.str[1:]])
     bounds = _bounds(values)

@@ -199,16 +199,16 @@ class Reader:
         head = np.empty(_LEVELS, np.uint8)
         while at < end:
             header, begin = _header(file, at)
-            size, about = header[_COMPRESSED][1], header.get(_DATA) or header[_DATA_V2]
-            count = about[1][_COUNT][1]
-            place = room[first * width :][: max(0, count) * width]
+            size = header[_COMPRESSED][1]
+            about = header[_DATA if header[_TYPE][1] == fields.DATA_PAGE else _DATA_V2][1]
+            place = room[first * width :][: max(0, about[_COUNT][1]) * width]
             levels = size - len(place)
-            if not 0 <= levels <= len(head) or size > end - at:
+            if not 0 <= levels <= len(head) or size > end - at - begin:
                 raise _Other
             if os.preadv(file, [head[:levels].data, place.data], at + begin) != size:
                 raise _Other
             count, encoding, rest = self._page(header, head[:levels], chunk, leaf, length, first, len(place))
-            if encoding != fields.PLAIN or len(rest):
+            if encoding != fields.PLAIN or len(rest) or count * width != len(place):
                 raise _Other
             at, first = at + begin + size, first + count
         if first * width != len(room):
@@ -304,7 +304,7 @@ class Reader:
         while at < end:
             header, begin = _header(file, at)
             length = header[_COMPRESSED][1]
-            if not 0 <= length <= end - at:
+            if not 0 <= length <= end - at - begin:
                 raise _Other
             block = self.memory.lend(length) if keep else self.memory.take(length)
             if length and os.preadv(file, [block[:length].data], at + begin) != length:
@@ -350,6 +350,8 @@ class Reader:
             encoding = about[_ENCODING_V2][1]
             middle = about[_REPETITION_BYTES][1]
             end = middle + about[_DEFINITION_BYTES][1]
+            if not 0 <= middle <= end <= len(body):
+                raise _Other
             repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
             if about.get(_IS_COMPRESSED, (0, True))[1] and len(body):
                 body = _decompressed(chunk, body, size - end)
@@ -501,6 +503,8 @@ def _levels(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
     if encoding != fields.RLE or len(body) < 4:
         raise _Other
     end = 4 + int.from_bytes(body[:4].tobytes(), "little")
+    if end > len(body):
+        raise _Other
     return body[4:end].tobytes(), body[end:]
 
 

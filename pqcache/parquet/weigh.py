@@ -82,5 +82,6 @@ def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]
     """Return where each value of an array of lists, strings or binary begins, and where the last one ends."""
     large = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) or pt.is_large_list(chunk.type)
     kind = np.int64 if large else np.int32  # pyarrow's own to_numpy would load pandas
-    found = np.frombuffer(chunk.buffers()[1], kind)
-    return found[chunk.offset : chunk.offset + len(chunk) + 1]
+    if not len(chunk):  # whose buffer may hold nothing
+        return np.zeros(1, kind)
+    return np.frombuffer(chunk.buffers()[1], kind, len(chunk) + 1, chunk.offset * np.dtype(kind).itemsize)

@@ -284,26 +284,25 @@ def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[s
 
 def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[Column, ...]:
     columns = []
+    known = dict(zip(index.table.column_names, index.table.columns, strict=True))  # there may be thousands
     for field in index.schema:
         partition = field.name in index.partitions.column_names
-        size = 0 if partition else _sum(index, f"{field.name}:bytes")
-        uncompressed = 0 if partition else _sum(index, f"{field.name}:uncompressed")
+        size = 0 if partition else _sum(known, f"{field.name}:bytes")
+        uncompressed = 0 if partition else _sum(known, f"{field.name}:uncompressed")
         stored = dense_of(field)
         kind = str(field.type) if stored is None else f"{as_list(field).type}, dense as {stored.text}"
-        codec = "" if partition else _codecs(index, f"{field.name}:codec")
+        codec = "" if partition else _codecs(known, f"{field.name}:codec")
         used = () if partition else encodings.get(field.name, ())
         columns.append(Column(field.name, kind, partition, size, uncompressed, codec, used))
     return tuple(columns)
 
 
-def _codecs(index: Index, column: str) -> str:
-    if column not in index.table.column_names:
+def _codecs(known: Mapping[str, pa.ChunkedArray], column: str) -> str:
+    if column not in known:
         return ""
-    found = {codec for text in pc.unique(index.table[column]).to_pylist() if text for codec in text.split("+")}
+    found = {codec for text in pc.unique(known[column]).to_pylist() if text for codec in text.split("+")}
     return "+".join(sorted(found))
 
 
-def _sum(index: Index, column: str) -> int:
-    if column not in index.table.column_names:
-        return 0
-    return int(np.nansum(index.table[column].to_numpy()))
+def _sum(known: Mapping[str, pa.ChunkedArray], column: str) -> int:
+    return int(np.nansum(known[column].to_numpy())) if column in known else 0
