@@ -223,7 +223,7 @@ class View:
             files = index.numbers("file")[self.groups]
             return int(pc.take(index.partitions[column], pa.array(np.unique(files))).null_count)
         name = f"{column}:nulls"
-        if name not in index.table.column_names:
+        if name not in index.recorded:
             return None
         counts = pc.take(index.table[name], pa.array(self.groups))
         if counts.null_count:
@@ -249,7 +249,7 @@ class View:
                 if form.stored.length > 1:
                     dense.append((form.name, form.stored.length))
                 continue
-            if name not in index.table.column_names:  # an index from before this was recorded
+            if name not in index.recorded:  # an index from before this was recorded
                 continue
             values = index.table[name]
             if values.null_count:  # some file lacks the column

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,16 @@ class Index:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The dataset's columns: those in the files, then the partition columns, whose path value wins."""
         fields = [f for f in self.data_schema if f.name not in self.partitions.column_names]
         return pa.schema([*fields, *self.partitions.schema], self.data_schema.metadata)
+
+    @cached_property
+    def recorded(self) -> frozenset[str]:
+        """The columns of ``table``, of which a wide dataset has thousands."""
+        return frozenset(self.table.column_names)
 
     def numbers(self, column: str) -> npt.NDArray[np.int64]:
         """Return an integer column of ``table`` as an array of int64, one item per row group."""
@@ -83,7 +89,7 @@ class Index:
         if columns is None:
             return self.numbers("uncompressed")
         names = [f"{name}:uncompressed" for name in columns]
-        present = [name for name in names if name in self.table.column_names]
+        present = [name for name in names if name in self.recorded]
         total = np.zeros(len(self), np.int64)
         for name in present:
             total += np.nan_to_num(self.table[name].to_numpy()).astype(np.int64)
