@@ -174,13 +174,14 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
     if footer.num_rows != indexed.num_rows:
         yield f"the footer has {footer.num_rows:,} row groups, the index {indexed.num_rows:,}", None, None
         return
+    known = set(footer.column_names)
     for name in indexed.column_names:
         if name == "file":
             continue
         column_name, colon, what = name.rpartition(":")
         column, there = column_name if colon else None, indexed[name]
         try:
-            here = footer[name] if name in footer.column_names else pa.chunked_array([pa.nulls(len(there), there.type)])
+            here = footer[name] if name in known else pa.chunked_array([pa.nulls(len(there), there.type)])
             here = here if here.type == there.type else here.cast(there.type)
         except pa.ArrowException:
             yield f"the index has a {there.type} as {what}, the footer a {footer[name].type}", None, column
