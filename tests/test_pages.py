@@ -316,9 +316,7 @@ def test_no_byte_of_a_page_header_or_level_gives_other_values(
 ) -> None:
     """A header that swallows the first value would have the page reach into what lies behind it."""
     path = tmp_path / "t.parquet"
-    values = (
-        np.array([93, 186, 279, 372, 465], np.int32) << 16
-    )  # whose first bytes may be taken for the end of a struct
+    values = np.array([93, 186, 279, 372, 465], np.int32) << 16  # zeros, where a struct might end
     schema = pa.schema([pa.field("t", pa.int32(), nullable)])
     how: dict[str, Any] = {"compression": codec, "use_dictionary": False, "data_page_version": version}
     pq.write_table(pa.table([values], schema=schema), path, write_statistics=False, **how)
