@@ -281,7 +281,7 @@ def _disk_size(view: View) -> int:
     index = view.data.index
     total = 0.0
     for name in view.columns:
-        if f"{name}:bytes" in index.table.column_names:
+        if f"{name}:bytes" in index.recorded:
             total += float(np.nansum(index.table[f"{name}:bytes"].to_numpy()[view.groups]))
     return int(total)
 

@@ -16,9 +16,7 @@ from pqcache.parquet.decode import Piece, piece_of
 Stretch = Callable[[], Iterator[Piece]]
 """What makes some consecutive pieces, on whatever thread has time."""
 
-_LARGE = (
-    512 << 10
-)  # Arrow bytes: tables of this size stay apart, as to copy them takes longer than to take each by itself
+_LARGE = 512 << 10  # Arrow bytes of a table: to take it by itself is cheaper than to copy it
 _END = object()
 
 

@@ -40,9 +40,7 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
     """Return whether the column ``name`` of a table is encoded like this: large values, and nothing to do to them."""
     return (
         (is_text(column.type) or is_view(column.type))
-        and encodings.codecs.get(name) == "none"
-        and name not in encodings.dictionary
-        and name not in encodings.special
+        and encodings.as_is(name)
         and name not in encodings.statistics
         and len(column) > 0
         and column.null_count == 0

@@ -42,6 +42,10 @@ class Encodings:
     decimal_as_integer: bool = False
     int96: bool = False  # every time stamp of the schema
 
+    def as_is(self, path: str) -> bool:
+        """Return whether a column is stored as it is: plain, and without a codec."""
+        return self.codecs.get(path) == "none" and path not in self.dictionary and path not in self.special
+
     def open(
         self,
         sink: Any,

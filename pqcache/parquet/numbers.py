@@ -21,7 +21,6 @@ from pqcache.parquet.footer import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, 
 from pqcache.parquet.pages import data_page_header, run_of
 
 _ROWS = 20_000  # of a page, as pyarrow has them
-_ASCENDING, _DESCENDING = 1, 2  # of BoundaryOrder
 _PHYSICAL = {"<i4": 1, "<u4": 1, "<i8": 2, "<u8": 2, "<f4": 4, "<f8": 5}
 _WIDER = {"i1": "<i4", "i2": "<i4", "u1": "<u4", "u2": "<u4"}
 _Numbers = npt.NDArray[Any]
@@ -30,10 +29,8 @@ _Numbers = npt.NDArray[Any]
 def is_plain(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
     """Return whether the column ``name`` of a table is encoded like this: numbers, and nothing to do to them."""
     return (
-        encodings.codecs.get(name) == "none"
+        encodings.as_is(name)
         and name in encodings.statistics
-        and name not in encodings.dictionary
-        and name not in encodings.special
         and _dtype(column.type) is not None
         and not (encodings.int96 and pt.is_timestamp(column.type))
         and len(column) > 0
@@ -128,9 +125,9 @@ def _column_index(low: _Numbers, high: _Numbers) -> Struct:
     """Return the ColumnIndex of pages without nulls."""
     order = 0
     if (low[1:] >= low[:-1]).all() and (high[1:] >= high[:-1]).all():
-        order = _ASCENDING
+        order = fields.ASCENDING
     elif (low[1:] <= low[:-1]).all() and (high[1:] <= high[:-1]).all():
-        order = _DESCENDING
+        order = fields.DESCENDING
     return {
         1: (LIST, Items(BOOL, [2] * len(low))),
         2: (LIST, Items(BINARY, [value.tobytes() for value in low])),

@@ -194,23 +194,20 @@ class Reader:
 
     def _straight(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, room: Bytes) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``room``."""
-        at, first, width = chunk.data_page_offset, 0, leaf.stored.itemsize
-        end = at + chunk.total_compressed_size
+        first, width = 0, leaf.stored.itemsize
         head = np.empty(_LEVELS, np.uint8)
-        while at < end:
-            header, begin = _header(file, at)
-            size = header[_COMPRESSED][1]
+        for header, at, size in _bodies(file, chunk):
             about = header[_DATA if header[_TYPE][1] == fields.DATA_PAGE else _DATA_V2][1]
             place = room[first * width :][: max(0, about[_COUNT][1]) * width]
             levels = size - len(place)
-            if not 0 <= levels <= len(head) or size > end - at - begin:
+            if not 0 <= levels <= len(head):
                 raise _Other
-            if os.preadv(file, [head[:levels].data, place.data], at + begin) != size:
+            if os.preadv(file, [head[:levels].data, place.data], at) != size:
                 raise _Other
             count, encoding, rest = self._page(header, head[:levels], chunk, leaf, length, first, len(place))
             if encoding != fields.PLAIN or len(rest) or count * width != len(place):
                 raise _Other
-            at, first = at + begin + size, first + count
+            first += count
         if first * width != len(room):
             raise _Other
 
@@ -297,17 +294,9 @@ class Reader:
 
     def _pages(self, file: int, chunk: pq.ColumnChunkMetaData, keep: bool) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes."""
-        at = chunk.data_page_offset
-        if chunk.has_dictionary_page:
-            at = min(at, chunk.dictionary_page_offset)
-        end = at + chunk.total_compressed_size
-        while at < end:
-            header, begin = _header(file, at)
-            length = header[_COMPRESSED][1]
-            if not 0 <= length <= end - at - begin:
-                raise _Other
+        for header, at, length in _bodies(file, chunk):
             block = self.memory.lend(length) if keep else self.memory.take(length)
-            if length and os.preadv(file, [block[:length].data], at + begin) != length:
+            if length and os.preadv(file, [block[:length].data], at) != length:
                 raise _Other
             if (
                 self.checked
@@ -315,7 +304,6 @@ class Reader:
                 and zlib.crc32(block[:length].data) != header[_CHECKSUM][1] & 0xFFFFFFFF
             ):
                 raise _Other
-            at += begin + length
             if keep:
                 body = [block[:length]]
                 del block
@@ -411,6 +399,21 @@ def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictiona
         3: (i64, count),
         4: (footer.LIST, footer.Items(struct_, [group])),
     }
+
+
+def _bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
+    """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        at = min(at, chunk.dictionary_page_offset)
+    end = at + chunk.total_compressed_size
+    while at < end:
+        header, length = _header(file, at)
+        at, size = at + length, header[_COMPRESSED][1]
+        if not 0 <= size <= end - at:
+            raise _Other
+        yield header, at, size
+        at += size
 
 
 def _header(file: int, at: int) -> tuple[Struct, int]:

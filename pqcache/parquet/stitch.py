@@ -21,9 +21,11 @@ from pqcache.parquet import footer
 from pqcache.parquet.direct import Pages, is_direct, pages_of
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.fields import (
+    ASCENDING,
     COLUMN_INDEX,
     COMPRESSED,
     DATA,
+    DESCENDING,
     DICTIONARY,
     ENCODINGS,
     OFFSET_INDEX,
@@ -40,7 +42,6 @@ from pqcache.parquet.statistics import leaves_in
 from pqcache.parquet.views import without_views
 
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
-_ASCENDING, _DESCENDING = 1, 2  # of BoundaryOrder
 
 Order = Callable[[bytes], Any]
 """What brings the minima and maxima of a column into the order of its values."""
@@ -294,8 +295,8 @@ def _boundary_order(indexes: Sequence[Struct], order: Order) -> int:
         if empty != footer.BOOL
     ]
     if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
-        return _ASCENDING
-    return _DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0
+        return ASCENDING
+    return DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0
 
 
 _UNSIGNED = range(11, 15)  # ConvertedType: UINT_8 to UINT_64
