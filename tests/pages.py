@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 
 _DICTIONARY_PAGE = 2
 
@@ -22,7 +22,7 @@ class Page:
 
 
 def _chunks(path: Path) -> list[list[Any]]:
-    fields = footer.decode(footer.read_footer(path), str(path))
+    fields = thrift.decode(footer.read_footer(path), str(path))
     return [group[1][1].values for group in footer.row_groups_of(fields, str(path))]
 
 
@@ -41,11 +41,11 @@ def indexed_pages(path: Path) -> list[list[list[Page] | None]]:
             assert 6 not in chunk, "a column index without an offset index"
             return None
         at = chunk[4][1]
-        index = footer.decode(data[at : at + chunk[5][1]], str(path))
+        index = thrift.decode(data[at : at + chunk[5][1]], str(path))
         extremes: list[Any] = [None] * len(index[1][1].values)
         if 6 in chunk:
             at = chunk[6][1]
-            column = footer.decode(data[at : at + chunk[7][1]], str(path))
+            column = thrift.decode(data[at : at + chunk[7][1]], str(path))
             extremes = list(zip(column[2][1].values, column[3][1].values, strict=True))
         return [
             Page(page[1][1], page[2][1], page[3][1], found)
@@ -65,8 +65,8 @@ def real_pages(path: Path) -> list[list[list[tuple[int, int, int]]]]:
         end = at + meta[7][1]
         found = []
         while at < end:
-            header = footer.decode(data[at : at + 65536], str(path))
-            size = len(footer.encode(header)) + header[3][1]
+            header = thrift.decode(data[at : at + 65536], str(path))
+            size = len(thrift.encode(header)) + header[3][1]
             if header[1][1] != _DICTIONARY_PAGE:
                 found.append((at, size, header[5][1][1][1]))
             at += size

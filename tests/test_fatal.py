@@ -19,8 +19,8 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError
-from pqcache.parquet import fatal
-from pqcache.parquet import footer as f
+from pqcache.parquet import fatal, footer
+from pqcache.parquet import thrift as t
 from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.statistics import footer_in
 
@@ -47,39 +47,39 @@ def footer_of(data: bytes) -> bytes:
     return data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
 
 
-def changed(data: bytes, change: Callable[[f.Struct], object], column: int = 0) -> bytes:
+def changed(data: bytes, change: Callable[[t.Struct], object], column: int = 0) -> bytes:
     """Return a file with ``change`` made to the chunk of a column in its last row group."""
-    fields = f.decode(footer_of(data), "x")
+    fields = t.decode(footer_of(data), "x")
     chunk = fields[4][1].values[-1][1][1].values[column]
     change(chunk)
-    return data[: -8 - len(footer_of(data))] + f.frame(fields)
+    return data[: -8 - len(footer_of(data))] + footer.frame(fields)
 
 
-def of_meta(change: Callable[[f.Struct], object]) -> Callable[[f.Struct], object]:
+def of_meta(change: Callable[[t.Struct], object]) -> Callable[[t.Struct], object]:
     return lambda chunk: change(chunk[3][1])
 
 
-def sizes(number: int, value: tuple[int, Any]) -> Callable[[f.Struct], object]:
-    def change(meta: f.Struct) -> None:
-        meta[16] = (f.STRUCT, dict(sorted({**meta[16][1], number: value}.items())))
+def sizes(number: int, value: tuple[int, Any]) -> Callable[[t.Struct], object]:
+    def change(meta: t.Struct) -> None:
+        meta[16] = (t.STRUCT, dict(sorted({**meta[16][1], number: value}.items())))
 
     return of_meta(change)
 
 
-def levels(count: int) -> tuple[int, f.Items]:
-    return f.LIST, f.Items(f.I64, [50] * count)
+def levels(count: int) -> tuple[int, t.Items]:
+    return t.LIST, t.Items(t.I64, [50] * count)
 
 
-DAMAGE: dict[str, tuple[Callable[[f.Struct], object], int, str]] = {
+DAMAGE: dict[str, tuple[Callable[[t.Struct], object], int, str]] = {
     "definition levels": (sizes(3, levels(3)), 0, "histogram"),
     "repetition levels": (sizes(2, levels(4)), 2, "histogram"),
-    "byte arrays": (sizes(1, (f.I64, 7)), 0, "byte arrays"),
-    "another type": (of_meta(lambda meta: meta.update({1: (f.I32, 1)})), 0, "type 1"),
-    "a type that is none": (of_meta(lambda meta: meta.update({1: (f.I32, 99)})), 0, "type 99"),
-    "a codec that is none": (of_meta(lambda meta: meta.update({4: (f.I32, 77)})), 1, "codec"),
-    "a short minimum": (of_meta(lambda meta: meta[12][1].update({6: (f.BINARY, b"abc")})), 0, "minimum"),
-    "an empty maximum": (of_meta(lambda meta: meta[12][1].update({5: (f.BINARY, b"")})), 6, "minimum"),
-    "a short decimal": (of_meta(lambda meta: meta[12][1].update({5: (f.BINARY, b"a")})), 4, "minimum"),
+    "byte arrays": (sizes(1, (t.I64, 7)), 0, "byte arrays"),
+    "another type": (of_meta(lambda meta: meta.update({1: (t.I32, 1)})), 0, "type 1"),
+    "a type that is none": (of_meta(lambda meta: meta.update({1: (t.I32, 99)})), 0, "type 99"),
+    "a codec that is none": (of_meta(lambda meta: meta.update({4: (t.I32, 77)})), 1, "codec"),
+    "a short minimum": (of_meta(lambda meta: meta[12][1].update({6: (t.BINARY, b"abc")})), 0, "minimum"),
+    "an empty maximum": (of_meta(lambda meta: meta[12][1].update({5: (t.BINARY, b"")})), 6, "minimum"),
+    "a short decimal": (of_meta(lambda meta: meta[12][1].update({5: (t.BINARY, b"a")})), 4, "minimum"),
 }
 
 

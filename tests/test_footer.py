@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
 from pqcache.parquet import footer as f
+from pqcache.parquet import thrift as t
 
 
 def footer_of(data: bytes) -> bytes:
@@ -66,49 +67,49 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_round_trip_is_byte_identical(name: str) -> None:
     data = footer_of(FILES[name])
-    assert f.encode(f.decode(data, name)) == data
+    assert t.encode(t.decode(data, name)) == data
 
 
 def test_partial_decoding_stops_early() -> None:
     data = footer_of(FILES["wide"])
-    fields = f.decode(data, "x", until=2)
+    fields = t.decode(data, "x", until=2)
     assert list(fields) == [1, 2]
-    assert fields[2] == f.decode(data, "x")[2]
-    assert f.decode(data[: len(data) // 2], "x", until=1) == {1: fields[1]}
+    assert fields[2] == t.decode(data, "x")[2]
+    assert t.decode(data[: len(data) // 2], "x", until=1) == {1: fields[1]}
 
 
-KINDS = st.sampled_from([f.BYTE, f.I16, f.I32, f.I64, f.DOUBLE, f.BINARY])
+KINDS = st.sampled_from([t.BYTE, t.I16, t.I32, t.I64, t.DOUBLE, t.BINARY])
 
 
 def scalars(kind: int) -> st.SearchStrategy[Any]:
-    bits = {f.I16: 16, f.I32: 32, f.I64: 64}.get(kind)
+    bits = {t.I16: 16, t.I32: 32, t.I64: 64}.get(kind)
     if bits:
         return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return {
-        f.BYTE: st.integers(0, 255),
-        f.DOUBLE: st.binary(min_size=8, max_size=8),
-        f.BINARY: st.binary(max_size=20),
+        t.BYTE: st.integers(0, 255),
+        t.DOUBLE: st.binary(min_size=8, max_size=8),
+        t.BINARY: st.binary(max_size=20),
     }[kind]
 
 
-def structs() -> st.SearchStrategy[f.Struct]:
+def structs() -> st.SearchStrategy[t.Struct]:
     scalar = KINDS.flatmap(lambda kind: st.tuples(st.just(kind), scalars(kind)))
-    boolean = st.tuples(st.just(f.BOOL), st.booleans())
+    boolean = st.tuples(st.just(t.BOOL), st.booleans())
 
-    def deeper(inner: st.SearchStrategy[f.Struct]) -> st.SearchStrategy[f.Struct]:
-        items = KINDS.flatmap(lambda k: st.builds(f.Items, st.just(k), st.lists(scalars(k), max_size=20)))
-        groups = st.builds(f.Items, st.just(f.STRUCT), st.lists(inner, max_size=17))
+    def deeper(inner: st.SearchStrategy[t.Struct]) -> st.SearchStrategy[t.Struct]:
+        items = KINDS.flatmap(lambda k: st.builds(t.Items, st.just(k), st.lists(scalars(k), max_size=20)))
+        groups = st.builds(t.Items, st.just(t.STRUCT), st.lists(inner, max_size=17))
         pairs = st.tuples(KINDS, KINDS).flatmap(
             lambda kinds: st.lists(st.tuples(*map(scalars, kinds)), max_size=3).map(
-                lambda values: f.Pairs(kinds if values else (0, 0), values)
+                lambda values: t.Pairs(kinds if values else (0, 0), values)
             )
         )
         value = st.one_of(
             scalar,
             boolean,
-            st.tuples(st.just(f.STRUCT), inner),
-            st.tuples(st.sampled_from([f.LIST, f.SET]), st.one_of(items, groups)),
-            st.tuples(st.just(f.MAP), pairs),
+            st.tuples(st.just(t.STRUCT), inner),
+            st.tuples(st.sampled_from([t.LIST, t.SET]), st.one_of(items, groups)),
+            st.tuples(st.just(t.MAP), pairs),
         )
         return st.dictionaries(st.integers(-5, 200), value, max_size=6)
 
@@ -117,17 +118,17 @@ def structs() -> st.SearchStrategy[f.Struct]:
 
 @settings(max_examples=200, deadline=None)
 @given(structs())
-def test_any_struct_survives(fields: f.Struct) -> None:
-    data = f.encode(fields)
-    assert f.decode(data, "x") == fields
-    assert f.encode(f.decode(data, "x")) == data
+def test_any_struct_survives(fields: t.Struct) -> None:
+    data = t.encode(fields)
+    assert t.decode(data, "x") == fields
+    assert t.encode(t.decode(data, "x")) == data
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
 def test_noise_raises_or_decodes(data: bytes) -> None:
     with blaming("noise.parquet"):
-        fields = f.decode(data, "noise.parquet")
+        fields = t.decode(data, "noise.parquet")
         f.schema_of(fields, "noise.parquet")
         f.row_groups_of(fields, "noise.parquet")
 
@@ -139,7 +140,7 @@ def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataO
     for _ in range(data.draw(st.integers(1, 4))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
     with blaming("bad.parquet"):
-        fields = f.decode(bytes(broken), "bad.parquet")
+        fields = t.decode(bytes(broken), "bad.parquet")
         schema = f.schema_of(fields, "bad.parquet")
         leaves = f.leaves_of(schema, "bad.parquet")
         f.with_names_of(schema, schema, "bad.parquet")
@@ -166,17 +167,17 @@ HOSTILE = {
 def test_hostile_footers_fail_fast(name: str) -> None:
     begin = time.perf_counter()
     with pytest.raises(ParquetError, match=r"evil\.parquet"):
-        f.decode(HOSTILE[name], "evil.parquet")
+        t.decode(HOSTILE[name], "evil.parquet")
     assert time.perf_counter() - begin < 1
 
 
 def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f, "_MAX_VALUES", 1000)
+    monkeypatch.setattr(t, "_MAX_VALUES", 1000)
     many = bytes([0x19, 0xFC]) + b"\xd0\x0f" + bytes(2000)  # 2,000 empty structs
     with pytest.raises(ParquetError, match="more than 1,000 values"):
-        f.decode(many, "x")
-    monkeypatch.setattr(f, "_MAX_VALUES", 10_000)
-    assert len(f.decode(many + b"\0", "x")[1][1].values) == 2000
+        t.decode(many, "x")
+    monkeypatch.setattr(t, "_MAX_VALUES", 10_000)
+    assert len(t.decode(many + b"\0", "x")[1][1].values) == 2000
 
 
 @pytest.mark.parametrize(
@@ -185,13 +186,13 @@ def test_the_number_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     ids=["no child", "one too few", "one too many", "too deep", "negative", "huge"],
 )
 def test_schemas_that_are_no_tree_are_refused(children: list[int]) -> None:
-    schema: list[f.Struct] = [{4: (f.BINARY, b"e"), 5: (f.I32, count)} for count in children]
+    schema: list[t.Struct] = [{4: (t.BINARY, b"e"), 5: (t.I32, count)} for count in children]
     with pytest.raises(ParquetError, match=r"evil\.parquet"):
         f.leaves_of(schema, "evil.parquet")
 
 
 def test_leaves_match_pyarrow() -> None:
-    schema = f.schema_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
+    schema = f.schema_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
     leaves = f.leaves_of(schema, "x")
     theirs = pq.read_metadata(io.BytesIO(FILES["plain"])).schema
     assert len(leaves) == len(theirs)
@@ -207,7 +208,7 @@ def test_leaves_match_pyarrow() -> None:
 def test_moved_row_groups_read_the_same(name: str) -> None:
     """Put 1,000 bytes of padding before the pages and shift: pyarrow must find everything."""
     data = FILES[name]
-    fields = f.decode(footer_of(data), name)
+    fields = t.decode(footer_of(data), name)
     groups = [f.moved(g, 1000, n, None, name) for n, g in enumerate(f.row_groups_of(fields, name))]
     rows = sum(group[3][1] for group in groups)
     end = f.assembled(fields, f.schema_of(fields, name), groups, rows, {b"only": b"this", b"bare": None})
@@ -224,35 +225,35 @@ def test_moved_row_groups_read_the_same(name: str) -> None:
 
 
 def test_encoded_groups_assemble_the_same() -> None:
-    fields = f.decode(footer_of(FILES["page index"]), "x")
+    fields = t.decode(footer_of(FILES["page index"]), "x")
     groups = f.row_groups_of(fields, "x")
     schema = f.schema_of(fields, "x")
     plain = f.assembled(fields, schema, groups, 100, {})
-    packed = f.assembled(fields, schema, [f.encode(group) for group in groups], 100, {})
+    packed = f.assembled(fields, schema, [t.encode(group) for group in groups], 100, {})
     assert f.frame(plain) == f.frame(packed)
 
 
 def test_moving_treats_dictionary_offset_zero_as_none() -> None:
-    (group, *_) = f.row_groups_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
+    (group, *_) = f.row_groups_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
     meta = group[1][1].values[0][3][1]
-    meta[11] = (f.I64, 0)
+    meta[11] = (t.I64, 0)
     moved = f.moved(group, 5, 0, None, "x")[1][1].values[0][3][1]
     assert 11 not in moved
-    assert moved[9] == (f.I64, meta[9][1] + 5)
+    assert moved[9] == (t.I64, meta[9][1] + 5)
 
 
 @pytest.mark.parametrize("field", [1, 8, 9])
 def test_chunks_elsewhere_or_encrypted_are_not_moved(field: int) -> None:
-    (group, *_) = f.row_groups_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
-    group[1][1].values[1][field] = (f.BINARY, b"other.parquet")
+    (group, *_) = f.row_groups_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
+    group[1][1].values[1][field] = (t.BINARY, b"other.parquet")
     with pytest.raises(ParquetError, match=r"here\.parquet.*encrypted or in another file"):
         f.moved(group, 5, 0, None, "here.parquet")
 
 
 def test_names_are_kept_only_where_levels_agree() -> None:
-    def schema_of(kind: pa.DataType, nullable: bool = True) -> list[f.Struct]:
+    def schema_of(kind: pa.DataType, nullable: bool = True) -> list[t.Struct]:
         empty = pa.schema([pa.field("v", kind, nullable)]).empty_table()
-        return f.schema_of(f.decode(footer_of(parquet(empty)), "x"), "x")
+        return f.schema_of(t.decode(footer_of(parquet(empty)), "x"), "x")
 
     ints, required = pa.list_(pa.int32()), pa.list_(pa.field("renamed", pa.int32(), nullable=False))
     assert f.with_names_of(schema_of(ints), schema_of(required), "x") is None
@@ -290,12 +291,12 @@ def test_read_footer(tmp_path: Path) -> None:
 
 
 def test_many_row_groups_have_ordinals_only_while_they_fit() -> None:
-    (group, *_) = f.row_groups_of(f.decode(footer_of(FILES["plain"]), "x"), "x")
-    assert f.moved(group, 0, 32_767, None, "x")[7] == (f.I16, 32_767)
+    (group, *_) = f.row_groups_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
+    assert f.moved(group, 0, 32_767, None, "x")[7] == (t.I16, 32_767)
     assert 7 not in f.moved(group, 0, 32_768, None, "x")
 
 
 def test_numpy_is_not_needed_to_hold_large_numbers() -> None:
     limits = [int(np.iinfo(np.int64).min), -1, 0, int(np.iinfo(np.int64).max)]
-    fields: f.Struct = {number + 1: (f.I64, value) for number, value in enumerate(limits)}
-    assert f.decode(f.encode(fields), "x") == fields
+    fields: t.Struct = {number + 1: (t.I64, value) for number, value in enumerate(limits)}
+    assert t.decode(t.encode(fields), "x") == fields

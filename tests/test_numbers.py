@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.memory import Pool
-from pqcache.parquet import footer, numbers, stitch
+from pqcache.parquet import numbers, stitch, thrift
 from pqcache.parquet.encodings import LIMITED, Encodings
 from pqcache.parquet.options import RewriteOptions
 from pqcache.parquet.rewrite import rewrite_directory
@@ -75,7 +75,7 @@ def test_every_byte_is_as_pyarrow_writes_it(kind: pa.DataType, nullable: bool, p
     assert own.fields == places
     assert own.offsets == its.offsets
     assert isinstance(own.columns, dict)
-    assert footer.encode(own.columns) == its.columns
+    assert thrift.encode(own.columns) == its.columns
     assert b"".join(own.data) == b"".join(its.data)
     assert own.size == sum(map(len, own.data))
 

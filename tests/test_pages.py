@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.memory import Pool
-from pqcache.parquet import footer
-from pqcache.parquet.pages import Leaf, Reader, leaf_of, unpacked
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.page import unpacked
+from pqcache.parquet.pages import Leaf, Reader, leaf_of
 from pqcache.parquet.views import views_of
 
 KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
@@ -297,7 +298,7 @@ def test_levels_are_unpacked(runs: list[tuple[bool, int, int]], count: int) -> N
 
 def _varint(number: int) -> bytes:
     out = bytearray()
-    footer.put_varint(out, number)
+    thrift.put_varint(out, number)
     return bytes(out)
 
 
@@ -349,21 +350,21 @@ def test_levels_longer_than_their_page_are_left_to_pyarrow(tmp_path: Path, versi
         numbers = {1: 0 if version == 1 else 3, 2: len(body), 3: len(body)}
         first = {1: counts[0], 2: 0, 3: 3, 4: 3}
         second = {1: counts[1], 2: 0, 3: 10, 4: 0, 5: length, 6: 0}
-        header: footer.Struct = {key: (footer.I32, number) for key, number in numbers.items()}
+        header: thrift.Struct = {key: (thrift.I32, number) for key, number in numbers.items()}
         if version == 1 or counts[0] != 10:
-            header[5] = (footer.STRUCT, {key: (footer.I32, number) for key, number in first.items()})
+            header[5] = (thrift.STRUCT, {key: (thrift.I32, number) for key, number in first.items()})
         if version == 2:
-            about: footer.Struct = {key: (footer.I32, number) for key, number in second.items()}
-            header[8] = (footer.STRUCT, {**about, 7: (footer.BOOL, False)})
-        return footer.encode(header) + body
+            about: thrift.Struct = {key: (thrift.I32, number) for key, number in second.items()}
+            header[8] = (thrift.STRUCT, {**about, 7: (thrift.BOOL, False)})
+        return thrift.encode(header) + body
 
     def stored(data: bytes) -> np.ndarray[Any, Any] | None:
         pq.write_table(pa.table({"t": values}), path, compression="none", use_dictionary=False, write_statistics=False)
         tail = path.read_bytes()
         size = int.from_bytes(tail[-8:-4], "little")
-        about = footer.decode(tail[-8 - size : -8], "t")
+        about = thrift.decode(tail[-8 - size : -8], "t")
         meta = about[4][1].values[0][1][1].values[0][3][1]
-        meta[6] = meta[7] = (footer.I64, len(data))
+        meta[6] = meta[7] = (thrift.I64, len(data))
         path.write_bytes(footer.MAGIC + data + footer.frame(about))
         return read(path, 0)
 

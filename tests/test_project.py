@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.project import fetch_projected
@@ -244,8 +244,8 @@ def test_rows_are_filtered_as_duckdb_does(tmp_path: Path, writer: str) -> None:
         assert table.to_pylist() == expected.to_pylist(), where
         assert duckdb.sql(f"select count(*) from '{remote.target}'").fetchall() == [(len(wanted),)]
         assert len(pd.read_parquet(remote.target)) == len(wanted)
-        elements = footer.schema_of(footer.decode(footer.read_footer(remote.target), "out"), "out")
-        before = footer.schema_of(footer.decode(footer.read_footer(remote.path), "in"), "in")
+        elements = footer.schema_of(thrift.decode(footer.read_footer(remote.target), "out"), "out")
+        before = footer.schema_of(thrift.decode(footer.read_footer(remote.path), "in"), "in")
         assert all(element in before for element in elements[1:])
 
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.options import RewriteOptions
 from pqcache.parquet.rewrite import RewriteResult, fits, rewrite_directory, row_group_bytes
 from tests.pages import index_spans
@@ -427,7 +427,7 @@ def edited(path: Path, change: Any) -> None:
     """Rewrite the footer of ``path`` by ``change(fields)``."""
     data = path.read_bytes()
     length = int.from_bytes(data[-8:-4], "little")
-    fields = footer.decode(data[-8 - length : -8], "test")
+    fields = thrift.decode(data[-8 - length : -8], "test")
     change(fields)
     path.write_bytes(data[: -8 - length] + footer.frame(fields))
 
@@ -444,15 +444,15 @@ def test_legacy_lists_and_annotations_stay(tmp_path: Path) -> None:
     )
     pq.write_table(table, source, row_group_size=999, store_schema=False)
 
-    def legacy(fields: footer.Struct) -> None:
+    def legacy(fields: thrift.Struct) -> None:
         root, outer, _, leaf, enum = fields[2][1].values
-        array = {**leaf, 3: (footer.I32, 2), 4: (footer.BINARY, b"array")}
+        array = {**leaf, 3: (thrift.I32, 2), 4: (thrift.BINARY, b"array")}
         fields[2] = (
-            footer.LIST,
-            footer.Items(footer.STRUCT, [root, outer, dict(sorted(array.items())), {**enum, 6: (footer.I32, 4)}]),
+            thrift.LIST,
+            thrift.Items(thrift.STRUCT, [root, outer, dict(sorted(array.items())), {**enum, 6: (thrift.I32, 4)}]),
         )
         for group in fields[4][1].values:
-            group[1][1].values[0][3][1][3] = (footer.LIST, footer.Items(footer.BINARY, [b"l", b"array"]))
+            group[1][1].values[0][3][1][3] = (thrift.LIST, thrift.Items(thrift.BINARY, [b"l", b"array"]))
 
     edited(source, legacy)
     metadata = pq.read_metadata(source)

@@ -20,7 +20,7 @@ import pytest
 import pqcache
 from pqcache import cli
 from pqcache.events import Damaged, Fetched
-from pqcache.parquet import footer as thrift
+from pqcache.parquet import footer, thrift
 from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Snapshot
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import write_manifest
@@ -229,8 +229,8 @@ def test_an_untrue_statistic_and_row_count_are_found(cache: Path, snapshot: Snap
     path = snapshot.path / entry.path
     data = path.read_bytes()
     low = (0).to_bytes(8, "little")  # ids begin at 0: the minimum is written as eight zero bytes
-    fields = thrift.decode(thrift.read_footer(path), str(path))
-    chunk = thrift.row_groups_of(fields, str(path))[0][1][1].values[0]
+    fields = thrift.decode(footer.read_footer(path), str(path))
+    chunk = footer.row_groups_of(fields, str(path))[0][1][1].values[0]
     statistics = chunk[3][1][12][1]
     assert statistics[6][1] == low
     encoded = thrift.encode(fields)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.dense import changed, changes
 from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.schema import conformed
@@ -45,7 +45,7 @@ class Source:
     size: int
     metadata: pq.FileMetaData
     schema: pa.Schema
-    elements: list[footer.Struct]
+    elements: list[thrift.Struct]
     int96: str
 
 
@@ -111,7 +111,7 @@ def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[Source]:
 
 def _sources(paths: Sequence[Path], unit: str) -> list[Source]:
     shares = [paths[first : first + _FOOTERS_IN_TURN] for first in range(0, len(paths), _FOOTERS_IN_TURN)]
-    known: dict[bytes, list[footer.Struct]] = {}
+    known: dict[bytes, list[thrift.Struct]] = {}
     found: list[Source] = []
 
     def ends(share: Sequence[Path]) -> list[tuple[Path, bytes, int]]:
@@ -126,7 +126,7 @@ def _sources(paths: Sequence[Path], unit: str) -> list[Source]:
 
 
 def _source(
-    path: Path, data: bytes, size: int, unit: str, known: dict[bytes, list[footer.Struct]], before: Source | None
+    path: Path, data: bytes, size: int, unit: str, known: dict[bytes, list[thrift.Struct]], before: Source | None
 ) -> Source:
     """Return a source; what it has in common with the one ``before`` is the same object, so that both are alike."""
     elements = footer.elements_in(data, str(path), known)

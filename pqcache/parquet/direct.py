@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from pqcache.parquet import fields
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages import data_page_header, is_text, run_of
+from pqcache.parquet.page import data_page_header, run_of
+from pqcache.parquet.schema import is_text
+from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.views import INLINE, WORTH, bytes_in, is_view, stretches
 from pqcache.parquet.weigh import offsets_of
 

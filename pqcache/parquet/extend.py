@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from pqcache.parquet import footer
+from pqcache.parquet import thrift
 from pqcache.parquet.fields import CODEC, COMPRESSED, DATA, DICTIONARY, DICTIONARY_PAGE, PAGES, UNCOMPRESSED
-from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages import is_text
+from pqcache.parquet.schema import is_text
 from pqcache.parquet.stitch import Chunk
+from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 
 _DICTIONARY_ENCODINGS = (2, 8)
 _CODECS = {0: None, 1: "snappy", 6: "zstd", 7: "lz4_raw"}
@@ -92,7 +92,7 @@ def _dictionary_page(chunk: Chunk, meta: Struct) -> _Page | None:
         return None
     size = meta[DATA][1]
     page = bytes(chunk.data[0][:size])
-    header, length = footer.decode_first(page, "a dictionary page")
+    header, length = thrift.decode_first(page, "a dictionary page")
     codec, whole = _CODECS[meta[CODEC][1]], header[2][1]
     body = page[length:]
     values = body if codec is None or not whole else pa.Codec(codec).decompress(body, whole).to_pybytes()

@@ -20,8 +20,8 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import footer
-from pqcache.parquet.footer import BINARY, BOOL, BYTE, DOUBLE, I16, I32, I64, LIST, MAP, SET, STRUCT
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.thrift import BINARY, BOOL, BYTE, DOUBLE, I16, I32, I64, LIST, MAP, SET, STRUCT
 
 _FALSE = 2
 _MAX_DEPTH = 32
@@ -71,8 +71,8 @@ class _Start:
     @cached_property
     def usual_orders(self) -> bytes:
         """The list of as many orders, each by the type, as there are leaves."""
-        order: footer.Struct = {1: (STRUCT, {})}
-        return footer.encode({1: (LIST, footer.Items(STRUCT, [order] * len(self.leaves)))})[1:-1]
+        order: thrift.Struct = {1: (STRUCT, {})}
+        return thrift.encode({1: (LIST, thrift.Items(STRUCT, [order] * len(self.leaves)))})[1:-1]
 
 
 _Check = Callable[[bytes, int, Any], int]
@@ -106,7 +106,7 @@ def check_footer(data: bytes, name: str) -> bytes:
 
 
 def _start_of(data: bytes, name: str) -> _Start:
-    fields, end = footer.decode_first(data, name, until=2)
+    fields, end = thrift.decode_first(data, name, until=2)
     schema = footer.schema_of(fields, name)
     if 4 in fields:
         raise ValueError("its row groups are before its schema")
@@ -114,7 +114,7 @@ def _start_of(data: bytes, name: str) -> _Start:
     return _Start(data[:end], [_leaf_of(schema[leaf.element], leaf) for leaf in leaves])
 
 
-def _leaf_of(element: footer.Struct, leaf: footer.Leaf) -> _Leaf:
+def _leaf_of(element: thrift.Struct, leaf: footer.Leaf) -> _Leaf:
     kind = element[1][1]
     width = _WIDTHS.get(kind, 0)
     logical = element[10][1] if 10 in element and element[10][0] == STRUCT else {}
@@ -122,7 +122,7 @@ def _leaf_of(element: footer.Struct, leaf: footer.Leaf) -> _Leaf:
         width = max(0, element[2][1]) if 2 in element else 0  # nobody asks for others, and some writers cut them off
     if not {1, 2}.issuperset(leaf.shape):
         raise ValueError("a column that is neither optional nor repeated nor required")
-    path = footer.encode({3: (LIST, footer.Items(BINARY, list(leaf.path)))})[1:-1]
+    path = thrift.encode({3: (LIST, thrift.Items(BINARY, list(leaf.path)))})[1:-1]
     return _Leaf(kind, width, leaf.shape.count(2) + 1, len(leaf.shape) + 1, b"\x19" + path)
 
 

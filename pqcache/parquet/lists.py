@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.memory import Pool
-from pqcache.parquet import fields, footer
+from pqcache.parquet import fields, footer, thrift
 from pqcache.parquet.direct import Pages
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages import data_page_header, run_of
+from pqcache.parquet.page import data_page_header, run_of
+from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.weigh import offsets_of
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
@@ -112,7 +112,7 @@ def _flat(pages: list[pa.Array], special: str | None, memory: Pool) -> Iterator[
     file = plain.file(pa.table([pa.chunked_array(pages)], schema), memory, batch=max(map(len, pages)))
     begin = len(footer.MAGIC)
     for _ in pages:
-        header, size = footer.decode_first(bytes(file[begin : begin + _HEADER]), "a page")
+        header, size = thrift.decode_first(bytes(file[begin : begin + _HEADER]), "a page")
         about, end = header[5][1], begin + size + header[2][1]
         yield about[1][1], about[2][1], file[begin + size : end]
         begin = end
@@ -128,6 +128,6 @@ def _codec(name: str, level: int | None) -> pa.Codec:
 def _repetitions(rows: int, length: int) -> bytes:
     """Return the repetition levels of lists: 0 for the first value of each and 1 for the others, as runs."""
     run = bytearray((1 << 1, 0))
-    footer.put_varint(run, (length - 1) << 1)
+    thrift.put_varint(run, (length - 1) << 1)
     run.append(1)
     return (rows * len(run)).to_bytes(4, "little") + run * rows

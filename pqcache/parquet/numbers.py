@@ -17,8 +17,8 @@ from pqcache.memory import Block
 from pqcache.parquet import fields
 from pqcache.parquet.direct import Pages
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.footer import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages import data_page_header, run_of
+from pqcache.parquet.page import data_page_header, run_of
+from pqcache.parquet.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 
 _ROWS = 20_000  # of a page, as pyarrow has them
 _PHYSICAL = {"<i4": 1, "<u4": 1, "<i8": 2, "<u8": 2, "<f4": 4, "<f8": 5}

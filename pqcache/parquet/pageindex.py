@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pqcache.parquet import footer
+from pqcache.parquet import thrift
 from pqcache.parquet.fields import COLUMN_INDEX, OFFSET_INDEX
 
 
@@ -22,16 +22,16 @@ class PageIndex:
     offsets: Mapping[int, bytes]
 
 
-def shifted(offsets: Mapping[int, footer.Struct], columns: Mapping[int, bytes], delta: int) -> PageIndex | None:
+def shifted(offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], delta: int) -> PageIndex | None:
     """Return the indexes of a row group whose pages are to lie ``delta`` bytes later; None where there are none."""
     moved = {}
     for number, index in offsets.items():
-        pages = [{**page, 1: (footer.I64, page[1][1] + delta)} for page in index[1][1].values]
-        moved[number] = footer.encode({**index, 1: (footer.LIST, footer.Items(footer.STRUCT, pages))})
+        pages = [{**page, 1: (thrift.I64, page[1][1] + delta)} for page in index[1][1].values]
+        moved[number] = thrift.encode({**index, 1: (thrift.LIST, thrift.Items(thrift.STRUCT, pages))})
     return PageIndex(columns, moved) if moved else None
 
 
-def placed(groups: Mapping[int, footer.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
+def placed(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
     """Return the bytes of ``indexes`` as they follow at ``position``, and have the row groups point to them."""
     out = bytearray()
     for place in (COLUMN_INDEX, OFFSET_INDEX):
@@ -39,7 +39,7 @@ def placed(groups: Mapping[int, footer.Struct], indexes: Mapping[int, PageIndex]
             found = indexes[number].columns if place is COLUMN_INDEX else indexes[number].offsets
             chunks = group[1][1].values
             for column, data in found.items():
-                more = {place[0]: (footer.I64, position + len(out)), place[1]: (footer.I32, len(data))}
+                more = {place[0]: (thrift.I64, position + len(out)), place[1]: (thrift.I32, len(data))}
                 chunks[column] = dict(sorted({**chunks[column], **more}.items()))
                 out += data
     return bytes(out)

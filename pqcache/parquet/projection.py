@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import footer
-from pqcache.parquet.footer import BINARY, I16, I32, I64, LIST, MAGIC, STRUCT, Items, Struct
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.footer import MAGIC
 from pqcache.parquet.rowfile import ARROW_SCHEMA, arrow_schema
+from pqcache.parquet.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct
 
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 # PARQUET-816: they left the dictionary's page header out of a chunk's size, so readers read a bit more.
@@ -90,7 +91,7 @@ def project(
             raise _damaged(name, f"row group {number} has not one chunk for each column")
         group, more = _placed(all_groups[number], leaves, position, ordinal + len(placed), limit, extra, name)
         rows += number_of(group, 3, name)
-        placed.append(footer.encode(group))
+        placed.append(thrift.encode(group))
         spans += more
         position += sum(span.length for span in more)
         if position - start > limit + extra * len(spans):

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pqcache.disk import fsync_path, link_or_copy
 from pqcache.errors import ParquetError, PqcacheError, UsageError
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.ahead import Stretch, joined, prefetched
 from pqcache.parquet.decode import Piece, Run, Source, has_int96, kinds, pieces, runs, sources_of
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
@@ -316,7 +316,7 @@ def _layout(opened: list[Source], declared: pa.Schema) -> Layout:
     return Layout(working(declared), declared, elements, keyvalues)
 
 
-def _elements(source: Source, declared: pa.Schema, names: set[str]) -> list[footer.Struct]:
+def _elements(source: Source, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
     """Return the source's schema elements, with those of the columns ``names`` made for ``declared``."""
     new = elements_of(working(declared))
     result = [source.elements[0]]

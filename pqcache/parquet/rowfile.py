@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from pqcache.checksum import Checksum, new_checksum
 from pqcache.errors import PqcacheError
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.growing import GrowingFile
 from pqcache.parquet.keyvalues import RangeIndex, with_range
@@ -43,7 +43,7 @@ class Layout:
 
     working: pa.Schema
     declared: pa.Schema
-    elements: list[footer.Struct] | None
+    elements: list[thrift.Struct] | None
     keyvalues: Mapping[bytes, bytes | None]
     described: pa.Schema | None = None
     index: RangeIndex | None = None
@@ -60,8 +60,8 @@ class Form:
         orders: how minima and maxima of each leaf compare.
     """
 
-    template: footer.Struct
-    schema: list[footer.Struct]
+    template: thrift.Struct
+    schema: list[thrift.Struct]
     paths: list[tuple[bytes, ...]]
     tops: npt.NDArray[np.int64]
     orders: list[Order]
@@ -92,14 +92,14 @@ def form_of(layout: Layout, plain: Encodings) -> Form:
     return Form(template, schema, [leaf.path for leaf in leaves], tops, orders_of(template, "the new schema"))
 
 
-def _footer_of(schema: pa.Schema, plain: Encodings) -> footer.Struct:
+def _footer_of(schema: pa.Schema, plain: Encodings) -> thrift.Struct:
     sink = pa.BufferOutputStream()
     plain.open(sink, schema).close()
     data = sink.getvalue().to_pybytes()
-    return footer.decode(data[-8 - int.from_bytes(data[-8:-4], "little") : -8], "the new schema")
+    return thrift.decode(data[-8 - int.from_bytes(data[-8:-4], "little") : -8], "the new schema")
 
 
-def elements_of(schema: pa.Schema) -> list[footer.Struct]:
+def elements_of(schema: pa.Schema) -> list[thrift.Struct]:
     """Return the Parquet schema elements that pyarrow writes for ``schema``."""
     return footer.schema_of(_footer_of(schema, Encodings()), "the new schema")
 
@@ -147,9 +147,9 @@ class RowGroupFile:
     cached: bool = False
     position: int = len(footer.MAGIC)
     rows: int = 0
-    groups: list[footer.Struct | bytes] = field(default_factory=list)
+    groups: list[thrift.Struct | bytes] = field(default_factory=list)
     indexes: dict[int, PageIndex] = field(default_factory=dict)
-    template: footer.Struct | None = None
+    template: thrift.Struct | None = None
     checksum: Checksum = field(default_factory=new_checksum)
     file: GrowingFile | None = None
     writing: Future[None] | None = None
@@ -182,7 +182,7 @@ class RowGroupFile:
         index = shifted(found.offsets, found.columns, delta)
         if index is not None:
             self.indexes[len(self.groups)] = index
-        self.groups.append(footer.encode(group) if index is None else group)
+        self.groups.append(thrift.encode(group) if index is None else group)
         self.rows += found.rows
 
     def pause(self) -> str:

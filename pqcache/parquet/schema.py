@@ -126,6 +126,11 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     return found
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a type is string or binary of any size."""
+    return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(
         pt.is_list(kind)

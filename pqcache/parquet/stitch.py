@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.memory import Pool
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.direct import Pages, is_direct, pages_of
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.fields import (
@@ -35,10 +35,10 @@ from pqcache.parquet.fields import (
     UNCOMPRESSED,
     VALUES,
 )
-from pqcache.parquet.footer import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.lists import length_of, pages_of_lists
 from pqcache.parquet.numbers import is_plain, pages_of_numbers
 from pqcache.parquet.statistics import leaves_in
+from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.views import without_views
 
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
@@ -112,7 +112,7 @@ def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> l
     data = encodings.file(table, memory, page_index=True)
     end = len(data) - 8
     length = int.from_bytes(data[end : end + 4], "little")
-    (group,) = footer.row_groups_of(footer.decode(bytes(data[end - length : end]), name), name)
+    (group,) = footer.row_groups_of(thrift.decode(bytes(data[end - length : end]), name), name)
 
     def index(chunk: Struct, place: tuple[int, int]) -> bytes | None:
         start = chunk[place[0]][1] if place[0] in chunk else 0
@@ -124,7 +124,7 @@ def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> l
         start = min(meta[field][1] for field in (DATA, DICTIONARY) if field in meta)
         size = meta[COMPRESSED][1]
         stored = index(chunk, OFFSET_INDEX)
-        offsets = None if stored is None else footer.decode(stored, name)
+        offsets = None if stored is None else thrift.decode(stored, name)
         for page in () if offsets is None else offsets[1][1].values:
             page[1] = (I64, page[1][1] - start)
         fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
@@ -192,7 +192,7 @@ def _added(metas: Sequence[Struct], order: Order) -> Struct:
     if len(metas) == 1:
         return first
     found = dict(first)
-    found[ENCODINGS] = (LIST, Items(footer.I32, list(dict.fromkeys(_each(metas, ENCODINGS)))))
+    found[ENCODINGS] = (LIST, Items(thrift.I32, list(dict.fromkeys(_each(metas, ENCODINGS)))))
     for field in (VALUES, UNCOMPRESSED, COMPRESSED):
         found[field] = (I64, sum(meta[field][1] for meta in metas))
     found.pop(STATISTICS, None)
@@ -204,7 +204,7 @@ def _added(metas: Sequence[Struct], order: Order) -> Struct:
         for page in _each(metas, PAGES):
             kind = page[1][1], page[2][1]
             counts[kind] = counts.get(kind, 0) + page[3][1]
-        pages = [{1: (footer.I32, a), 2: (footer.I32, b), 3: (footer.I32, n)} for (a, b), n in counts.items()]
+        pages = [{1: (thrift.I32, a), 2: (thrift.I32, b), 3: (thrift.I32, n)} for (a, b), n in counts.items()]
         found[PAGES] = (LIST, Items(STRUCT, pages))
     found.pop(SIZES, None)
     if all(SIZES in meta for meta in metas):
@@ -276,14 +276,14 @@ def _columns(chunks: Sequence[Chunk], order: Order) -> bytes | None:
     if len(stored) < len(chunks):
         return None
     if len(stored) == 1:
-        return stored[0] if isinstance(stored[0], bytes) else footer.encode(stored[0])
-    found = [footer.decode(index, "a page index") if isinstance(index, bytes) else index for index in stored]
+        return stored[0] if isinstance(stored[0], bytes) else thrift.encode(stored[0])
+    found = [thrift.decode(index, "a page index") if isinstance(index, bytes) else index for index in stored]
     result: Struct = {}
     for field, (kind, value) in found[0].items():
         if kind == LIST and all(field in index for index in found):
             result[field] = (LIST, Items(value.kind, list(_each(found, field))))
-    result[4] = (footer.I32, _boundary_order(found, order))
-    return footer.encode(dict(sorted(result.items())))
+    result[4] = (thrift.I32, _boundary_order(found, order))
+    return thrift.encode(dict(sorted(result.items())))
 
 
 def _boundary_order(indexes: Sequence[Struct], order: Order) -> int:
@@ -292,7 +292,7 @@ def _boundary_order(indexes: Sequence[Struct], order: Order) -> int:
         (order(low), order(high))
         for index in indexes
         for empty, low, high in zip(index[1][1].values, index[2][1].values, index[3][1].values, strict=True)
-        if empty != footer.BOOL
+        if empty != thrift.BOOL
     ]
     if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
         return ASCENDING

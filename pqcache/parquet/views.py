@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.memory import Pool
-from pqcache.parquet.pages import UNREADABLE, ByteArrays, Leaf, Reader, is_text, leaf_of
+from pqcache.parquet.pages import UNREADABLE, ByteArrays, Leaf, Reader, leaf_of
+from pqcache.parquet.schema import is_text
 
 WORTH = 2048  # bytes of a value, from which on it is read and written like this
 INLINE = 12  # bytes that a view holds itself

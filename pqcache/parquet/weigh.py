@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.pages import is_text
+from pqcache.parquet.schema import is_text
 from pqcache.parquet.views import bytes_in, is_view
 
 Floats = npt.NDArray[np.float64]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, restored
-from pqcache.parquet.pages import is_text
+from pqcache.parquet.schema import is_text
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8

@@ -17,7 +17,8 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.memory import Pool
 from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.footer import read_footer
-from pqcache.parquet.pages import Leaf, Reader, is_text, leaf_of
+from pqcache.parquet.pages import Leaf, Reader, leaf_of
+from pqcache.parquet.schema import is_text
 from pqcache.parquet.views import views_of
 from pqcache.reader.columns import (
     Column,

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, as_list, dense_in
-from pqcache.parquet.pages import is_text
+from pqcache.parquet.schema import is_text
 from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored_as
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers

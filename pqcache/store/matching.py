@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet import footer
+from pqcache.parquet import footer, thrift
 from pqcache.parquet.decode import Source, open_source, sources_of
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.growing import WRITERS
@@ -107,7 +107,7 @@ class _Output:
     name: str
     wanted: Sequence[bool]
     positions: list[int]
-    fields: footer.Struct
+    fields: thrift.Struct
     limit: int
     layout: Layout
     form: Form
@@ -115,7 +115,7 @@ class _Output:
     as_integer: bool
     copies: bool
     encodings: Encodings | None = None
-    template: footer.Struct | None = None
+    template: thrift.Struct | None = None
     waiting: list[pa.Table] = field(default_factory=list)
     size: int = 0
     dictionaries: dict[str, int] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class _Output:
 
 def _output_of(opened: Source, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
     data = footer.read_footer(opened.path)
-    fields = footer.decode(data, name)
+    fields = thrift.decode(data, name)
     limit = opened.size - 8 - len(data)
     empty = project(fields, wanted, [], limit, name).fields
     elements = footer.schema_of(empty, name)

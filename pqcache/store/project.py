@@ -19,11 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
-from pqcache.parquet import footer
-from pqcache.parquet.footer import I64, LIST, MAGIC, STRUCT, Items, Struct
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.footer import MAGIC
 from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
 from pqcache.parquet.rowfile import told
 from pqcache.parquet.statistics import columns_table, footer_in, not_parquet, row_group_columns
+from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.store.condition import Condition, condition_columns
 from pqcache.store.manifest import SourceFile
 from pqcache.store.matching import condition_schema, write_matching
@@ -150,7 +151,7 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
     if limit < start:
         tail = b"".join(read(limit, start - limit)) + tail
         start = limit
-    fields = footer.decode(tail[limit - start : -8], name)
+    fields = thrift.decode(tail[limit - start : -8], name)
     if 8 in fields:
         raise ParquetError(f"{name}: columns are encrypted, which cannot be read; decrypt it first")
     schema = footer.schema_of(fields, name)
@@ -227,9 +228,9 @@ def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
 
 def _key(end: End, projection: Projection) -> str:
     """Return a name for what is fetched, so that another version's or other columns' bytes never mix with it."""
-    digest = hashlib.sha256(footer.encode(end.fields))
+    digest = hashlib.sha256(thrift.encode(end.fields))
     digest.update(repr((end.limit, projection.spans)).encode())
-    digest.update(footer.encode(projection.fields))
+    digest.update(thrift.encode(projection.fields))
     return digest.hexdigest()[:16]
 
 

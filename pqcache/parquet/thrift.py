@@ -1,0 +1,268 @@
+"""The compact protocol of thrift, in which Parquet's footers, page headers and page indexes are written.
+
+See https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md. The codec is generic: it keeps
+fields it does not know, so what goes in comes out byte for byte. Input is untrusted: whatever is wrong with it raises
+`ParquetError`, in time and memory proportional to its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pqcache.errors import ParquetError
+
+BOOL, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
+_FALSE = 2
+_VARINTS = (I16, I32, I64)
+_MAX_DEPTH = 32  # a footer nests eight deep
+_MAX_VALUES = 8_000_000  # a Python object takes some hundred bytes: this bounds what a hostile footer costs
+
+
+class Items(NamedTuple):
+    """A thrift list or set: the kind of its elements, and the elements."""
+
+    kind: int
+    values: list[Any]
+
+
+class Pairs(NamedTuple):
+    """A thrift map: the kinds of its keys and values, and the pairs."""
+
+    kinds: tuple[int, int]
+    values: list[tuple[Any, Any]]
+
+
+Struct = dict[int, tuple[int, Any]]
+"""A thrift struct: field id -> (kind, value), in the order of the bytes.
+
+A value is an int, bool, bytes (also for DOUBLE: its eight bytes), `Items`, `Pairs` or another `Struct`.
+"""
+
+
+class _Decoder:
+    """The compact protocol, read from ``data`` with every length checked before it is believed."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.at = 0
+        self.left = _MAX_VALUES
+
+    def varint(self) -> int:
+        byte = self.data[self.at]
+        self.at += 1
+        if byte < 0x80:  # most are
+            return byte
+        result, shift = byte & 0x7F, 7
+        while True:
+            byte = self.data[self.at]
+            self.at += 1
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return result & 0xFFFF_FFFF_FFFF_FFFF
+            shift += 7
+            if shift > 63:
+                raise ValueError("an integer of more than 64 bits")
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self.data):
+            raise IndexError
+        taken = self.data[self.at : end]
+        self.at = end
+        return taken
+
+    def value(self, kind: int, depth: int) -> Any:
+        if kind in _VARINTS:
+            number = self.varint()
+            return (number >> 1) ^ -(number & 1)
+        if kind == BINARY:
+            return self.take(self.varint())
+        if kind == STRUCT:
+            return self.struct(depth + 1)
+        if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list or map
+            return self.take(1)[0]
+        if kind == DOUBLE:
+            return self.take(8)
+        if kind in (LIST, SET):
+            return self.items(depth + 1)
+        if kind == MAP:
+            return self.pairs(depth + 1)
+        raise ValueError(f"a value of unknown kind {kind}")
+
+    def spend(self, count: int, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"values nested more than {_MAX_DEPTH} deep")
+        self.left -= count
+        if count > len(self.data) - self.at:  # an element takes a byte at least
+            raise IndexError
+        if self.left < 0:
+            raise ValueError(f"more than {_MAX_VALUES:,} values")
+
+    def items(self, depth: int) -> Items:
+        head = self.take(1)[0]
+        count = head >> 4
+        if count == 15:
+            count = self.varint()
+        kind = head & 15
+        self.spend(count, depth)
+        if kind in _VARINTS:
+            return Items(kind, [(number >> 1) ^ -(number & 1) for number in self.varints(count)])
+        if kind in (BOOL, _FALSE, BYTE):
+            return Items(kind, list(self.take(count)))
+        return Items(kind, [self.value(kind, depth) for _ in range(count)])
+
+    def varints(self, count: int) -> Iterator[int]:
+        data = self.data
+        for _ in range(count):
+            byte = data[self.at]
+            if byte < 0x80:
+                self.at += 1
+                yield byte
+            else:
+                yield self.varint()
+
+    def pairs(self, depth: int) -> Pairs:
+        count = self.varint()
+        if count == 0:
+            return Pairs((0, 0), [])
+        self.spend(2 * count, depth)
+        kinds = self.take(1)[0]
+        key, value = kinds >> 4, kinds & 15
+        return Pairs((key, value), [(self.value(key, depth), self.value(value, depth)) for _ in range(count)])
+
+    def struct(self, depth: int, until: int | None = None) -> Struct:
+        """Read one struct, or only its fields up to and including ``until``."""
+        result: Struct = {}
+        data, field = self.data, 0
+        self.spend(0, depth)
+        while True:
+            head = data[self.at]
+            self.at += 1
+            self.left -= 1
+            if self.left < 0:
+                raise ValueError(f"more than {_MAX_VALUES:,} values")
+            if head == 0:
+                return result
+            if head >> 4:
+                field += head >> 4
+            else:
+                number = self.varint()
+                field = (number >> 1) ^ -(number & 1)
+            kind = head & 15
+            if field in result:
+                raise ValueError(f"field {field} twice in one struct")
+            if kind in _VARINTS:
+                number = self.varint()
+                result[field] = (kind, (number >> 1) ^ -(number & 1))
+            elif kind in (BOOL, _FALSE):
+                result[field] = (BOOL, kind == BOOL)
+            else:
+                result[field] = (kind, self.value(kind, depth))
+            if field == until:
+                return result
+
+
+def put_varint(out: bytearray, number: int) -> None:
+    """Append ``number`` in as few bytes as hold it, seven bits in each."""
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+
+
+def _put_int(out: bytearray, number: int) -> None:
+    number = (number << 1) ^ (number >> 63)
+    if number < 0x80:  # most are
+        out.append(number)
+    else:
+        put_varint(out, number)
+
+
+def _put_value(out: bytearray, kind: int, value: Any) -> None:
+    if kind in _VARINTS:
+        _put_int(out, value)
+    elif kind == BINARY:
+        put_varint(out, len(value))
+        out += value
+    elif kind == STRUCT:
+        if isinstance(value, bytes):  # encoded before
+            out += value
+        else:
+            _put_struct(out, value)
+    elif kind in (LIST, SET):
+        _put_items(out, *value)
+    elif kind == MAP:
+        put_varint(out, len(value.values))
+        if value.values:
+            out.append(value.kinds[0] << 4 | value.kinds[1])
+        for key, element in value.values:
+            _put_value(out, value.kinds[0], key)
+            _put_value(out, value.kinds[1], element)
+    elif kind == DOUBLE:
+        out += value
+    else:
+        out.append(value)
+
+
+def _put_items(out: bytearray, kind: int, values: list[Any]) -> None:
+    if len(values) < 15:
+        out.append(len(values) << 4 | kind)
+    else:
+        out.append(0xF0 | kind)
+        put_varint(out, len(values))
+    if kind in (BOOL, _FALSE, BYTE):
+        out += bytes(values)
+    elif kind in _VARINTS:
+        for number in values:
+            _put_int(out, number)
+    elif kind == BINARY:
+        for value in values:
+            put_varint(out, len(value))
+            out += value
+    else:
+        for value in values:
+            _put_value(out, kind, value)
+
+
+def _put_struct(out: bytearray, fields: Struct) -> None:
+    before = 0
+    for field, (kind, value) in fields.items():
+        wire = kind if kind != BOOL else BOOL if value else _FALSE
+        if 0 < field - before <= 15:
+            out.append((field - before) << 4 | wire)
+        else:
+            out.append(wire)
+            _put_int(out, field)
+        if kind in _VARINTS:
+            _put_int(out, value)
+        elif kind != BOOL:
+            _put_value(out, kind, value)
+        before = field
+    out.append(0)
+
+
+def encode(fields: Struct) -> bytes:
+    """Return ``fields`` in the compact protocol."""
+    out = bytearray()
+    _put_struct(out, fields)
+    return bytes(out)
+
+
+def decode(data: bytes, name: str, until: int | None = None) -> Struct:
+    """Return the struct that ``data`` starts with, or its fields up to and including ``until``.
+
+    ``name`` is the file to blame in the `ParquetError` that anything malformed raises.
+    """
+    return decode_first(data, name, until)[0]
+
+
+def decode_first(data: bytes, name: str, until: int | None = None) -> tuple[Struct, int]:
+    """Return what `decode` returns, and how many bytes of ``data`` it takes."""
+    decoder = _Decoder(data)
+    try:
+        return decoder.struct(0, until), decoder.at
+    except IndexError:
+        raise ParquetError(f"{name}: the Parquet footer ends in the middle; fetch the file again") from None
+    except ValueError as error:
+        raise ParquetError(f"{name}: the Parquet footer is damaged ({error}); fetch the file again") from None
