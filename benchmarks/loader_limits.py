@@ -11,6 +11,7 @@ torch and do nothing.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -42,20 +43,24 @@ def small_groups(root: Path) -> None:
         pq.write_table(pa.table(columns), root / f"{file:03d}.parquet", row_group_size=100)
 
 
-def large_rows(root: Path, rows: int = 40_000) -> None:
-    """Write rows of about 8 KB, numbers, strings and lists in row groups of 16 MB."""
+def large_rows(root: Path, rows: int = 40_000, fixed: bool = False) -> None:
+    """Write rows of about 8 KB, numbers, strings, lists and bytes, in row groups of 16 MB.
+
+    Where these are ``fixed``, they are 8 KB in every row.
+    """
     root.mkdir()
     rng = np.random.default_rng(0)
     for file in range(4):
         ids = np.arange(file * rows // 4, (file + 1) * rows // 4)
         lengths = rng.integers(0, 200, len(ids))
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        sizes = rng.integers(8192, 8193, len(ids)) if fixed else rng.integers(4000, 12_000, len(ids))
         table = pa.table(
             {
                 "id": ids,
                 "title": [f"item {i}" for i in ids],
                 "tokens": pa.ListArray.from_arrays(pa.array(ends), pa.array(np.arange(ends[-1], dtype=np.int32))),
-                "image": [rng.bytes(int(n)) for n in rng.integers(4000, 12_000, len(ids))],
+                "image": pa.array([rng.bytes(int(n)) for n in sizes], pa.binary(8192 if fixed else -1)),
             }
         )
         pq.write_table(table, root / f"{file}.parquet", row_group_size=2000, use_dictionary=False)
@@ -152,15 +157,16 @@ def main() -> None:
                     made, first = min(run("--child", "start", root / name, workers) for _ in range(3))
                     print(f"  {kind:<40} workers {workers}  {made:6.2f} {first:6.2f}")
         if options.only != "start":
-            large_rows(root / "large")
+            for name in ("large", "fixed"):
+                large_rows(root / name, fixed=name == "fixed")
             print("ten epochs of 40,000 rows of 8 KB: MB of PSS, idle, and highest in each epoch")
-            for memory in options.memory.split(","):
+            for name, memory in itertools.product(("large", "fixed"), options.memory.split(",")):
                 for workers in options.workers.split(","):
-                    found = run("--child", "memory", root / "large", workers, memory)
+                    found = run("--child", "memory", root / name, workers, memory)
                     peaks = " ".join(str(peak >> 20) for peak in found["peaks"])
                     over = (max(found["peaks"]) - found["idle"] - pqcache.parse_size(memory)) >> 20
                     print(
-                        f"  memory={memory:<6} workers {workers} window {found['window']:>2}: "
+                        f"  {name} memory={memory:<6} workers {workers} window {found['window']:>2}: "
                         f"idle {found['idle'] >> 20}, {peaks}; beyond idle + memory: {over}"
                     )
 

@@ -6,7 +6,10 @@ every row group and batch spends a third of its time in the kernel. So blocks go
 
 from __future__ import annotations
 
+import mmap
+import weakref
 from collections import defaultdict, deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,9 @@ import numpy.typing as npt
 Block = npt.NDArray[np.uint8]
 
 _SMALLEST = 4096
+_MAPPED = 1 << 18  # bytes of a block
+_SLACK = 16 << 20  # bytes
+_WASTED = 2 << 20  # bytes that may be too many in a block, at most
 
 
 def rounded(size: int) -> int:
@@ -29,40 +35,77 @@ def rounded(size: int) -> int:
     return -(-size // step) * step
 
 
+def _fresh(size: int) -> Block:
+    """Return new memory; a large piece is a mapping of its own, which leaves no gap that fits nothing when it goes."""
+    if size < _MAPPED or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.empty(size, np.uint8)
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapped, np.uint8)
+
+
 class Pool:
     """Blocks of memory that come back, by hand or by themselves; usable from any thread.
 
-    They stay until the pool is gone, and are no more bytes than were in use at one time.
+    They stay until the pool is gone, and are hardly more bytes than were in use at one time.
 
-    Without a lock, as arrays end anywhere, also in the middle of ``take``; a deque's own steps are atomic.
+    Without a lock, as arrays end anywhere, also in the middle of ``take``, and a fork may come; a deque's own steps are
+    atomic.
     """
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
+        self._alive: dict[int, tuple[int, weakref.ref[Block]]] = {}  # all blocks there are, with their sizes
+        self._most = 0  # bytes that were in use at one time
+        self._arenas: dict[str, Arena] = {}
+
+    def arena(self, name: str, size: int, count: int) -> Arena:
+        """Return the arena of a name, the one from before if it is as large."""
+        found = self._arenas.get(name)
+        if found is None or (found.size, found.count) != (size, count):
+            found = self._arenas[name] = Arena(self, size, count)
+        return found
 
     def take(self, size: int) -> Block:
         """Return a block of at least ``size`` bytes with anything in it; ``give`` it back."""
         wanted = rounded(size)
-        larger = wanted
-        while larger <= 2 * wanted:  # rather too large a block than new memory
-            try:
-                block = self._free[larger].pop()
-            except IndexError:
-                larger = rounded(larger + 1)
-                continue
-            return block
-        self._drop(wanted)
-        return np.empty(wanted, np.uint8)
+        block = self._idle(wanted, wanted + wanted // 4)
+        if block is None and (excess := self._excess(wanted)) > 0:
+            if wanted <= _WASTED:
+                block = self._idle(wanted, 2 * wanted)  # rather much too large than others gone and new memory
+            if block is None:
+                self._drop(excess)
+        if block is None:
+            block = _fresh(wanted)
+            self._alive[id(block)] = wanted, weakref.ref(block, partial(self._alive.pop, id(block)))
+        return block
 
-    def _drop(self, size: int) -> None:
-        """Let idle blocks of other sizes go before a new one is made, so that the whole does not grow."""
-        for blocks in list(self._free.values()):
-            while size > 0:
+    def _idle(self, wanted: int, most: int) -> Block | None:
+        """Return the smallest idle block of ``wanted`` to ``most`` bytes."""
+        while wanted <= most:
+            try:
+                return self._free[wanted].pop()
+            except IndexError:
+                wanted = rounded(wanted + 1)
+        return None
+
+    def _excess(self, wanted: int) -> int:
+        """Return how many bytes too much there are with ``wanted`` more."""
+        whole = wanted + sum(size for size, _ in list(self._alive.values()))
+        idle = sum(size * len(self._free[size]) for size in list(self._free))
+        self._most = max(self._most, whole - idle)
+        return whole - self._most - min(_SLACK, self._most // 8)
+
+    def _drop(self, excess: int) -> None:
+        """Let idle blocks go, none larger than what is too much: a small one more must not cost a large one."""
+        for size in sorted(self._free, reverse=True):
+            while size <= excess:
                 try:
-                    dropped = blocks.pop().nbytes
-                except IndexError:
+                    self._free[size].pop()
+                except IndexError:  # there are no more
                     break
-                size -= dropped
+                excess -= size
 
     def give(self, block: Block) -> None:
         """Take a block back; nobody may look at it any more."""
@@ -73,10 +116,45 @@ class Pool:
         return np.asarray(_Loan(self, self.take(size), size))
 
 
+class Arena:
+    """One block with ``count`` places of ``size`` bytes: what lies in several of them can be taken from by one call.
+
+    Of places that nobody has used yet nothing is in memory.
+    """
+
+    def __init__(self, pool: Pool, size: int, count: int) -> None:
+        self.size, self.count = size, count
+        self.block: Block = np.empty(size * count, np.uint8)
+        self._pool = pool
+        self._begin = int(self.block.ctypes.data)
+        self._free = deque(self.block[at : at + size] for at in reversed(range(0, size * count, size)))
+
+    def lend(self, size: int) -> Block:
+        """Return the first ``size`` bytes of a place, or memory elsewhere where none is free or they are too small.
+
+        They come back by themselves.
+        """
+        if size <= self.size:
+            try:  # the place last used, so that no more of them than are needed are ever touched
+                return np.asarray(_Loan(self, self._free.pop(), size))
+            except IndexError:
+                pass
+        return self._pool.lend(size)
+
+    def give(self, block: Block) -> None:
+        """Take a place back."""
+        self._free.append(block)
+
+    def at(self, values: npt.NDArray[Any]) -> int | None:
+        """Return at which byte of the block ``values`` begin; None if they lie elsewhere."""
+        begin = int(values.ctypes.data) - self._begin
+        return begin if 0 <= begin < len(self.block) else None
+
+
 class _Loan:
     """What arrays over a lent block keep alive, and whose end gives the block back."""
 
-    def __init__(self, pool: Pool, block: Block, size: int) -> None:
+    def __init__(self, pool: Pool | Arena, block: Block, size: int) -> None:
         self._pool, self._block = pool, block
         self.__array_interface__: dict[str, Any] = {
             "version": 3,

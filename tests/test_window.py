@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
-from pqcache.memory import Pool
+from pqcache.memory import Arena, Pool
 from pqcache.reader import columns as columns_module
 from pqcache.reader import window as window_module
 from pqcache.reader.columns import (
@@ -44,7 +44,7 @@ from pqcache.reader.layout import Layout
 from pqcache.reader.order import Order, Part
 from pqcache.reader.room import Room, fit, room_for, window_for
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import Frame, Source, dealt_cards, packed_together
+from pqcache.reader.window import Cards, Frame, Source, dealt_cards, gather_long, packed_together
 
 
 def everything(first: int, rows: int) -> pa.Table:
@@ -110,11 +110,11 @@ def write(root: Path, tables: dict[str, pa.Table], rows: int) -> Path:
 
 
 def read(
-    view: View, order: Order, part: Part | None = None, stay: bool = False
+    view: View, order: Order, part: Part | None = None, stay: bool = False, places: int = 0
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     if part is None:
         part = Part(order.batches(), order.lanes)
-    for index, batch in record_batches(view, order, part.indices(), part.total, Room(2, stay)):
+    for index, batch in record_batches(view, order, part.indices(), part.total, Room(2, stay, places)):
         batch.validate(full=True)
         yield index, batch
 
@@ -330,6 +330,84 @@ def test_long_rows_that_stay_where_they_were_decoded_are_the_same(tmp_path: Path
     assert stayed.sort_by("id").select(["image"]).equals(pq.read_table(tmp_path).sort_by("id").select(["image"]))
 
 
+def fixed_rows(first: int, rows: int) -> pa.Table:
+    """Return long rows of fixed width: lists of one length, bytes, nulls in some places, and tensors."""
+    ids = np.arange(first, first + rows)
+    lists = pa.array((ids[:, None] * 1000 + np.arange(130)).astype(np.int32).reshape(-1))
+    tensors = np.arange(first * 200, (first + rows) * 200, dtype=np.float32).reshape(rows, 10, 20)
+    some = [None if 400 <= i < 410 else bytes([i % 251]) * 513 for i in ids.tolist()]
+    return pa.table(
+        {
+            "id": ids,
+            "list": pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * 130), lists),
+            "bytes": pa.array([bytes([i % 256]) * 600 for i in ids.tolist()], pa.binary(600)),
+            "some": pa.array(some, pa.binary(513)),
+            "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(tensors),
+        }
+    )
+
+
+@pytest.mark.parametrize("places", [0, 1, 3, 40])
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
+    tmp_path: Path, places: int, codec: str, dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lent = set()
+
+    def lend(arena: Arena, size: int) -> Any:
+        found = real(arena, size)
+        lent.update(
+            {name for name, some in seen.memory._arenas.items() if some is arena and arena.at(found) is not None}
+        )
+        return found
+
+    real = Arena.lend
+    monkeypatch.setattr(Arena, "lend", lend)
+    for number in range(3):
+        table = fixed_rows(number * 300, 300)
+        pq.write_table(
+            table, tmp_path / f"{number}.parquet", row_group_size=70, compression=codec, use_dictionary=False
+        )
+    seen = view(tmp_path).densified() if dense else view(tmp_path)
+    order = Order(seen.counts, batch_size=33, lanes=2, window=4)
+    copied = pa.Table.from_batches([batch for _, batch in read(seen, order)])
+    for _ in range(2):
+        stayed = pa.Table.from_batches([batch for _, batch in read(seen, order, stay=True, places=places)])
+        assert stayed.equals(copied)
+    assert plain(stayed).sort_by("id").equals(plain(pq.read_table(tmp_path)).sort_by("id"))
+    assert lent == (set() if not places else {"bytes", "some", "tensor"} | ({"list"} if dense else set()))
+    for arena in seen.memory._arenas.values():
+        assert len(arena._free) == arena.count  # all places came back
+
+
+@pytest.mark.parametrize("places", [2, 4])
+def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    real = window_module.hand_column
+    monkeypatch.setattr(window_module, "hand_column", lambda *given: copied.append(given) or real(*given))
+    pool = Pool()
+    arena = pool.arena("x", 10 * 600, places)
+    form = form_of(pa.field("x", pa.binary(600)))
+    rows = np.arange(3 * 10 * 600).astype(np.uint8).reshape(3, 10, 600)
+    orders = [np.random.default_rng(run).permutation(10) for run in range(3)]
+    hands = []
+    for run, values in enumerate(rows):
+        held = arena.lend(6000).reshape(10, 600)
+        held[:] = values
+        cards = Cards(np.zeros(0, np.uint8), [], 1)
+        cards.long[0] = held[2:], orders[run][orders[run] < 8]
+        hands.append((cards, 1, 6))
+    order = np.random.default_rng(9).permutation(15)
+    out = np.empty((15, 600), np.uint8)
+    with ThreadPoolExecutor(1) as threads:
+        source = Source(lambda *_: [], [form], list, pool, pool, threads, 1, True, {"x": arena})
+        gather_long(source, hands, order, 0, out)
+    expected = [rows[run][2:][orders[run][orders[run] < 8][1:6]] for run in range(3)]
+    assert np.array_equal(out, np.concatenate(expected)[order])
+    assert len(copied) == (0 if places >= 3 else 3)  # the third one found no place
+
+
 def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": long_rows(1000, 100)}, rows=100)
     seen = view(tmp_path)
@@ -347,9 +425,11 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
             assert (data_of(cards.columns[2]) == before[2]) is stay
             assert data_of(cards.columns[1]) != before[1]
     sizes = int(seen.sizes.sum())
-    assert room_for(seen, 15 * sizes, 1, 1, 16, 2) == Room(2, stay=True)
+    assert room_for(seen, 15 * sizes, 1, 1, 16, 2) == Room(2, stay=True, places=8)
     assert room_for(seen, 5 * sizes, 1, 1, 16, 2) == Room(1, stay=True)
     assert not room_for(seen, 5 * sizes - 1, 1, 1, 16, 2).stay
+    assert room_for(seen, 6 * sizes, 1, 1, 16, 1).places == 6
+    assert not room_for(seen, 6 * sizes - 1, 1, 1, 16, 1).places
     write(tmp_path, {"a.parquet": long_rows(1000, 800)}, rows=100)
     seen = view(tmp_path)
     half = int(seen.sizes.sum()) // 2  # of eight row groups, one lane of two reads four, and a part of a fifth

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.memory import Pool
+from pqcache.memory import Arena, Pool
 from pqcache.parquet import fields, footer, page, thrift
 from pqcache.parquet.schema import is_text
 from pqcache.parquet.thrift import Struct
@@ -66,7 +66,7 @@ def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | N
     if len(found) != 1:
         return None
     column = schema.column(found[0])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
     dtypes = _dtypes(column.physical_type, kind)
     if dtypes is None:
@@ -113,11 +113,13 @@ class Reader:
     checked: bool = False
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
-    def values(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values | None:
+    def values(
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, into: Arena | None = None
+    ) -> Values | None:
         """Return all values of a column chunk of the open ``file``, rows of ``length`` values end to end.
 
-        ``length`` is 0 for a column without lists. None where the values are not to be had this way: some are
-        null, or lists are of other lengths, or the chunk is damaged.
+        ``length`` is 0 for a column without lists. They are in ``into``, unless pyarrow had to decode them. None where
+        the values are not to be had this way: some are null, or lists are of other lengths, or the chunk is damaged.
         """
         total = chunk.num_values
         if bool(length) != bool(leaf.repetition) or leaf.repetition > 1 or (length and total % length):
@@ -131,7 +133,7 @@ class Reader:
                 return None
         if not 0 <= total * leaf.stored.itemsize <= chunk.total_uncompressed_size:
             return None
-        found = self.memory.lend(total * leaf.held.itemsize).view(leaf.held)
+        found = (into or self.memory).lend(total * leaf.held.itemsize).view(leaf.held)
         same, at = leaf.held == leaf.stored, 0
         try:
             if same and page.CODECS[chunk.compression] is None and not self.checked:
@@ -269,8 +271,10 @@ class Reader:
                 del block
                 yield header, body.pop()
             else:
-                yield header, block[:length]
-                self.memory.give(block)
+                try:
+                    yield header, block[:length]
+                finally:  # where nobody asks for more, too
+                    self.memory.give(block)
 
     def _page(
         self,

@@ -81,7 +81,9 @@ def _read(
 
         first_of_lane = _first_of_lanes(indices, order.lanes, total)
         ahead = max(1, -(-room.threads // max(1, len(first_of_lane))))
-        source = Source(view.load, view.load_forms, finish, view.memory, memory, pool, ahead, room.stay)
+        arenas = view.arenas(room.places)
+        load = partial(view.load, arenas=arenas)
+        source = Source(load, view.load_forms, finish, view.memory, memory, pool, ahead, room.stay, arenas)
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
         held: dict[int, tuple[Finished, int, int]] = {}  # columns, how many are left, done
         nothing, lap = Finished(0, [], {}), indices[0] // total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.memory import Pool
+from pqcache.memory import Arena, Pool
 from pqcache.parquet.fatal import check_footer
 from pqcache.parquet.footer import read_footer
 from pqcache.parquet.pages import Leaf, Reader, leaf_of
@@ -31,12 +31,12 @@ from pqcache.reader.columns import (
     storage_type,
     take,
 )
+from pqcache.reader.layout import LONG
 from pqcache.reader.order import Ints
 
 Choose = Callable[[Iterable[pa.Table]], Ints]
 
 _BUFFER = 1 << 16  # bytes
-_LONG = 512  # bytes of a row; shorter ones pyarrow decodes faster than their pages are taken apart
 _FOOTERS = 256  # per process; parsing one again costs a millisecond or two
 
 
@@ -71,9 +71,10 @@ class RowGroups:
     def _pages(self) -> Reader:
         return Reader(self.memory)
 
-    def read(self, group: int, low: int, high: int) -> list[Column]:
+    def read(self, group: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> list[Column]:
         """Return rows ``low <= row < high`` of a row group, one column for each form.
 
+        ``arenas`` are where the rows of some columns go, if they can be read page by page.
         A column that the file lacks is null in all rows; one of another type is cast. A file that is gone,
         damaged or not what was indexed raises ParquetError.
         """
@@ -81,7 +82,7 @@ class RowGroups:
             return []
         with self._opened(group) as (file, path):
             wanted = self._wanted(file, group, path, [form.name for form in self.forms])
-            found = {} if self.piece else self._simple(file, group, path, low, high)
+            found = {} if self.piece else self._simple(file, group, path, low, high, arenas)
             wanted = [name for name in wanted if name not in found]
             table = self._read(file, group, wanted, low, high)
         whole = not self.piece
@@ -91,7 +92,9 @@ class RowGroups:
             low, high = 0, high - low
         return [found.get(form.name) or self._column(path, table, form, group, low, high) for form in self.forms]
 
-    def _simple(self, file: pq.ParquetFile, group: int, path: Path, low: int, high: int) -> dict[str, Column]:
+    def _simple(
+        self, file: pq.ParquetFile, group: int, path: Path, low: int, high: int, arenas: Mapping[str, Arena]
+    ) -> dict[str, Column]:
         """Return those columns that can be had page by page, by name."""
         leaves = self._leaves_of(file, int(self.file[group]))
         if not leaves:
@@ -102,20 +105,22 @@ class RowGroups:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             for form, leaf in leaves:
-                column = self._paged(descriptor, chunks.column(leaf.number), form, leaf)
+                column = self._paged(descriptor, chunks.column(leaf.number), form, leaf, arenas.get(form.name))
                 if column is not None and len(column) == rows:
                     found[form.name] = cut(column, low, high) if (low, high) != (0, rows) else column
         finally:
             os.close(descriptor)
         return found
 
-    def _paged(self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: Form, leaf: Leaf) -> Column | None:
+    def _paged(
+        self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: Form, leaf: Leaf, into: Arena | None
+    ) -> Column | None:
         if form.form == "bytes":
-            if chunk.total_uncompressed_size < _LONG * chunk.num_values:
+            if chunk.total_uncompressed_size < LONG * chunk.num_values:
                 return None
             arrays = self._pages.byte_arrays(descriptor, chunk, leaf)
             return None if arrays is None else Column(form, views_of(arrays))
-        values = self._pages.values(descriptor, chunk, leaf, 0 if form.stored else form.dense)
+        values = self._pages.values(descriptor, chunk, leaf, _length(form), into)
         return None if values is None or values.nbytes % form.width else Column(form, as_rows(values, form.width))
 
     def _leaves_of(self, file: pq.ParquetFile, number: int) -> list[tuple[Form, Leaf]]:
@@ -125,10 +130,11 @@ class RowGroups:
             found = []
             schema = file.schema_arrow
             for form in self.forms:
-                worth = form.dense or is_text(storage_type(form.type)) or (form.form == "fixed" and form.width >= _LONG)
+                worth = form.dense or is_text(storage_type(form.type)) or (form.form == "fixed" and form.width >= LONG)
                 if not worth or len(schema.get_all_field_indices(form.name)) != 1:
                     continue
                 kind = schema.field(form.name).type
+                kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
                 if kind == (storage_type(form.type) if form.stored is None else pa.binary(form.stored.width)):
                     leaf = leaf_of(file.metadata, form.name, kind)
                     found += [(form, leaf)] if leaf is not None else []
@@ -249,6 +255,7 @@ class RowGroups:
         number = int(self.row_group[group])
         if not self.piece:
             return file.read_row_group(number, columns=wanted, use_threads=False)
+        pa.default_memory_pool().release_unused()  # memory is scarce, and what was kept of other pieces adds to it
         found, at = [], 0
         for batch in file.iter_batches(self.piece, [number], wanted, use_threads=False):
             first, past = max(low - at, 0), min(high - at, batch.num_rows)
@@ -312,6 +319,14 @@ class RowGroups:
             f"{path}: row group {self.row_group[group]} cannot be read ({first_line(error)}); "
             "the file is damaged or was replaced: sync again, or write it again"
         )
+
+
+def _length(form: Form) -> int:
+    """Return the length of a column's lists as they are stored; 0 for what is not stored as lists, or of any length."""
+    kind = storage_type(form.type)
+    if form.stored is None and pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size)
+    return form.dense if form.stored is None else 0
 
 
 def _empty(rows: int) -> pa.Table:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pqcache.memory import Block, aligned
 from pqcache.reader.columns import WORDS, Bytes, Column, Form, number_dtype
 
+LONG = 512  # bytes of a row from which on it is worth more to copy it once less than to copy rows side by side
 _GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
 
 
@@ -50,7 +51,12 @@ class Layout:
         for (width, dtype), positions in alike.items():
             each = max(1, _GROUP // width)
             groups += [Group(width, tuple(positions[i : i + each]), dtype) for i in range(0, len(positions), each)]
-        return Layout(tuple(groups))
+        return Layout(tuple(sorted(groups, key=lambda group: group.width >= LONG)))
+
+    @property
+    def short(self) -> Layout:
+        """The groups of rows that are not long; they come first."""
+        return Layout(tuple(group for group in self.groups if group.width < LONG))
 
     def bytes(self, rows: int) -> int:
         """Return the size of a block for ``rows`` rows."""

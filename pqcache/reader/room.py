@@ -82,10 +82,12 @@ def held(sizes: npt.NDArray[np.int64], window: int) -> float:
 class Room(NamedTuple):
     """What memory has room for: so many row groups decoded at once, by as many threads, and whether long rows may
     ``stay`` where they were decoded until the last of their row group is used. That saves copying them into hands.
+    ``places`` is for how many row groups of the largest size there is room then; 0 if not for all that are needed.
     """
 
     threads: int
     stay: bool = False
+    places: int = 0
 
 
 def room_for(view: Sized, memory: float, lanes: int, of: int, window: int, threads: int) -> Room:
@@ -101,4 +103,6 @@ def room_for(view: Sized, memory: float, lanes: int, of: int, window: int, threa
     stored = np.minimum(view.decoded, 2 * view.sizes)  # of filtered rows, where they are less than half only those
     windows = int(np.sort(stored)[::-1][: lanes * window].sum())
     share = int(stored.sum()) * lanes // of + lanes * largest  # all that these lanes read; they may begin in the middle
-    return Room(used, min(windows, share) + 2 * (lanes + used) * largest <= memory)
+    stay = min(windows, share) + 2 * (lanes + used) * largest <= memory
+    places = lanes * min(window, -(-len(view.sizes) // of) + 1) + 2 * (lanes + used)
+    return Room(used, stay, places if stay and places * largest <= memory else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.memory import Pool
+from pqcache.memory import Arena, Pool
 from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.parquet.schema import is_text
 from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored_as
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers
 from pqcache.reader.filters import Chosen, choose, count_rows
-from pqcache.reader.layout import Finished, Gathered, Numbers
+from pqcache.reader.layout import LONG, Finished, Gathered, Numbers
 from pqcache.reader.selection import SelectedRows, Selection
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.sequences import Sequences
@@ -142,12 +142,23 @@ class View:
             self.memory,
         )
 
-    def load(self, group: int, low: int, high: int) -> Rows:
-        """Return rows of a row group, counted among those selected: the columns in the file, and the file's number."""
+    def arenas(self, count: int) -> dict[str, Arena]:
+        """Return memory for the long rows of ``count`` row groups, those of a column in one block, by column."""
+        most = int(self.row_groups.rows.max(initial=0))
+        if not count or not most or self.sequences is not None:
+            return {}
+        long = [form for form in self.read_forms if form.form == "fixed" and form.width >= LONG]
+        return {form.name: self.memory.arena(form.name, most * form.width, count) for form in long}
+
+    def load(self, group: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> Rows:
+        """Return rows of a row group, counted among those selected: the columns in the file, and the file's number.
+
+        ``arenas`` are for the columns of row groups that are read as a whole.
+        """
         start = 0 if self.starts is None else int(self.starts[group])
         selection, selected = self.selection, None if self.selected is None else int(self.selected[group])
         if selection is None or selected is None:
-            columns = self.row_groups.read(group, start + low, start + high)
+            columns = self.row_groups.read(group, start + low, start + high, arenas)
         elif isinstance(selection, Sequences):
             choose = partial(selection.rows, int(self.groups[group]))
             found, rows = self.row_groups.read_around(
@@ -155,7 +166,7 @@ class View:
             )
             columns = [c for steps, column in zip(self.steps, found, strict=True) for c in steps.gather(column, rows)]
         elif selected == self.row_groups.rows[group]:
-            columns = self.row_groups.read(group, start + low, start + high)
+            columns = self.row_groups.read(group, start + low, start + high, arenas)
         else:
             choose = partial(selection.positions, int(self.groups[group]))
             columns = self.row_groups.read_chosen(group, start + low, start + high, selected, selection.columns, choose)

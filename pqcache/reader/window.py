@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pqcache.memory import Block, Pool
+from pqcache.memory import Arena, Block, Pool
 from pqcache.reader.columns import (
     Bytes,
     Column,
@@ -32,7 +32,7 @@ from pqcache.reader.columns import (
     packed,
     take,
 )
-from pqcache.reader.layout import Gathered, Layout
+from pqcache.reader.layout import LONG, Gathered, Layout
 from pqcache.reader.order import Ints, Lane
 
 Rows = list[Column]
@@ -40,7 +40,6 @@ Load = Callable[[int, int, int], Rows]
 Done = TypeVar("Done")  # what a batch is made into
 
 _NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
-_LONG = 512  # bytes of a row; shorter ones are copied, as what points to them is not much less
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 _PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
 _STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the making
@@ -50,7 +49,8 @@ _STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the 
 class Source(Generic[Done]):
     """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, what the threads make of
     a batch's rows (``finish``), memory for what is decoded and for batches, threads, how many row groups to decode
-    ahead, and whether long rows ``stay`` where they were decoded until all hands of their run are used.
+    ahead, and whether long rows ``stay`` where they were decoded until all hands of their run are used. ``arenas``
+    are by column where ``load`` puts those of fixed width then, as far as it can.
     """
 
     load: Load
@@ -61,24 +61,31 @@ class Source(Generic[Done]):
     threads: ThreadPoolExecutor
     ahead: int
     stay: bool = False
+    arenas: Mapping[str, Arena] = field(default_factory=dict)
 
     @cached_property
     def layout(self) -> Layout:
-        """Where fixed-width columns lie."""
+        """Where the fixed-width columns of a batch lie."""
         return Layout.of(self.forms)
+
+    @cached_property
+    def dealt(self) -> Layout:
+        """Where those lie that are dealt: all, or those that do not stay where they were decoded."""
+        return self.layout.short if self.stay else self.layout
 
 
 class Cards:
     """Some of a run's rows in the order they were dealt: one hand or more, freed when all are used.
 
-    ``arrays`` are the layout's groups over ``block``; ``columns`` are those that are not there: of no fixed
-    width, or with nulls.
+    ``arrays`` are the groups of ``Source.dealt`` over ``block``; ``long`` are columns that stay where they were
+    decoded, with the rows that were dealt; ``columns`` are all others: of no fixed width, or with nulls.
     """
 
-    def __init__(self, block: Block, arrays: list[Bytes], columns: dict[int, Column], hands: int) -> None:
+    def __init__(self, block: Block, arrays: list[Bytes], hands: int) -> None:
         self.block = block
         self.arrays = arrays
-        self.columns = columns
+        self.long: dict[int, tuple[Bytes, Ints]] = {}
+        self.columns: dict[int, Column] = {}
         self._left = hands
         self._lock = threading.Lock()
 
@@ -88,7 +95,7 @@ class Cards:
             self._left -= 1
             if self._left:
                 return
-        self.arrays, self.columns = [], {}
+        self.arrays, self.long, self.columns = [], {}, {}
         memory.give(self.block)
 
 
@@ -101,7 +108,7 @@ def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
     order, cuts = lane.row_order(run), lane.cuts(run).tolist()
     hands: Dealt = [None] * first_hand
     left = range(first_hand, len(cuts) - 1)
-    large = source.layout.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
+    large = source.dealt.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
     each = lane.split if large else len(cuts)
     portions = [left[i : i + each] for i in range(0, len(left), each)]
     counts = [len(portion) for portion in portions]
@@ -114,12 +121,12 @@ def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
 
 def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hands: Sequence[int]) -> list[Cards]:
     """Take rows from columns once for each of ``orders``: column by column, as that is what a cache can hold."""
-    layout, memory = source.layout, source.memory
+    layout, memory = source.dealt, source.memory
     dealt = []
     for order, count in zip(orders, hands, strict=True):
         block = memory.take(layout.bytes(len(order)))
-        dealt.append(Cards(block, layout.arrays(block, len(order)), {}, count))
-    places = {p: (g, i) for g, group in enumerate(layout.groups) for i, p in enumerate(group.positions)}
+        dealt.append(Cards(block, layout.arrays(block, len(order)), count))
+    places = {p: (g, i) for g, group in enumerate(source.layout.groups) for i, p in enumerate(group.positions)}
     near = memory.take(_NEAR)
     for position, form in enumerate(source.forms):
         column = columns[position]
@@ -127,13 +134,17 @@ def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hand
         if position in places and column.valid is None and isinstance(column.values, np.ndarray):
             group, row = places[position]
             values = column.values
+            if group >= len(layout.groups):
+                for order, cards in zip(orders, dealt, strict=True):
+                    cards.long[position] = values, order
+                continue
             if values.nbytes <= _NEAR:  # read once in sequence, so that what jumps about finds it in the cache
                 values = near[: values.nbytes].view(values.dtype).reshape(values.shape)
                 np.copyto(values, column.values)
             for order, cards in zip(orders, dealt, strict=True):
                 values.take(order, axis=0, out=cards.arrays[group][row], mode="clip")
         else:
-            stays = source.stay and bytes_of_views(column) >= _LONG * len(column)
+            stays = source.stay and bytes_of_views(column) >= LONG * len(column)
             for order, cards in zip(orders, dealt, strict=True):
                 cards.columns[position] = take(column, order) if stays else compact(take(column, order))
     memory.give(near)
@@ -248,12 +259,16 @@ def gather_groups(
     if not layout.groups:
         return
     arrays = layout.arrays(source.batches.lend(layout.bytes(rows)), rows)
-    scratch = source.memory.take(max(rows * group.width * len(group.positions) for group in layout.groups))
-    for number, group in enumerate(layout.groups):
+    short = layout.short.groups
+    scratch = source.memory.take(max((rows * group.width * len(group.positions) for group in short), default=0))
+    for number, group in enumerate(short):
         (joined,) = Layout((group,)).arrays(scratch, rows)
         np.concatenate([cards.arrays[number][:, start:stop] for cards, start, stop in hands], axis=1, out=joined)
         joined.take(order, axis=1, out=arrays[number], mode="clip")
     source.memory.give(scratch)
+    for group, array in zip(layout.groups[len(short) :], arrays[len(short) :], strict=True):
+        for position, place in zip(group.positions, array, strict=True):
+            gather_long(source, hands, order, position, place)
     for frame, at, start, stop in pieces:
         if not frame.arrays:
             frame.arrays = [array[:, start:stop] for array in arrays]
@@ -262,12 +277,48 @@ def gather_groups(
             place[:, at : at + stop - start] = array[:, start:stop]
 
 
+def gather_long(
+    source: Source[Any], hands: Sequence[tuple[Cards, int, int]], order: Ints, position: int, out: Bytes
+) -> None:
+    """Put the long rows of a column in ``order``; hands whose rows are among their columns are left out.
+
+    That is one call where all of them lie in one arena; each hand is sown into its rows otherwise.
+    """
+    arena, width = source.arenas.get(source.forms[position].name), source.forms[position].width
+    if arena is not None:
+        found = [rows for hand in hands if (rows := rows_in(arena, hand, position, width)) is not None]
+        if len(found) == len(hands):
+            arena.block.reshape(-1, width).take(np.concatenate(found)[order], axis=0, out=out, mode="clip")
+            return
+    where = np.empty_like(order)
+    where[order] = np.arange(len(order))
+    items, at = out.view(f"V{width}")[:, 0], 0
+    for hand in hands:
+        past = at + hand[2] - hand[1]
+        if position not in hand[0].columns:
+            items[where[at:past]] = hand_column(source, hand, position).values.view(f"V{width}")[:, 0]
+        at = past
+
+
+def rows_in(arena: Arena, hand: tuple[Cards, int, int], position: int, width: int) -> Ints | None:
+    """Return which rows of an arena are those of a hand, of a column of ``width`` bytes; None if they lie elsewhere."""
+    cards, start, stop = hand
+    if position not in cards.long:
+        return None
+    values, order = cards.long[position]
+    begin = arena.at(values)
+    return None if begin is None else order[start:stop] + begin // width
+
+
 def hand_column(source: Source[Any], hand: tuple[Cards, int, int], position: int) -> Column:
     """Return one column of a hand, wherever it is."""
     cards, start, stop = hand
     if position in cards.columns:
         return cut(cards.columns[position], start, stop)
-    values = source.layout.values(cards.arrays, position)
+    if position in cards.long:
+        decoded, order = cards.long[position]
+        return Column(source.forms[position], decoded.take(order[start:stop], axis=0, mode="clip"))
+    values = source.dealt.values(cards.arrays, position)
     assert values is not None
     return Column(source.forms[position], values[start:stop])
 

@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pqcache.memory import Block, Pool, rounded
+from pqcache.memory import Block, Pool
 
+_SMALLEST = 4096  # bytes of a slot
 _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
@@ -84,17 +85,21 @@ class SharedPool(Pool):
     def lend(self, size: int) -> Block:
         """Return ``size`` bytes of a slot that comes back when both sides are through with it."""
         with self._lock:  # batches are made on several threads, and pickled on one more
-            slot = self._slot(rounded(max(1, size)))
+            slot = self._slot(1 << (max(_SMALLEST, size) - 1).bit_length())
             if slot is None:
                 return super().lend(size)
             slot.lent = True
         return np.asarray(_SlotLoan(slot, size))
 
     def _slot(self, wanted: int) -> Slot | None:
-        """Return a free slot, a new one, or None when there can be no more."""
-        fitting = [slot for slot in self._slots if wanted <= len(slot.block) <= 2 * wanted and slot.free]
-        if fitting:
-            return min(fitting, key=lambda slot: len(slot.block))
+        """Return a free slot of ``wanted`` bytes, a new one, or None when there can be no more.
+
+        Sizes are powers of two, so that there are few, and the first slots are used first: what nobody has written to
+        takes no memory.
+        """
+        for slot in self._slots:
+            if len(slot.block) == wanted and slot.free:
+                return slot
         if len(self._slots) >= _SLOTS_AT_MOST:
             return None
         try:
