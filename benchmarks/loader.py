@@ -192,12 +192,12 @@ def decoded_by_groups(path: Path, use: Callable[[pa.Table], None]) -> Epochs:
             yield iter(pool.map(read, groups))
 
 
-def ours(path: Path, name: str, workers: int, window: int | None = None) -> Epochs:
+def ours(path: Path, name: str, workers: int, window: int | None = None, memory: str = "2GB") -> Epochs:
     from torch.utils.data import DataLoader
 
     from pqcache.torch import ParquetDataset
 
-    ds = ParquetDataset(path, batch_size=BATCH[name], window=window)
+    ds = ParquetDataset(path, batch_size=BATCH[name], window=window, memory=memory)
     loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     for epoch in range(1000):
         ds.set_epoch(epoch)
@@ -205,8 +205,8 @@ def ours(path: Path, name: str, workers: int, window: int | None = None) -> Epoc
 
 
 def ours_small(path: Path, name: str, workers: int) -> Epochs:
-    """With a window of 10 row groups: at least 8 in a batch, and less memory."""
-    return ours(path, name, workers, 10)
+    """With a window of 10 row groups and 512 MB: at least 8 in a batch, and less memory."""
+    return ours(path, name, workers, 10, "512MB")
 
 
 def forty_lines(path: Path, name: str, workers: int) -> Epochs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import defaultdict, deque
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -39,8 +40,11 @@ def _fresh(size: int) -> Block:
     """Return new memory; a large piece is a mapping of its own, which leaves no gap that fits nothing when it goes."""
     if size < _MAPPED or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.empty(size, np.uint8)
-    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    try:
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:  # too many mappings, or too little memory, of which MemoryError tells
+        return np.empty(size, np.uint8)
+    with suppress(AttributeError, OSError):  # a hint, which not every system takes
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapped, np.uint8)
 
