@@ -49,6 +49,11 @@ def _fresh(size: int) -> Block:
     return np.frombuffer(mapped, np.uint8)
 
 
+def _forget(alive: dict[int, Any], sizes: dict[int, int], key: int, _: Any) -> None:
+    alive.pop(key, None)
+    sizes.pop(key, None)
+
+
 class Pool:
     """Blocks of memory that come back, by hand or by themselves; usable from any thread.
 
@@ -60,16 +65,9 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
-        self._alive: dict[int, tuple[int, weakref.ref[Block]]] = {}  # all blocks there are, with their sizes
+        self._alive: dict[int, weakref.ref[Block]] = {}  # all blocks there are
+        self._sizes: dict[int, int] = {}  # theirs
         self._most = 0  # bytes that were in use at one time
-        self._arenas: dict[str, Arena] = {}
-
-    def arena(self, name: str, size: int, count: int) -> Arena:
-        """Return the arena of a name, the one from before if it is as large."""
-        found = self._arenas.get(name)
-        if found is None or (found.size, found.count) != (size, count):
-            found = self._arenas[name] = Arena(self, size, count)
-        return found
 
     def take(self, size: int) -> Block:
         """Return a block of at least ``size`` bytes with anything in it; ``give`` it back."""
@@ -82,7 +80,8 @@ class Pool:
                 self._drop(excess)
         if block is None:
             block = _fresh(wanted)
-            self._alive[id(block)] = wanted, weakref.ref(block, partial(self._alive.pop, id(block)))
+            self._sizes[id(block)] = wanted
+            self._alive[id(block)] = weakref.ref(block, partial(_forget, self._alive, self._sizes, id(block)))
         return block
 
     def _idle(self, wanted: int, most: int) -> Block | None:
@@ -96,7 +95,7 @@ class Pool:
 
     def _excess(self, wanted: int) -> int:
         """Return how many bytes too much there are with ``wanted`` more."""
-        whole = wanted + sum(size for size, _ in list(self._alive.values()))
+        whole = wanted + sum(self._sizes.values())
         idle = sum(size * len(self._free[size]) for size in list(self._free))
         self._most = max(self._most, whole - idle)
         return whole - self._most - min(_SLACK, self._most // 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.memory import Block, Pool
+from pqcache.memory import Arena, Block, Pool
 from tests.test_docs import ROOT
 
 OVERHEAD, BATCHES = 300 << 20, 50  # as docs/loading.md says
@@ -44,7 +46,7 @@ def test_ten_epochs_within_the_budget(
 
 def used(pool: Pool) -> int:
     """Return the bytes of all blocks that there are."""
-    return sum(size for size, _ in pool._alive.values())
+    return sum(pool._sizes.values())
 
 
 @given(st.lists(st.tuples(st.integers(0, 2_000_000), st.integers(0, 20)), min_size=1, max_size=60))
@@ -89,10 +91,23 @@ def test_blocks_come_back_by_themselves() -> None:
 
 
 def test_an_arena_has_so_many_places() -> None:
-    arena = Pool().arena("x", 1000, 3)
+    arena = Arena(Pool(), 1000, 3)
     lent = [arena.lend(900) for _ in range(4)]
     assert [arena.at(block) for block in lent] == [0, 1000, 2000, None]
     assert arena.at(lent[1][10:]) == 1010
     assert arena.at(arena.lend(1001)) is None
     del lent[1]
     assert arena.at(arena.lend(1)) == 1000
+
+
+def test_memory_goes_with_whoever_has_it() -> None:
+    pool = Pool()
+    arena = Arena(pool, 1 << 20, 4)
+    pool.give(pool.take(1 << 20))
+    gone = [weakref.ref(pool), weakref.ref(arena), weakref.ref(arena.lend(5))]
+    gc.disable()  # which knows nothing of sizes
+    try:
+        del pool, arena
+        assert [found() for found in gone] == [None] * 3
+    finally:
+        gc.enable()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import decimal
+import gc
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
@@ -357,9 +359,7 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
 
     def lend(arena: Arena, size: int) -> Any:
         found = real(arena, size)
-        lent.update(
-            {name for name, some in seen.memory._arenas.items() if some is arena and arena.at(found) is not None}
-        )
+        lent.update({name for name, some in seen.places.items() if some is arena and arena.at(found) is not None})
         return found
 
     real = Arena.lend
@@ -377,8 +377,29 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
         assert stayed.equals(copied)
     assert plain(stayed).sort_by("id").equals(plain(pq.read_table(tmp_path)).sort_by("id"))
     assert lent == (set() if not places else {"bytes", "some", "tensor"} | ({"list"} if dense else set()))
-    for arena in seen.memory._arenas.values():
+    for arena in seen.places.values():
         assert len(arena._free) == arena.count  # all places came back
+
+
+def test_an_epoch_that_is_stopped_early_gives_its_places_back(tmp_path: Path) -> None:
+    pq.write_table(fixed_rows(0, 900), tmp_path / "a.parquet", row_group_size=50, use_dictionary=False)
+    seen = view(tmp_path)
+    order = Order(seen.counts, batch_size=7, lanes=1, window=4)
+    gc.disable()  # which need not come for that
+    try:
+        for stop in range(12):
+            batches = read(seen, order, stay=True, places=12)
+            for _ in range(stop % 4 + 1):
+                next(batches)
+            batches.close()
+            del batches
+            for _ in range(100):  # its threads end by themselves
+                if all(len(arena._free) == arena.count for arena in seen.places.values()):
+                    break
+                time.sleep(0.05)
+            assert [len(arena._free) for arena in seen.places.values()] == [12] * len(seen.places)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("places", [2, 4])
@@ -387,7 +408,7 @@ def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.
     real = window_module.hand_column
     monkeypatch.setattr(window_module, "hand_column", lambda *given: copied.append(given) or real(*given))
     pool = Pool()
-    arena = pool.arena("x", 10 * 600, places)
+    arena = Arena(pool, 10 * 600, places)
     form = form_of(pa.field("x", pa.binary(600)))
     rows = np.arange(3 * 10 * 600).astype(np.uint8).reshape(3, 10, 600)
     orders = [np.random.default_rng(run).permutation(10) for run in range(3)]
@@ -608,3 +629,43 @@ def test_readers_stop_when_told(numbers: Path) -> None:
         pass
     if before:
         assert len(os.listdir("/proc/self/fd")) < before + 40
+
+
+class Plain(pa.ExtensionType):
+    """A type as a user writes it, with what pyarrow asks for; it has no hash."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "tests.plain")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Plain:
+        return cls()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plain)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_types_of_users_and_tensors_with_null_items_in_some_row_groups(tmp_path: Path, shuffle: bool) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 2))
+    items = [[float(i), None if i == 70 else 1.0, 2.0, 3.0] for i in range(100)]
+    table = pa.table(
+        {
+            "id": range(100),
+            "plain": pa.ExtensionArray.from_storage(Plain(), pa.array(range(100), pa.int64())),
+            "tensor": pa.ExtensionArray.from_storage(kind, pa.array(items, pa.list_(pa.float32(), 4))),
+        }
+    )
+    pa.register_extension_type(Plain())
+    try:
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
+        seen = view(tmp_path)
+        order = Order(seen.counts, batch_size=20, shuffle=shuffle)
+        found = pa.Table.from_batches([batch for _, batch in read(seen, order)])
+    finally:
+        pa.unregister_extension_type("tests.plain")
+    assert found.sort_by("id")["tensor"].combine_chunks().storage.to_pylist() == items
+    assert found["plain"].type == Plain()

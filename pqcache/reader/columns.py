@@ -105,12 +105,18 @@ def fixed_width(kind: pa.DataType) -> int:
         return 0
 
 
-@functools.cache
 def number_dtype(kind: pa.DataType, dense: bool = False) -> Any:
     """Return the numpy dtype that a type's values have as numbers, or those of its lists (``dense``); else None.
 
     Dates, times and timestamps count as numbers in their own unit.
     """
+    if isinstance(kind, pa.BaseExtensionType):  # which need have no hash
+        return _number_dtype(storage_type(kind), dense) if dense else None
+    return _number_dtype(kind, dense)
+
+
+@functools.cache
+def _number_dtype(kind: pa.DataType, dense: bool) -> Any:
     if dense:
         kind = storage_type(kind).value_type
     if pa.types.is_boolean(kind):
@@ -238,7 +244,8 @@ def join(columns: Sequence[Column], form: Form) -> Column:
         return hold(pa.array([], storage_type(form.type)), form)
     kinds = {c.values.type if isinstance(c.values, pa.Array) else None for c in columns}
     if len(kinds) > 1:  # some row groups have nulls inside lists, so that all must be as Arrow has them
-        return Column(form, pa.concat_arrays([to_arrow(c) for c in columns]))
+        arrays = [to_arrow(c) for c in columns]
+        return Column(form, pa.concat_arrays([a.storage if isinstance(a, pa.ExtensionArray) else a for a in arrays]))
     valid = None
     if any(c.valid is not None for c in columns):
         valid = np.concatenate([np.ones(len(c), np.bool_) if c.valid is None else c.valid for c in columns])

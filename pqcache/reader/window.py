@@ -423,19 +423,25 @@ class LaneReader(Generic[Done]):
             except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the batch
                 fail(error)
 
+        def drop(*_: object) -> None:  # or futures and what waits for them hold one another, and what was decoded
+            dealt.clear()
+            pieces.clear()
+
         def one_done(future: Future[Dealt]) -> None:
             if future.cancelled():  # the pool is being shut down, under a lock that submit needs
                 for result in results.values():
                     result.cancel()
+                drop()
                 return
             with lock:
                 left[0] -= 1
                 if left[0]:
                     return
             try:
-                source.threads.submit(work)
+                source.threads.submit(work).add_done_callback(drop)
             except RuntimeError as error:  # the pool is being shut down
-                fail(error)
+                fail(error.with_traceback(None))  # which would hold ``future``
+                drop()
 
         for future in list(dealt.values()):
             future.add_done_callback(one_done)
