@@ -54,7 +54,7 @@ def large_rows(root: Path, rows: int = 40_000, fixed: bool = False) -> None:
         ids = np.arange(file * rows // 4, (file + 1) * rows // 4)
         lengths = rng.integers(0, 200, len(ids))
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        sizes = rng.integers(8192, 8193, len(ids)) if fixed else rng.integers(4000, 12_000, len(ids))
+        sizes = np.full(len(ids), 8192) if fixed else rng.integers(4000, 12_000, len(ids))
         table = pa.table(
             {
                 "id": ids,

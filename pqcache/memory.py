@@ -66,7 +66,7 @@ class Pool:
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
         self._alive: dict[int, weakref.ref[Block]] = {}  # all blocks there are
-        self._sizes: dict[int, int] = {}  # theirs
+        self._sizes: dict[int, int] = {}  # theirs, apart as they are added up
         self._most = 0  # bytes that were in use at one time
 
     def take(self, size: int) -> Block:
@@ -127,7 +127,7 @@ class Arena:
 
     def __init__(self, pool: Pool, size: int, count: int) -> None:
         self.size, self.count = size, count
-        self.block: Block = np.empty(size * count, np.uint8)
+        self.block = _fresh(size * count)
         self._pool = pool
         self._begin = int(self.block.ctypes.data)
         self._free = deque(self.block[at : at + size] for at in reversed(range(0, size * count, size)))

@@ -359,7 +359,7 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
 
     def lend(arena: Arena, size: int) -> Any:
         found = real(arena, size)
-        lent.update({name for name, some in seen.places.items() if some is arena and arena.at(found) is not None})
+        lent.update({name for name, some in seen.arenas.items() if some is arena and arena.at(found) is not None})
         return found
 
     real = Arena.lend
@@ -377,7 +377,7 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
         assert stayed.equals(copied)
     assert plain(stayed).sort_by("id").equals(plain(pq.read_table(tmp_path)).sort_by("id"))
     assert lent == (set() if not places else {"bytes", "some", "tensor"} | ({"list"} if dense else set()))
-    for arena in seen.places.values():
+    for arena in seen.arenas.values():
         assert len(arena._free) == arena.count  # all places came back
 
 
@@ -394,10 +394,10 @@ def test_an_epoch_that_is_stopped_early_gives_its_places_back(tmp_path: Path) ->
             batches.close()
             del batches
             for _ in range(100):  # its threads end by themselves
-                if all(len(arena._free) == arena.count for arena in seen.places.values()):
+                if all(len(arena._free) == arena.count for arena in seen.arenas.values()):
                     break
                 time.sleep(0.05)
-            assert [len(arena._free) for arena in seen.places.values()] == [12] * len(seen.places)
+            assert [len(arena._free) for arena in seen.arenas.values()] == [12] * len(seen.arenas)
     finally:
         gc.enable()
 

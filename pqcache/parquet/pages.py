@@ -174,7 +174,7 @@ class Reader:
     def _decoded(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values:
         """Have pyarrow decode the pages of a chunk of lists without their levels, as a column of its own."""
         parts, first, dictionary = [footer.MAGIC], 0, 0
-        for header, body in self._pages(file, chunk, False):
+        for header, body in self._pages(file, chunk):
             if header[page.TYPE][1] == fields.DICTIONARY_PAGE:
                 data = page.decompressed(chunk, body, header[page.UNCOMPRESSED][1])
                 sizes = page.numbers(
@@ -220,7 +220,7 @@ class Reader:
         if leaf.repetition or chunk.file_path or chunk.compression not in page.CODECS:
             raise page.NotRead
         first, dictionary = 0, None
-        for header, body in self._pages(file, chunk, keep=True):
+        for header, body in self._pages(file, chunk):
             if header[page.TYPE][1] == fields.DICTIONARY_PAGE:
                 data = page.decompressed(chunk, body, header[page.UNCOMPRESSED][1])
                 if header[page.DICTIONARY][1][page.ENCODING][1] not in (fields.PLAIN, fields.PLAIN_DICTIONARY):
@@ -243,38 +243,32 @@ class Reader:
                 raise page.NotRead
 
     def _plain(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Iterator[tuple[int, Bytes]]:
-        """Yield the number of values and the bytes of each page, which are there until the next one."""
+        """Yield the number of values and the bytes of each page."""
         if chunk.has_dictionary_page or chunk.file_path or chunk.compression not in page.CODECS:
             raise page.NotRead
         first = 0
-        for header, body in self._pages(file, chunk, keep=False):
+        for header, body in self._pages(file, chunk):
             count, encoding, data = self._page(header, body, chunk, leaf, length, first)
             if encoding != fields.PLAIN:
                 raise page.NotRead
             yield count, data
             first += count
 
-    def _pages(self, file: int, chunk: pq.ColumnChunkMetaData, keep: bool) -> Iterator[tuple[Struct, Bytes]]:
+    def _pages(self, file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes."""
         for header, at, length in page.bodies(file, chunk):
-            block = self.memory.lend(length) if keep else self.memory.take(length)
-            if length and os.preadv(file, [block[:length].data], at) != length:
+            body = self.memory.lend(length)
+            if length and os.preadv(file, [body.data], at) != length:
                 raise page.NotRead
             if (
                 self.checked
                 and page.CHECKSUM in header
-                and zlib.crc32(block[:length].data) != header[page.CHECKSUM][1] & 0xFFFFFFFF
+                and zlib.crc32(body.data) != header[page.CHECKSUM][1] & 0xFFFFFFFF
             ):
                 raise page.NotRead
-            if keep:
-                body = [block[:length]]
-                del block
-                yield header, body.pop()
-            else:
-                try:
-                    yield header, block[:length]
-                finally:  # where nobody asks for more, too
-                    self.memory.give(block)
+            given = [body]
+            del body  # it comes back when whoever takes it lets go of it
+            yield header, given.pop()
 
     def _page(
         self,

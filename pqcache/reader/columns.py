@@ -110,15 +110,13 @@ def number_dtype(kind: pa.DataType, dense: bool = False) -> Any:
 
     Dates, times and timestamps count as numbers in their own unit.
     """
-    if isinstance(kind, pa.BaseExtensionType):  # which need have no hash
-        return _number_dtype(storage_type(kind), dense) if dense else None
-    return _number_dtype(kind, dense)
+    if dense:
+        kind = storage_type(kind).value_type
+    return None if isinstance(kind, pa.BaseExtensionType) else _number_dtype(kind)  # which need have no hash
 
 
 @functools.cache
-def _number_dtype(kind: pa.DataType, dense: bool) -> Any:
-    if dense:
-        kind = storage_type(kind).value_type
+def _number_dtype(kind: pa.DataType) -> Any:
     if pa.types.is_boolean(kind):
         return np.dtype(np.bool_)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):

@@ -16,7 +16,7 @@ from pqcache.errors import UsageError
 from pqcache.memory import Pool
 from pqcache.reader.columns import form_of, to_arrow
 from pqcache.reader.data import open_data
-from pqcache.reader.files import cpu_count
+from pqcache.reader.files import cpu_count, release_unused
 from pqcache.reader.layout import Finished
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
 from pqcache.reader.room import Room, fit, room_for
@@ -81,7 +81,7 @@ def _read(
 
         first_of_lane = _first_of_lanes(indices, order.lanes, total)
         ahead = max(1, -(-room.threads // max(1, len(first_of_lane))))
-        arenas = view.arenas(room.places)
+        arenas = view.places(room.places)
         load = partial(view.load, arenas=arenas)
         source = Source(load, view.load_forms, finish, view.memory, memory, pool, ahead, room.stay, arenas)
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
@@ -130,11 +130,6 @@ class _Pool:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if not self._keep:
             release_unused()
-
-
-def release_unused() -> None:
-    """Give memory that Arrow holds for nobody back to the system."""
-    pa.default_memory_pool().release_unused()
 
 
 def record_batches(

@@ -45,6 +45,11 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def release_unused() -> None:
+    """Give memory that Arrow holds for nobody back to the system."""
+    pa.default_memory_pool().release_unused()
+
+
 @dataclass
 class RowGroups:
     """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is,
@@ -255,7 +260,7 @@ class RowGroups:
         number = int(self.row_group[group])
         if not self.piece:
             return file.read_row_group(number, columns=wanted, use_threads=False)
-        pa.default_memory_pool().release_unused()  # memory is scarce, and what was kept of other pieces adds to it
+        release_unused()  # memory is scarce, and what was kept of other pieces adds to it
         found, at = [], 0
         for batch in file.iter_batches(self.piece, [number], wanted, use_threads=False):
             first, past = max(low - at, 0), min(high - at, batch.num_rows)
@@ -323,10 +328,10 @@ class RowGroups:
 
 def _length(form: Form) -> int:
     """Return the length of a column's lists as they are stored; 0 for what is not stored as lists, or of any length."""
+    if form.stored is not None:
+        return 0
     kind = storage_type(form.type)
-    if form.stored is None and pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size)
-    return form.dense if form.stored is None else 0
+    return int(kind.list_size) if pa.types.is_fixed_size_list(kind) else form.dense
 
 
 def _empty(rows: int) -> pa.Table:

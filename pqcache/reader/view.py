@@ -51,7 +51,7 @@ class View:
     selection: Selection | None = None
     selected: npt.NDArray[np.int64] | None = None  # rows of each row group that are selected
     memory: Pool = field(default_factory=Pool, repr=False, compare=False)  # goes round from epoch to epoch
-    places: dict[str, Arena] = field(default_factory=dict, repr=False, compare=False)  # so do these, for long rows
+    arenas: dict[str, Arena] = field(default_factory=dict, repr=False, compare=False)  # so do these, for long rows
 
     def in_pieces(self, rows: int) -> View:
         """Return the view with row groups of more than ``rows`` rows cut into pieces, each for a row group.
@@ -143,17 +143,17 @@ class View:
             self.memory,
         )
 
-    def arenas(self, count: int) -> dict[str, Arena]:
-        """Return memory for the long rows of ``count`` row groups, those of a column in one block, by column."""
+    def places(self, count: int) -> dict[str, Arena]:
+        """Return memory for the long rows of ``count`` row groups, those of a column in one arena, by column."""
         most = int(self.row_groups.rows.max(initial=0))
         if not count or not most or self.sequences is not None:
             return {}
         long = [form for form in self.read_forms if form.form == "fixed" and form.width >= LONG]
         for form in long:
-            found = self.places.get(form.name)
+            found = self.arenas.get(form.name)
             if found is None or (found.size, found.count) != (most * form.width, count):
-                self.places[form.name] = Arena(self.memory, most * form.width, count)
-        return {form.name: self.places[form.name] for form in long}
+                self.arenas[form.name] = Arena(self.memory, most * form.width, count)
+        return {form.name: self.arenas[form.name] for form in long}
 
     def load(self, group: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> Rows:
         """Return rows of a row group, counted among those selected: the columns in the file, and the file's number.

@@ -20,8 +20,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.data import Data, open_data
 from pqcache.reader.draws import Pass
-from pqcache.reader.epoch import batches, release_unused, samples
-from pqcache.reader.files import cpu_count
+from pqcache.reader.epoch import batches, samples
+from pqcache.reader.files import cpu_count, release_unused
 from pqcache.reader.layout import Finished
 from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank, check_seed
 from pqcache.reader.room import Room, fit, room_for
