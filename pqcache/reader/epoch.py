@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
 from pqcache.reader.view import View, view_of
 from pqcache.reader.window import LaneReader, Source
+from pqcache.threads import Threads
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one
@@ -120,10 +120,10 @@ class _Pool:
     """
 
     def __init__(self, room: Room) -> None:
-        self._pool = ThreadPoolExecutor(room.threads, thread_name_prefix="pqcache")
+        self._pool = Threads(room.threads)
         self._keep = room.stay
 
-    def __enter__(self) -> ThreadPoolExecutor:
+    def __enter__(self) -> Threads:
         return self._pool
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +31,7 @@ from pqcache.store.cache import ROW_GROUPS
 from pqcache.store.condition import Condition, condition_columns, expression_of, rows_where, text_of
 from pqcache.store.index import Index
 from pqcache.store.prune import Outcomes, prune_by_expression, prune_row_groups
+from pqcache.threads import Threads
 
 COUNTS = "_pqcache/counts"
 FORMAT = 1
@@ -267,7 +267,7 @@ def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
         parts = reader.parts(number, selection.columns, int(at_once[number]))
         return len(selection.positions(int(groups[number]), parts))
 
-    with ThreadPoolExecutor(cpu_count(), thread_name_prefix="pqcache") as pool:
+    with Threads(cpu_count()) as pool:
         return np.fromiter(pool.map(count, range(len(groups))), np.int64, len(groups))
 
 

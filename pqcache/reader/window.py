@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -58,7 +58,7 @@ class Source(Generic[Done]):
     finish: Callable[[Gathered], Done]
     memory: Pool
     batches: Pool
-    threads: ThreadPoolExecutor
+    threads: Executor
     ahead: int
     stay: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)

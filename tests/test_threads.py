@@ -1,0 +1,134 @@
+"""A process may fork beside the threads that read: no child finds a lock of Arrow's allocator held for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache import threads
+from pqcache.reader.data import open_data
+from pqcache.reader.epoch import read_batches
+from pqcache.reader.view import view_of
+from pqcache.store.index import build_index
+from pqcache.threads import Threads
+
+
+def status_of(child: int) -> int:
+    """Wait for a process and return its exit status."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_fork_waits_for_jobs_at_work() -> None:
+    begun, done = threading.Event(), []
+
+    def job() -> None:
+        begun.set()
+        time.sleep(0.3)
+        done.append(1)
+
+    with Threads(2) as pool:
+        pool.submit(job)
+        begun.wait()
+        child = os.fork()
+        if child == 0:
+            with Threads(1) as fresh:  # which is not kept waiting by the fork that made it
+                answer = fresh.submit(lambda: 7 if done else 8).result(10)
+            os._exit(answer)
+        assert status_of(child) == 7
+        assert pool.submit(lambda: 9).result(10) == 9
+
+
+def test_a_job_may_fork() -> None:
+    def job() -> int:
+        child = os.fork()
+        if child == 0:
+            os._exit(5)
+        return status_of(child)
+
+    with Threads(1) as pool:
+        assert pool.submit(job).result(threads._PATIENCE / 2) == 5
+
+
+def test_a_fork_waits_for_threads_that_end() -> None:
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.3)
+
+    local, begun = threading.local(), []
+
+    def job() -> None:
+        begun.append(threading.get_native_id())
+        local.slow = Slow()  # goes when the thread does
+
+    pool = Threads(1)
+    pool.submit(job).result()
+    pool.shutdown(wait=False)
+    assert threads._ending() == begun
+    try:
+        threads._before_fork()
+        assert not Path(f"/proc/self/task/{begun[0]}").exists()
+    finally:
+        threads._after_fork()
+    Threads(1).shutdown()
+    assert not threads._ended  # nothing is kept of threads that are gone
+
+
+def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_PATIENCE", 0.1)
+    go, begun = threading.Event(), threading.Event()
+
+    def job() -> None:
+        begun.set()
+        go.wait(60)
+
+    with Threads(1) as pool:
+        pool.submit(job)
+        begun.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        go.set()
+    assert status_of(child) == 3
+
+
+def indexing(root: Path) -> Callable[[], Any]:
+    return lambda: build_index(root, ["a.parquet"])
+
+
+def reading(root: Path) -> Callable[[], Any]:
+    batches = read_batches(root)
+    return lambda: next(batches)
+
+
+def reading_in_order(root: Path) -> Callable[[], Any]:
+    batches = read_batches(root, shuffle=False)
+    return lambda: next(batches)
+
+
+def counting(root: Path) -> Callable[[], Any]:
+    data, _ = open_data(root)
+    return lambda: view_of(data, None, "id BETWEEN 3 AND 50").counts
+
+
+@pytest.mark.parametrize("prepare", [indexing, reading, reading_in_order, counting])
+def test_all_that_a_loader_does_waits_for_a_fork(tmp_path: Path, prepare: Callable[[Path], Callable[[], Any]]) -> None:
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "a.parquet")
+    job, found = prepare(tmp_path), []
+    threads._before_fork()
+    try:
+        thread = threading.Thread(target=lambda: found.append(job()))
+        thread.start()
+        thread.join(0.2)
+        assert not found
+    finally:
+        threads._after_fork()
+    thread.join(30)
+    assert len(found) == 1
