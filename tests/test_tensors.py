@@ -392,6 +392,28 @@ def test_shared_memory_goes_round_but_never_under_a_batch() -> None:
     assert slots <= 12, "40 batches went through a few slots"
 
 
+def test_slots_of_twice_the_size_will_do() -> None:
+    pool = SharedPool()
+    block = pool.lend(300_000)
+    at = block.ctypes.data
+    del block
+    smaller = pool.lend(250_000)
+    assert smaller.ctypes.data == at
+    assert pool.lend(250_000).ctypes.data != at
+    del smaller
+    assert pool.lend(100_000).ctypes.data != at, "much too large for this"
+
+
+def test_long_rows_travel(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [None if i % 50 == 3 else rng.bytes(int(rng.integers(0, 16_000))) for i in range(2000)]
+    pq.write_table(pa.table({"id": range(2000), "image": rows}), tmp_path / "t.parquet", row_group_size=500)
+    ds = ParquetDataset(tmp_path, batch_size=200, memory="30MB", nulls={"image": b""})
+    for batch in DataLoader(ds, batch_size=None, num_workers=2):
+        wanted = [rows[i] or b"" for i in batch["id"].tolist()]
+        assert batch["image"].to_list() == wanted
+
+
 def test_without_shared_memory_batches_still_travel(shop_of_many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pqcache.torch.share._SLOTS_AT_MOST", 2)
     batches = list(DataLoader(ParquetDataset(shop_of_many, batch_size=5000), batch_size=None, num_workers=2))

@@ -6,6 +6,7 @@ import decimal
 import gc
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, timezone
@@ -40,6 +41,7 @@ from pqcache.reader.columns import (
     to_arrow,
 )
 from pqcache.reader.data import open_data
+from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.files import RowGroups
 from pqcache.reader.layout import Layout
@@ -497,12 +499,48 @@ def test_views_are_packed_for_several_whole_batches_at_once(monkeypatch: pytest.
     pieces.append((frames[5], 0, 85, 100))
     for most, found in ((1 << 20, [1, 4, 1]), (2 * bytes_of_views(cut(column, 5, 25)), [1, 2, 2, 1]), (1, [1] * 6)):
         monkeypatch.setattr(window_module, "_PACKED", most)
-        parts = list(packed_together(column, pieces))
+        parts = list(packed_together(column, pieces, None))
         assert [len(some) for _, _, some in parts] == found
         assert [piece for _, _, some in parts for piece in some] == pieces
         for first, part, some in parts:
             assert is_views(part) is (some[0][0] in (frames[0], frames[5]))
             assert to_arrow(part).equals(rows.slice(first, some[-1][3] - first))
+
+
+def test_large_batches_are_packed_one_by_one_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window_module, "NEAR", 300)
+    monkeypatch.setattr(columns_module, "NEAR", 300)
+    rows = pa.array([bytes([i]) * 20 for i in range(100)])
+    column = hold(rows, form_of(pa.field("x", rows.type)))
+    shared = Pool()
+    source: Any = SimpleNamespace(layout=Layout(()), batches=Pool())
+    pieces = [(Frame(source, 25, whole=True), 0, 25 * i, 25 * i + 25) for i in range(4)]
+    parts = list(packed_together(column, pieces, shared))
+    assert [len(some) for _, _, some in parts] == [1] * 4
+    assert len(shared._alive) == 4
+    assert all(to_arrow(part).equals(rows.slice(first, 25)) for first, part, _ in parts)
+    del parts
+    assert sum(map(len, shared._free.values())) == 4
+
+
+def test_batches_go_when_they_were_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pq.write_table(pa.table({"id": range(4000), "s": ["x" * 30] * 4000}), tmp_path / "a.parquet", row_group_size=200)
+    real = View.load
+
+    def slowly(self: View, *args: Any, **how: Any) -> Any:
+        time.sleep(0.02)  # what waits for a row group is there before it
+        return real(self, *args, **how)
+
+    monkeypatch.setattr(View, "load", slowly)
+    seen = view(tmp_path)
+    order = Order(seen.counts, 10, window=4)
+    found = epoch_batches(seen, order, range(order.batches()), order.batches(), Room(1))
+    used: list[weakref.ref[Any]] = []
+    for _, batch in found:
+        used.append(weakref.ref(batch))
+        del batch
+        assert sum(other() is not None for other in used) <= 10  # of the block that is being made
+    assert len(used) == 400
 
 
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> None:
@@ -590,7 +628,9 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
 
 
-def test_long_rows_are_packed() -> None:
+@pytest.mark.parametrize("shared", [None, Pool()])
+def test_long_rows_are_packed(shared: Pool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "NEAR", 10_000)  # so that they are copied in pieces
     rng = np.random.default_rng(0)
     values = [rng.bytes(int(n)) for n in rng.choice([0, 3, 12, 13, 5000, 20_000], 200)]
     array = pa.array(values).slice(5)
@@ -602,7 +642,8 @@ def test_long_rows_are_packed() -> None:
     assert to_arrow(again).equals(expected)
     assert to_arrow(cut(again, 50, 195)).equals(expected.slice(50))
     assert columns_module.bytes_of_views(again) == sum(map(len, values[5:]))
-    whole = Column(column.form, columns_module.packed(again))
+    whole = Column(column.form, columns_module.packed(again, shared))
+    assert shared is None or len(shared._alive) == 1
     assert to_arrow(cut(whole, 20, 60)).equals(expected.slice(20, 40))
 
 

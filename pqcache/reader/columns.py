@@ -27,6 +27,7 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
 _MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
+NEAR = 1 << 20  # bytes that stay in the cache of a processor
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -259,22 +260,42 @@ def is_views(column: Column) -> bool:
 
 def bytes_of_views(column: Column) -> int:
     """Return how many bytes the rows of a column point to; 0 for a column that has no views."""
-    if not is_views(column):
-        return 0
+    return int(_lengths(column).sum(dtype=np.int64)) if is_views(column) else 0
+
+
+def _lengths(column: Column) -> npt.NDArray[np.int32]:
     array = column.values
-    lengths = np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
-    return int(lengths.sum(dtype=np.int64))
+    return np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
 
 
-def packed(column: Column) -> Packed:
-    """Return a ``bytes`` column's rows end to end, their bytes freshly copied."""
+def packed(column: Column, memory: Pool | None = None) -> Packed:
+    """Return a ``bytes`` column's rows end to end, their bytes freshly copied, into ``memory`` where they are many."""
     if isinstance(column.values, Packed):
         return column.values
-    array = column.values.cast(pa.large_binary())
+    if memory is not None:
+        ends = np.zeros(len(column) + 1, np.int64)
+        np.cumsum(_lengths(column), out=ends[1:])
+        if ends[-1] > NEAR:
+            return Packed(ends, _copied(column.values, ends, memory.lend(int(ends[-1]))))
+    ends, data = _packed(column.values)
+    return Packed(ends, data)
+
+
+def _copied(views: pa.Array, ends: npt.NDArray[np.int64], into: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Copy the bytes of views ``into`` memory, by way of what the processor's cache holds."""
+    first = 0
+    while first < len(views):
+        past = max(first + 1, int(np.searchsorted(ends, ends[first] + NEAR, "right")) - 1)
+        np.copyto(into[ends[first] : ends[past]], _packed(views.slice(first, past - first))[1])
+        first = past
+    return into
+
+
+def _packed(views: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    array = views.cast(pa.large_binary())
     _, ends, data = array.buffers()
-    rows = len(array)
-    found = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64, rows + 1)
-    return Packed(found, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, int(found[-1])))
+    found = np.zeros(1, np.int64) if ends is None else np.frombuffer(ends, np.int64, len(array) + 1)
+    return found, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, int(found[-1]))
 
 
 def to_arrow(column: Column) -> pa.Array:

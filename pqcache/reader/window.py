@@ -21,6 +21,7 @@ import numpy as np
 
 from pqcache.memory import Arena, Block, Pool
 from pqcache.reader.columns import (
+    NEAR,
     Bytes,
     Column,
     Form,
@@ -32,6 +33,7 @@ from pqcache.reader.columns import (
     packed,
     take,
 )
+from pqcache.reader.files import release_unused
 from pqcache.reader.layout import LONG, Gathered, Layout
 from pqcache.reader.order import Ints, Lane
 
@@ -39,7 +41,6 @@ Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
 Done = TypeVar("Done")  # what a batch is made into
 
-_NEAR = 1 << 20  # bytes; a column of this size stays in the processor's cache
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 _PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
 _STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the making
@@ -62,6 +63,11 @@ class Source(Generic[Done]):
     ahead: int
     stay: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> Pool | None:
+        """What is in memory that another process reads: batches of a worker; None where nothing is."""
+        return None if self.batches is self.memory else self.batches
 
     @cached_property
     def layout(self) -> Layout:
@@ -116,6 +122,8 @@ def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
     for portion, cards in zip(portions, dealt_cards(source, columns, orders, counts), strict=True):
         begin = cuts[portion[0]]
         hands.extend((cards, cuts[hand] - begin, cuts[hand + 1] - begin) for hand in portion)
+    if source.shared is not None and not source.stay:
+        release_unused()  # each of the workers would keep as much
     return hands
 
 
@@ -127,7 +135,7 @@ def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hand
         block = memory.take(layout.bytes(len(order)))
         dealt.append(Cards(block, layout.arrays(block, len(order)), count))
     places = {p: (g, i) for g, group in enumerate(source.layout.groups) for i, p in enumerate(group.positions)}
-    near = memory.take(_NEAR)
+    near = memory.take(NEAR)
     for position, form in enumerate(source.forms):
         column = columns[position]
         columns[position] = Column(form, None)  # decoded memory goes as soon as it is dealt
@@ -138,7 +146,7 @@ def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hand
                 for order, cards in zip(orders, dealt, strict=True):
                     cards.long[position] = values, order
                 continue
-            if values.nbytes <= _NEAR:  # read once in sequence, so that what jumps about finds it in the cache
+            if values.nbytes <= NEAR:  # read once in sequence, so that what jumps about finds it in the cache
                 values = near[: values.nbytes].view(values.dtype).reshape(values.shape)
                 np.copyto(values, column.values)
             for order, cards in zip(orders, dealt, strict=True):
@@ -183,7 +191,9 @@ class Frame:
         for position, parts in self._parts.items():
             form = source.forms[position]
             column = self._joined(parts, found.placed(position, form), form)
-            found.columns[position] = Column(form, packed(column), column.valid) if is_views(column) else column
+            found.columns[position] = (
+                Column(form, packed(column, source.shared), column.valid) if is_views(column) else column
+            )
         return found
 
     def _joined(self, parts: dict[int, Column], placed: Column | None, form: Form) -> Column:
@@ -223,7 +233,7 @@ def gather(
     gather_groups(source, hands, order, pieces)
     for position in sorted({position for cards, _, _ in hands for position in cards.columns}):
         column = take(join([hand_column(source, hand, position) for hand in hands], source.forms[position]), order)
-        for first, part, some in packed_together(column, pieces):
+        for first, part, some in packed_together(column, pieces, source.shared):
             for frame, at, start, stop in some:
                 frame.put(position, at, cut(part, start - first, stop - first))
     for cards, _, _ in hands:
@@ -231,12 +241,18 @@ def gather(
     return [frame for frame, _, start, stop in pieces if frame.filled(stop - start)]
 
 
-def packed_together(column: Column, pieces: Sequence[Piece]) -> Iterator[tuple[int, Column, Sequence[Piece]]]:
-    """Yield (first row, rows, their pieces): views are packed for several whole batches at once, as each call costs."""
+def packed_together(
+    column: Column, pieces: Sequence[Piece], shared: Pool | None
+) -> Iterator[tuple[int, Column, Sequence[Piece]]]:
+    """Yield (first row, rows, their pieces): views are packed for several whole batches at once, as each call costs.
+
+    Large ones are packed one by one into ``shared`` memory, if there is any: each is free again when its batch is.
+    """
     if not is_views(column):
         yield 0, column, pieces
         return
-    most = max(1, len(column) * _PACKED // max(1, bytes_of_views(column)))
+    together = _PACKED if shared is None else NEAR
+    most = max(1, len(column) * together // max(1, bytes_of_views(column)))
     left = deque(pieces)
     while left:
         frame, _, first, past = left[0]
@@ -245,7 +261,7 @@ def packed_together(column: Column, pieces: Sequence[Piece]) -> Iterator[tuple[i
         while whole and left and left[0][3] - left[0][2] == left[0][0].rows and left[0][3] - first <= most:
             some.append(left.popleft())
         rows = cut(column, first, some[-1][3])
-        yield first, Column(column.form, packed(rows), rows.valid) if whole else rows, some
+        yield first, Column(column.form, packed(rows, shared), rows.valid) if whole else rows, some
 
 
 def gather_groups(
@@ -423,9 +439,10 @@ class LaneReader(Generic[Done]):
             except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the batch
                 fail(error)
 
-        def drop(*_: object) -> None:  # or futures and what waits for them hold one another, and what was decoded
+        def drop(*_: object) -> None:  # or futures and what waits for them hold one another, rows and batches
             dealt.clear()
             pieces.clear()
+            results.clear()
 
         def one_done(future: Future[Dealt]) -> None:
             if future.cancelled():  # the pool is being shut down, under a lock that submit needs

@@ -95,11 +95,12 @@ class SharedPool(Pool):
         """Return a free slot of ``wanted`` bytes, a new one, or None when there can be no more.
 
         Sizes are powers of two, so that there are few, and the first slots are used first: what nobody has written to
-        takes no memory.
+        takes no memory. One of twice the size will do: batches may be a little smaller and a little larger than one.
         """
-        for slot in self._slots:
-            if len(slot.block) == wanted and slot.free:
-                return slot
+        for size in (wanted, 2 * wanted):
+            for slot in self._slots:
+                if len(slot.block) == size and slot.free:
+                    return slot
         if len(self._slots) >= _SLOTS_AT_MOST:
             return None
         try:
