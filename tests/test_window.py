@@ -543,6 +543,26 @@ def test_batches_go_when_they_were_used(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(used) == 400
 
 
+def test_workers_spare_memory_where_it_is_scarce(tmp_path: Path) -> None:
+    """Batches are the same then, and what was dealt goes block by block."""
+    for number in range(4):
+        pq.write_table(long_rows(number * 1000, 1000), tmp_path / f"{number}.parquet", row_group_size=500)
+    seen = view(tmp_path)
+    order = Order(seen.counts, 60, window=4)
+    total = order.batches()
+    rows, held = [], []
+    for into in (None, Pool()):
+        before = pa.total_allocated_bytes()
+        found = epoch_batches(seen, order, range(total), total, Room(1), into)
+        columns = [next(found)[1].columns() for _ in range(total // 2)][-1]
+        time.sleep(0.3)  # until nothing more is made for whoever does not ask
+        held.append(pa.total_allocated_bytes() - before)
+        rows.append([columns, *(batch.columns() for _, batch in found)])
+    for usual, spared in zip(*rows, strict=True):
+        assert all(to_arrow(spared[name]).equals(to_arrow(usual[name])) for name in usual)
+    assert held[1] < 0.9 * held[0]
+
+
 def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> None:
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
     write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000)

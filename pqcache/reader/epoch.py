@@ -80,7 +80,7 @@ def _read(
             return LaneReader(source, order.lane(lane), batch * order.batch_size, rows)
 
         first_of_lane = _first_of_lanes(indices, order.lanes, total)
-        ahead = max(1, -(-room.threads // max(1, len(first_of_lane))))
+        ahead = 0 if room.threads == 1 else -(-room.threads // max(1, len(first_of_lane)))
         arenas = view.places(room.places)
         load = partial(view.load, arenas=arenas)
         source = Source(load, view.load_forms, finish, view.memory, memory, pool, ahead, room.stay, arenas)

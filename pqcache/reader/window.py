@@ -43,7 +43,7 @@ Done = TypeVar("Done")  # what a batch is made into
 
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 _PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
-_STRETCHES = 3  # of blocks on their way: one being used, one ready, one in the making
+_STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is spared), one in the making
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ class Source(Generic[Done]):
     def shared(self) -> Pool | None:
         """What is in memory that another process reads: batches of a worker; None where nothing is."""
         return None if self.batches is self.memory else self.batches
+
+    @property
+    def sparing(self) -> bool:
+        """Whether memory is worth more than time: in workers, each with windows of its own, if no rows stay."""
+        return self.shared is not None and not self.stay
 
     @cached_property
     def layout(self) -> Layout:
@@ -115,15 +120,15 @@ def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
     hands: Dealt = [None] * first_hand
     left = range(first_hand, len(cuts) - 1)
     large = source.dealt.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
-    each = lane.split if large else len(cuts)
+    each = (1 if source.sparing else lane.split) if large else len(cuts)
     portions = [left[i : i + each] for i in range(0, len(left), each)]
     counts = [len(portion) for portion in portions]
     orders = [order[cuts[portion[0]] : cuts[portion[-1] + 1]] for portion in portions]
     for portion, cards in zip(portions, dealt_cards(source, columns, orders, counts), strict=True):
         begin = cuts[portion[0]]
         hands.extend((cards, cuts[hand] - begin, cuts[hand + 1] - begin) for hand in portion)
-    if source.shared is not None and not source.stay:
-        release_unused()  # each of the workers would keep as much
+    if source.sparing:
+        release_unused()
     return hands
 
 
@@ -234,6 +239,8 @@ def gather(
     for position in sorted({position for cards, _, _ in hands for position in cards.columns}):
         column = take(join([hand_column(source, hand, position) for hand in hands], source.forms[position]), order)
         for first, part, some in packed_together(column, pieces, source.shared):
+            if source.sparing:  # a batch that goes on in the next block would keep all of this one
+                part = compact(part)
             for frame, at, start, stop in some:
                 frame.put(position, at, cut(part, start - first, stop - first))
     for cards, _, _ in hands:
@@ -374,7 +381,8 @@ class LaneReader(Generic[Done]):
     def _top_up(self) -> None:
         """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
         lane = self._lane
-        while len(self._left) < _STRETCHES and self._block < lane.blocks:
+        most = _STRETCHES - self._source.sparing
+        while len(self._left) < most and self._block < lane.blocks:
             first, last = self._block, self._block + 1
             while last < lane.blocks and lane.before(last) < self._at + self._batch_size:
                 last += 1  # tiny row groups: a batch takes many blocks
