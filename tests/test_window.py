@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.memory import Arena, Pool
+from pqcache.reader import blocks as blocks_module
 from pqcache.reader import columns as columns_module
-from pqcache.reader import window as window_module
+from pqcache.reader.blocks import Frame, gather_long, packed_together
 from pqcache.reader.columns import (
     Column,
     as_typed,
@@ -44,11 +45,11 @@ from pqcache.reader.data import open_data
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.epoch import record_batches
 from pqcache.reader.files import RowGroups
+from pqcache.reader.hands import Cards, Source, dealt_cards
 from pqcache.reader.layout import Layout
 from pqcache.reader.order import Order, Part
 from pqcache.reader.room import Room, fit, room_for, window_for
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import Cards, Frame, Source, dealt_cards, gather_long, packed_together
 
 
 def everything(first: int, rows: int) -> pa.Table:
@@ -407,8 +408,8 @@ def test_an_epoch_that_is_stopped_early_gives_its_places_back(tmp_path: Path) ->
 @pytest.mark.parametrize("places", [2, 4])
 def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = []
-    real = window_module.hand_column
-    monkeypatch.setattr(window_module, "hand_column", lambda *given: copied.append(given) or real(*given))
+    real = blocks_module.hand_column
+    monkeypatch.setattr(blocks_module, "hand_column", lambda *given: copied.append(given) or real(*given))
     pool = Pool()
     arena = Arena(pool, 10 * 600, places)
     form = form_of(pa.field("x", pa.binary(600)))
@@ -498,7 +499,7 @@ def test_views_are_packed_for_several_whole_batches_at_once(monkeypatch: pytest.
     pieces = [(frames[0], 15, 0, 5), *((frame, 0, 5 + 20 * i, 25 + 20 * i) for i, frame in enumerate(frames[1:5]))]
     pieces.append((frames[5], 0, 85, 100))
     for most, found in ((1 << 20, [1, 4, 1]), (2 * bytes_of_views(cut(column, 5, 25)), [1, 2, 2, 1]), (1, [1] * 6)):
-        monkeypatch.setattr(window_module, "_PACKED", most)
+        monkeypatch.setattr(blocks_module, "_PACKED", most)
         parts = list(packed_together(column, pieces, None))
         assert [len(some) for _, _, some in parts] == found
         assert [piece for _, _, some in parts for piece in some] == pieces
@@ -508,7 +509,7 @@ def test_views_are_packed_for_several_whole_batches_at_once(monkeypatch: pytest.
 
 
 def test_large_batches_are_packed_one_by_one_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_module, "NEAR", 300)
+    monkeypatch.setattr(blocks_module, "NEAR", 300)
     monkeypatch.setattr(columns_module, "NEAR", 300)
     rows = pa.array([bytes([i]) * 20 for i in range(100)])
     column = hold(rows, form_of(pa.field("x", rows.type)))

@@ -16,6 +16,7 @@ from pqcache.memory import Pool
 from pqcache.reader.columns import form_of, to_arrow
 from pqcache.reader.data import open_data
 from pqcache.reader.files import cpu_count, release_unused
+from pqcache.reader.hands import Source
 from pqcache.reader.layout import Finished
 from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
 from pqcache.reader.room import Room, fit, room_for
@@ -23,7 +24,7 @@ from pqcache.reader.selection import SelectedRows
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.unshuffled import in_sequence
 from pqcache.reader.view import View, view_of
-from pqcache.reader.window import LaneReader, Source
+from pqcache.reader.window import LaneReader
 from pqcache.threads import Threads
 from pqcache.units import parse_size
 

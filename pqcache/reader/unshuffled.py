@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 from pqcache.reader.columns import Form, cut, join
+from pqcache.reader.hands import Done, Rows, Source
 from pqcache.reader.layout import Gathered, Layout
 from pqcache.reader.order import Order
-from pqcache.reader.window import Done, Rows, Source
 
 
 def joined(parts: Sequence[Rows], forms: Sequence[Form]) -> Rows:

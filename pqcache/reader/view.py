@@ -23,12 +23,12 @@ from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored
 from pqcache.reader.data import Data
 from pqcache.reader.files import RowGroups, file_numbers
 from pqcache.reader.filters import Chosen, choose, count_rows
+from pqcache.reader.hands import Rows
 from pqcache.reader.layout import LONG, Finished, Gathered, Numbers
 from pqcache.reader.selection import SelectedRows, Selection
 from pqcache.reader.sequences import Sequence as SequenceOf
 from pqcache.reader.sequences import Sequences
 from pqcache.reader.steps import Steps
-from pqcache.reader.window import Rows
 
 _SAMPLE = 1024  # rows
 _FILE = Form("\0file", pa.uint32(), "fixed", 4)
