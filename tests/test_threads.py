@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -71,14 +72,96 @@ def test_a_fork_waits_for_threads_that_end() -> None:
     pool = Threads(1)
     pool.submit(job).result()
     pool.shutdown(wait=False)
-    assert threads._ending() == begun
+    assert Path(f"/proc/self/task/{begun[0]}").exists()
     try:
         threads._before_fork()
         assert not Path(f"/proc/self/task/{begun[0]}").exists()
     finally:
         threads._after_fork()
-    Threads(1).shutdown()
-    assert not threads._ended  # nothing is kept of threads that are gone
+    assert begun[0] not in threads._ended  # nothing is kept of threads that are gone
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
+    """Its pool has ended when the thread had a job already."""
+    pool = Threads(1)
+    pool.submit(int).result()
+    threads._gate.forking.add(0)  # another thread forks
+    try:
+        job = pool.submit(lambda: 6)
+        while not threads._gate.standing:
+            time.sleep(0.01)
+        pool.shutdown(wait=False)
+        start = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        assert time.monotonic() - start < threads._PATIENCE / 2
+    finally:
+        threads._gate.forking.discard(0)
+    assert status_of(child) == 3
+    assert job.result(2 * threads._PATIENCE) == 6
+
+
+def test_no_job_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_PATIENCE", 0.1)
+    threads._gate.forking.add(0)  # a fork that never ended
+    try:
+        with Threads(1) as pool:
+            assert pool.submit(lambda: 6).result(10) == 6
+    finally:
+        threads._gate.forking.discard(0)
+
+
+def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
+    begun, done, children = threading.Event(), [], []
+
+    def job() -> None:
+        begun.set()
+        time.sleep(0.3)
+        done.append(1)
+
+    def fork() -> None:
+        children.append(os.fork())
+        if children[0] == 0:
+            os._exit(len(done))
+        time.sleep(10)
+
+    with Threads(1) as pool:
+        pool.submit(job)
+        begun.wait()
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            fork()
+        timer.join()
+    assert status_of(children[0]) == 1
+
+
+def test_what_follows_a_job_belongs_to_it() -> None:
+    """A fork waits for what was added to a future, too; cancelled jobs are cancelled, errors arrive."""
+    log = []
+
+    def slowly(_: Any) -> None:
+        time.sleep(0.3)
+        log.append(1)
+
+    pool = Threads(1)
+    first = pool.submit(time.sleep, 0.1)
+    first.add_done_callback(slowly)
+    later = [pool.submit(int) for _ in range(3)]
+    failed = pool.submit(int, "x")
+    first.result()
+    child = os.fork()
+    if child == 0:
+        os._exit(len(log))
+    assert status_of(child) == 1
+    assert [job.result(10) for job in later] == [0, 0, 0]
+    with pytest.raises(ValueError, match="'x'"):
+        failed.result(10)
+    busy, never = pool.submit(time.sleep, 0.2), pool.submit(int)
+    pool.shutdown(wait=True, cancel_futures=True)
+    assert busy.done()
+    assert never.cancelled()
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -498,7 +498,7 @@ def test_views_are_packed_for_several_whole_batches_at_once(monkeypatch: pytest.
     frames = [Frame(source, 20, whole=True) for _ in range(6)]
     pieces = [(frames[0], 15, 0, 5), *((frame, 0, 5 + 20 * i, 25 + 20 * i) for i, frame in enumerate(frames[1:5]))]
     pieces.append((frames[5], 0, 85, 100))
-    for most, found in ((1 << 20, [1, 4, 1]), (2 * bytes_of_views(cut(column, 5, 25)), [1, 2, 2, 1]), (1, [1] * 6)):
+    for most, found in ((1 << 20, [1, 4, 1]), (2 * bytes_of_views(cut(column, 5, 25)), [1, 2, 1, 1, 1]), (1, [1] * 6)):
         monkeypatch.setattr(blocks_module, "_PACKED", most)
         parts = list(packed_together(column, pieces, None))
         assert [len(some) for _, _, some in parts] == found

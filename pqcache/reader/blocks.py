@@ -15,9 +15,9 @@ from pqcache.reader.columns import (
     Bytes,
     Column,
     Form,
-    bytes_of_views,
     compact,
     cut,
+    ends_of_views,
     is_views,
     join,
     packed,
@@ -124,17 +124,20 @@ def packed_together(
     if not is_views(column):
         yield 0, column, pieces
         return
-    together = _PACKED if shared is None else NEAR
-    most = max(1, len(column) * together // max(1, bytes_of_views(column)))
+    most, ends = _PACKED if shared is None else NEAR, ends_of_views(column)
     left = deque(pieces)
     while left:
-        frame, _, first, past = left[0]
         some = [left.popleft()]
-        whole = past - first == frame.rows
-        while whole and left and left[0][3] - left[0][2] == left[0][0].rows and left[0][3] - first <= most:
+        first, whole = some[0][2], _is_whole(some[0])
+        while whole and left and _is_whole(left[0]) and ends[left[0][3]] - ends[first] <= most:
             some.append(left.popleft())
         rows = cut(column, first, some[-1][3])
         yield first, Column(column.form, packed(rows, shared), rows.valid) if whole else rows, some
+
+
+def _is_whole(piece: Piece) -> bool:
+    frame, _, start, stop = piece
+    return stop - start == frame.rows
 
 
 def gather_groups(source: Source[Any], hands: Sequence[Hand], order: Ints, pieces: Sequence[Piece]) -> None:

@@ -258,14 +258,18 @@ def is_views(column: Column) -> bool:
     return isinstance(column.values, pa.Array) and bool(pa.types.is_binary_view(column.values.type))
 
 
+def ends_of_views(column: Column) -> npt.NDArray[np.int64]:
+    """Return where the rows of a column of views end if they lie end to end, after a 0 for where the first begins."""
+    array = column.values
+    lengths = np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
+    ends = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(lengths, out=ends[1:])
+    return ends
+
+
 def bytes_of_views(column: Column) -> int:
     """Return how many bytes the rows of a column point to; 0 for a column that has no views."""
-    return int(_lengths(column).sum(dtype=np.int64)) if is_views(column) else 0
-
-
-def _lengths(column: Column) -> npt.NDArray[np.int32]:
-    array = column.values
-    return np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
+    return int(ends_of_views(column)[-1]) if is_views(column) else 0
 
 
 def packed(column: Column, memory: Pool | None = None) -> Packed:
@@ -273,8 +277,7 @@ def packed(column: Column, memory: Pool | None = None) -> Packed:
     if isinstance(column.values, Packed):
         return column.values
     if memory is not None:
-        ends = np.zeros(len(column) + 1, np.int64)
-        np.cumsum(_lengths(column), out=ends[1:])
+        ends = ends_of_views(column)
         if ends[-1] > NEAR:
             return Packed(ends, _copied(column.values, ends, memory.lend(int(ends[-1]))))
     ends, data = _packed(column.values)

@@ -4,14 +4,15 @@ What is copied when: a row group is decoded and its rows are dealt into hands, e
 goes round when the hand is used. A block joins its hands, some columns at a time, in a scratch that stays in the
 processor's cache, and takes the rows in their order from there; its batches are parts of the block, and it goes round
 when the last of them is gone. Strings and lists move as 16-byte views until their bytes are packed, for several batches
-of a block at once.
+of a block at once, or in workers into the memory that a batch is sent in.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Generic
 
 from pqcache.reader.blocks import Frame, Piece, gather
@@ -108,8 +109,8 @@ class LaneReader(Generic[Done]):
         lock = threading.Lock()
 
         def fail(error: BaseException) -> None:
-            for future in results.values():
-                if not future.done():
+            for future in list(results.values()):
+                with suppress(InvalidStateError):  # a batch that began in a stretch before may have failed there
                     future.set_exception(error)
 
         def work() -> None:
