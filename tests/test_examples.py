@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.datasets import write_shop
-from tests.test_docs import ROOT, blocks_of, environment
+from tests.test_docs import ROOT, blocks_of, environment, run_under_torchrun
 
 EXAMPLES = ROOT / "examples"
 
@@ -27,15 +27,7 @@ def test_the_readme_shows_the_example() -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_training_under_torchrun(tmp_path: Path, ranks: int) -> None:
     shop = write_shop(tmp_path / "shop", days=2, files=2, rows=250)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / "train_ddp.py"), str(shop)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_under_torchrun([str(EXAMPLES / "train_ddp.py"), str(shop)], tmp_path, ranks)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = 1000 + (-16 % ranks) * 64  # 16 batches; the last round is filled up with the epoch's first ones
     assert done.stdout.splitlines() == [f"epoch {epoch}: {rows} rows" for epoch in range(2)]
