@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.memory import Pool
+from pqcache.memory import Arena, Pool
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.page import unpacked
 from pqcache.parquet.pages import Leaf, Reader, leaf_of
@@ -89,6 +89,24 @@ def test_lists_of_one_length_are_what_pyarrow_reads(
     assert found is not None
     assert found.dtype == values.dtype
     assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("limit", [None, 40, 400, 1 << 20])  # no dictionary; given up at once, half way, never
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+def test_values_are_put_where_they_are_wanted(tmp_path: Path, limit: int | None, codec: str) -> None:
+    path = tmp_path / "t.parquet"
+    values = np.arange(600, dtype=np.int16)
+    how: dict[str, Any] = {"use_dictionary": limit is not None, "dictionary_pagesize_limit": limit or 1}
+    table = pa.table({"t": lists(values, 3, pa.int16())})
+    pq.write_table(table, path, compression=codec, data_page_size=200, write_batch_size=50, **how)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    arena = Arena(Pool(), 2048, 2)
+    with path.open("rb") as file:
+        found = Reader(Pool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3, arena)
+    assert found is not None
+    assert np.array_equal(found, values)
+    assert arena.at(found) is not None
 
 
 @pytest.mark.parametrize(
@@ -221,13 +239,21 @@ def test_indices_of_any_width_are_read(tmp_path: Path, distinct: int) -> None:
     binary=st.booleans(),
     codec=st.sampled_from(["none", "snappy"]),
     dictionary=st.booleans(),
+    limit=st.sampled_from([400, 1 << 20]),
 )
 def test_damage_is_never_an_exception(
-    place: float, byte: int, binary: bool, codec: str, dictionary: bool, tmp_path_factory: pytest.TempPathFactory
+    place: float,
+    byte: int,
+    binary: bool,
+    codec: str,
+    dictionary: bool,
+    limit: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     path = tmp_path_factory.mktemp("damage") / "t.parquet"
     column = pa.array([b"x" * 700] * 20) if binary else lists(np.arange(600, dtype=np.int32), 3, pa.int32())
-    pq.write_table(pa.table({"t": column}), path, compression=codec, use_dictionary=dictionary)
+    how: dict[str, Any] = {"dictionary_pagesize_limit": limit, "data_page_size": 200, "write_batch_size": 50}
+    pq.write_table(pa.table({"t": column}), path, compression=codec, use_dictionary=dictionary, **how)
     metadata, leaf = opened(path)
     assert leaf is not None
     whole = bytearray(path.read_bytes())

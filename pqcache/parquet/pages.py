@@ -126,31 +126,21 @@ class Reader:
             return None
         if chunk.file_path or chunk.compression not in page.CODECS:
             return None
-        if chunk.has_dictionary_page or not {"PLAIN", "RLE"}.issuperset(chunk.encodings):
-            try:
-                return self._decoded(file, chunk, leaf, length)
-            except UNREADABLE:
-                return None
-        if not 0 <= total * leaf.stored.itemsize <= chunk.total_uncompressed_size:
-            return None
-        found = (into or self.memory).lend(total * leaf.held.itemsize).view(leaf.held)
-        same, at = leaf.held == leaf.stored, 0
+        plain = not chunk.has_dictionary_page and {"PLAIN", "RLE"}.issuperset(chunk.encodings)
         try:
-            if same and page.CODECS[chunk.compression] is None and not self.checked:
+            if plain and leaf.held == leaf.stored and page.CODECS[chunk.compression] is None and not self.checked:
+                found = self._room(chunk, leaf, 0, into)
                 self._straight(file, chunk, leaf, length, found.view(np.uint8))
                 return found
-            for count, data in self._plain(file, chunk, leaf, length):
-                data, place = data[: count * leaf.stored.itemsize], found[at : at + count]
-                if len(data) < count * leaf.stored.itemsize:
-                    return None
-                if same:  # as bytes, which need not be aligned
-                    np.copyto(place.view(np.uint8), data)
-                else:
-                    np.copyto(place, data.view(leaf.stored), casting="unsafe")
-                at += count
+            return self._page_by_page(file, chunk, leaf, length, into)
         except UNREADABLE:
             return None
-        return found if at == total else None
+
+    def _room(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf, known: int, into: Arena | None) -> Values:
+        """Return memory for all values of a chunk, of which ``known`` are not in plain pages."""
+        if not 0 <= (chunk.num_values - known) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
+            raise page.NotRead
+        return (into or self.memory).lend(chunk.num_values * leaf.held.itemsize).view(leaf.held)
 
     def _straight(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, room: Bytes) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``room``."""
@@ -171,36 +161,44 @@ class Reader:
         if first * width != len(room):
             raise page.NotRead
 
-    def _decoded(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Values:
-        """Have pyarrow decode the pages of a chunk of lists without their levels, as a column of its own."""
-        parts, first, dictionary = [footer.MAGIC], 0, 0
+    def _page_by_page(
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, into: Arena | None
+    ) -> Values:
+        """Copy the values of plain pages. Have pyarrow decode those before them, if any: of a dictionary, mostly.
+
+        Writers begin with a dictionary and leave it where it does not pay.
+        """
+        coded, first = _Coded(chunk, leaf), 0
+        found: Values | None = None
         for header, body in self._pages(file, chunk):
             if header[page.TYPE][1] == fields.DICTIONARY_PAGE:
-                data = page.decompressed(chunk, body, header[page.UNCOMPRESSED][1])
-                sizes = page.numbers(
-                    {page.TYPE: fields.DICTIONARY_PAGE, page.UNCOMPRESSED: len(data), page.COMPRESSED: len(data)}
-                )
-                head, dictionary = thrift.encode(sizes | {page.DICTIONARY: header[page.DICTIONARY]}), len(footer.MAGIC)
+                coded.add_dictionary(header, page.decompressed(chunk, body, header[page.UNCOMPRESSED][1]))
+                continue
+            count, encoding, data = self._page(header, body, chunk, leaf, length, first)
+            del body
+            if not count:  # pyarrow takes an empty page of such a column for its end
+                continue
+            if encoding != fields.PLAIN:
+                if found is not None:
+                    raise page.NotRead
+                coded.add(count, encoding, data)
             else:
-                count, encoding, data = self._page(header, body, chunk, leaf, length, first)
-                if not count:  # pyarrow takes an empty page of such a column for its end
-                    continue
-                head = page.data_page_header(count, encoding, len(data))
-                first += count
-            parts += [head, data.tobytes()]
+                if found is None:
+                    before = coded.values() if first else None
+                    found = self._room(chunk, leaf, first, into)
+                    if before is not None:
+                        found[:first] = before
+                _put(found[first : first + count], data, leaf)
+            first += count
         if first != chunk.num_values:
             raise page.NotRead
-        size = sum(map(len, parts))
-        at = len(footer.MAGIC) + (sum(map(len, parts[1:3])) if dictionary else 0)
-        parts.append(footer.frame(_alone(_PHYSICAL.index(chunk.physical_type), leaf, first, size, at, dictionary)))
-        with pq.ParquetFile(pa.BufferReader(b"".join(parts)), pre_buffer=False) as alone:
-            column = alone.read_row_group(0, use_threads=False).column(0)
-        values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if len(values) != first or values.null_count:
-            raise page.NotRead
-        width = leaf.stored.itemsize
-        found = np.frombuffer(values.buffers()[1], np.uint8, first * width, values.offset * width).view(leaf.stored)
-        return found if leaf.held == leaf.stored else found.astype(leaf.held)
+        if found is None:
+            found = coded.values() if first else self._room(chunk, leaf, 0, into)
+            if into is not None and first:
+                place = into.lend(found.nbytes).view(leaf.held)
+                place[:] = found
+                return place
+        return found
 
     def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> ByteArrays | None:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
@@ -241,18 +239,6 @@ class Reader:
                 yield ByteArrays(dictionary.begins[numbers], dictionary.lengths[numbers], dictionary.pages)
             else:
                 raise page.NotRead
-
-    def _plain(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int) -> Iterator[tuple[int, Bytes]]:
-        """Yield the number of values and the bytes of each page."""
-        if chunk.has_dictionary_page or chunk.file_path or chunk.compression not in page.CODECS:
-            raise page.NotRead
-        first = 0
-        for header, body in self._pages(file, chunk):
-            count, encoding, data = self._page(header, body, chunk, leaf, length, first)
-            if encoding != fields.PLAIN:
-                raise page.NotRead
-            yield count, data
-            first += count
 
     def _pages(self, file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes."""
@@ -316,6 +302,54 @@ class Reader:
         if not regular:
             raise page.NotRead
         return count, encoding, body
+
+
+class _Coded:
+    """Pages that pyarrow decodes, without their levels: as a file of one column of its own."""
+
+    def __init__(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> None:
+        self._physical, self._leaf = _PHYSICAL.index(chunk.physical_type), leaf
+        self._parts = [footer.MAGIC]
+        self._count, self._dictionary = 0, 0
+
+    def add_dictionary(self, header: Struct, data: Bytes) -> None:
+        """Add the page of a dictionary."""
+        sizes = page.numbers(
+            {page.TYPE: fields.DICTIONARY_PAGE, page.UNCOMPRESSED: len(data), page.COMPRESSED: len(data)}
+        )
+        self._parts += [thrift.encode(sizes | {page.DICTIONARY: header[page.DICTIONARY]}), data.tobytes()]
+        self._dictionary = len(footer.MAGIC)
+
+    def add(self, count: int, encoding: int, data: Bytes) -> None:
+        """Add a page of ``count`` values."""
+        self._parts += [page.data_page_header(count, encoding, len(data)), data.tobytes()]
+        self._count += count
+
+    def values(self) -> Values:
+        """Return all values; raise NotRead where they are not as many as the pages say."""
+        size, leaf = sum(map(len, self._parts)), self._leaf
+        at = len(footer.MAGIC) + (sum(map(len, self._parts[1:3])) if self._dictionary else 0)
+        end = footer.frame(_alone(self._physical, leaf, self._count, size, at, self._dictionary))
+        with pq.ParquetFile(pa.BufferReader(b"".join([*self._parts, end])), pre_buffer=False) as alone:
+            column = alone.read_row_group(0, use_threads=False).column(0)
+        values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if len(values) != self._count or values.null_count:
+            raise page.NotRead
+        width = leaf.stored.itemsize
+        found = np.frombuffer(values.buffers()[1], np.uint8, self._count * width, values.offset * width)
+        numbers = found.view(leaf.stored)
+        return numbers if leaf.held == leaf.stored else numbers.astype(leaf.held)
+
+
+def _put(place: Values, data: Bytes, leaf: Leaf) -> None:
+    """Copy the values of a plain page to their place."""
+    data = data[: len(place) * leaf.stored.itemsize]
+    if len(data) < len(place) * leaf.stored.itemsize:
+        raise page.NotRead
+    if leaf.held == leaf.stored:  # as bytes, which need not be aligned
+        np.copyto(place.view(np.uint8), data)
+    else:
+        np.copyto(place, data.view(leaf.stored), casting="unsafe")
 
 
 def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictionary: int) -> Struct:
