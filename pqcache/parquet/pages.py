@@ -118,8 +118,8 @@ class Reader:
     ) -> Values | None:
         """Return all values of a column chunk of the open ``file``, rows of ``length`` values end to end.
 
-        ``length`` is 0 for a column without lists. They are in ``into``, unless pyarrow had to decode them. None where
-        the values are not to be had this way: some are null, or lists are of other lengths, or the chunk is damaged.
+        ``length`` is 0 for a column without lists. They are in ``into``, where that is given. None where the values are
+        not to be had this way: some are null, or lists are of other lengths, or the chunk is damaged.
         """
         total = chunk.num_values
         if bool(length) != bool(leaf.repetition) or leaf.repetition > 1 or (length and total % length):
@@ -129,18 +129,20 @@ class Reader:
         plain = not chunk.has_dictionary_page and {"PLAIN", "RLE"}.issuperset(chunk.encodings)
         try:
             if plain and leaf.held == leaf.stored and page.CODECS[chunk.compression] is None and not self.checked:
-                found = self._room(chunk, leaf, 0, into)
+                found = self._room(chunk, leaf, np.zeros(0, leaf.held), into)
                 self._straight(file, chunk, leaf, length, found.view(np.uint8))
                 return found
             return self._page_by_page(file, chunk, leaf, length, into)
         except UNREADABLE:
             return None
 
-    def _room(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf, known: int, into: Arena | None) -> Values:
-        """Return memory for all values of a chunk, of which ``known`` are not in plain pages."""
-        if not 0 <= (chunk.num_values - known) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
+    def _room(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf, decoded: Values, into: Arena | None) -> Values:
+        """Return memory for all values of a chunk that begins with those that were ``decoded``; the rest is plain."""
+        if not 0 <= (chunk.num_values - len(decoded)) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
             raise page.NotRead
-        return (into or self.memory).lend(chunk.num_values * leaf.held.itemsize).view(leaf.held)
+        found = (into or self.memory).lend(chunk.num_values * leaf.held.itemsize).view(leaf.held)
+        found[: len(decoded)] = decoded
+        return found
 
     def _straight(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, room: Bytes) -> None:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``room``."""
@@ -178,26 +180,20 @@ class Reader:
             del body
             if not count:  # pyarrow takes an empty page of such a column for its end
                 continue
-            if encoding != fields.PLAIN:
-                if found is not None:
-                    raise page.NotRead
+            if encoding == fields.PLAIN:
+                if found is None:
+                    found = self._room(chunk, leaf, coded.values(), into)
+                _put(found[first : first + count], data, leaf)
+            elif found is None:
                 coded.add(count, encoding, data)
             else:
-                if found is None:
-                    before = coded.values() if first else None
-                    found = self._room(chunk, leaf, first, into)
-                    if before is not None:
-                        found[:first] = before
-                _put(found[first : first + count], data, leaf)
+                raise page.NotRead
             first += count
         if first != chunk.num_values:
             raise page.NotRead
         if found is None:
-            found = coded.values() if first else self._room(chunk, leaf, 0, into)
-            if into is not None and first:
-                place = into.lend(found.nbytes).view(leaf.held)
-                place[:] = found
-                return place
+            found = coded.values()
+            return found if into is None else self._room(chunk, leaf, found, into)
         return found
 
     def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> ByteArrays | None:
@@ -327,6 +323,8 @@ class _Coded:
 
     def values(self) -> Values:
         """Return all values; raise NotRead where they are not as many as the pages say."""
+        if not self._count:
+            return np.zeros(0, self._leaf.held)
         size, leaf = sum(map(len, self._parts)), self._leaf
         at = len(footer.MAGIC) + (sum(map(len, self._parts[1:3])) if self._dictionary else 0)
         end = footer.frame(_alone(self._physical, leaf, self._count, size, at, self._dictionary))
