@@ -111,8 +111,8 @@ DATASETS: dict[str, Callable[[Path, int], None]] = {
 
 def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
     def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
-        from pqcache.parquet.options import RewriteOptions
-        from pqcache.parquet.rewrite import rewrite_directory
+        from pqcache.parquet.rewrite.options import RewriteOptions
+        from pqcache.parquet.rewrite.rewrite import rewrite_directory
 
         result = rewrite_directory(sources, target, RewriteOptions(size, compression))
         return {"again": result.encoded_again / max(1, result.encoded)}
@@ -222,12 +222,16 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: 
     process = psutil.Process()
     ENGINES[engine]  # imports are paid before the clock starts
     if engine.startswith("pqcache"):
-        import pqcache.parquet.rewrite  # noqa: F401
+        import pqcache.parquet.rewrite.rewrite  # noqa: F401
     elif engine.startswith("duckdb"):
         import duckdb
 
         duckdb.execute("select 1")
-    for module in ("duckdb", "pandas", "pqcache.parquet.rewrite"):  # what a module takes to load is not the work
+    for module in (
+        "duckdb",
+        "pandas",
+        "pqcache.parquet.rewrite.rewrite",
+    ):  # what a module takes to load is not the work
         importlib.import_module(module)
     spark = engine.startswith("spark")
     if spark and engine != "spark cold":
@@ -295,8 +299,8 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
 
     Work is dealt to threads in pieces that have nothing to do with one another, so this is what no pipeline beats.
     """
-    from pqcache.parquet.encodings import Encodings, chosen
-    from pqcache.parquet.stitch import encode
+    from pqcache.parquet.rewrite.concat_chunks import encode
+    from pqcache.parquet.rewrite.encodings import Encodings, chosen
 
     files = [pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) for path in sources]
     parts = [(file, number) for file in files for number in range(file.num_row_groups)]

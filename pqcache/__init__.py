@@ -31,17 +31,17 @@ if TYPE_CHECKING:
         SourceUnavailable,
         UsageError,
     )
-    from pqcache.reader.sequences import Sequence
+    from pqcache.reader.selection.sequences import Sequence
     from pqcache.store.cache import Cache, Snapshot
-    from pqcache.store.densify import Proposal, dense_proposals
     from pqcache.store.gc import GcReport, gc
     from pqcache.store.history import history
-    from pqcache.store.index_keys import IndexReport, index
-    from pqcache.store.inspect import Inspection, inspect
-    from pqcache.store.repartition import repartition
-    from pqcache.store.repartition_to import RepartitionReport
-    from pqcache.store.sync import SyncReport, sync
-    from pqcache.store.verify import VerifyReport, verify
+    from pqcache.store.inspect.summary import Inspection, inspect
+    from pqcache.store.keys.command import IndexReport, index
+    from pqcache.store.repartition.command import repartition
+    from pqcache.store.repartition.dense_columns import Proposal, dense_proposals
+    from pqcache.store.repartition.to_target import RepartitionReport
+    from pqcache.store.sync.command import SyncReport, sync
+    from pqcache.store.verify.command import VerifyReport, verify
     from pqcache.units import parse_size
 
 __all__ = [
@@ -97,17 +97,17 @@ _HOMES = {
         "SourceUnavailable",
         "UsageError",
     ),
-    "pqcache.reader.sequences": ("Sequence",),
+    "pqcache.reader.selection.sequences": ("Sequence",),
     "pqcache.store.cache": ("Cache", "Snapshot"),
-    "pqcache.store.densify": ("Proposal", "dense_proposals"),
+    "pqcache.store.repartition.dense_columns": ("Proposal", "dense_proposals"),
     "pqcache.store.gc": ("GcReport", "gc"),
     "pqcache.store.history": ("history",),
-    "pqcache.store.index_keys": ("IndexReport", "index"),
-    "pqcache.store.inspect": ("Inspection", "inspect"),
-    "pqcache.store.repartition": ("repartition",),
-    "pqcache.store.repartition_to": ("RepartitionReport",),
-    "pqcache.store.sync": ("SyncReport", "sync"),
-    "pqcache.store.verify": ("VerifyReport", "verify"),
+    "pqcache.store.keys.command": ("IndexReport", "index"),
+    "pqcache.store.inspect.summary": ("Inspection", "inspect"),
+    "pqcache.store.repartition.command": ("repartition",),
+    "pqcache.store.repartition.to_target": ("RepartitionReport",),
+    "pqcache.store.sync.command": ("SyncReport", "sync"),
+    "pqcache.store.verify.command": ("VerifyReport", "verify"),
     "pqcache.units": ("parse_size",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

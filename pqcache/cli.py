@@ -8,9 +8,9 @@ import signal
 import sys
 from typing import NoReturn
 
-from pqcache.cli_commands import app
+from pqcache.console.commands import app
 from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line
-from pqcache.lean import with_rare_collections, without_algebra, without_pandas
+from pqcache.system.startup import with_rare_collections, without_algebra, without_pandas
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -80,7 +80,7 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
 
 
 def _fail(error: PqcacheError, arguments: list[str]) -> int:
-    from pqcache.console import print_error
+    from pqcache.console.terminal import print_error
 
     if os.environ.get("PQCACHE_DEBUG", "0") != "0":
         import traceback

@@ -318,8 +318,16 @@ def test_a_missing_extra_is_named(url: str, module: str, extra: str, tmp_path: P
     assert extra in error_of(result, 2)
 
 
-NEVER = ("pandas", "tenacity", "sqlglot", "rich", "fsspec", "pqcache.parquet.rewrite", "pqcache.store.keybuild")
-NO_ARROW = ("pyarrow", "numpy", "tomlkit", "pqcache.store.refresh", "pqcache.store.build")
+NEVER = (
+    "pandas",
+    "tenacity",
+    "sqlglot",
+    "rich",
+    "fsspec",
+    "pqcache.parquet.rewrite.rewrite",
+    "pqcache.store.keys.build",
+)
+NO_ARROW = ("pyarrow", "numpy", "tomlkit", "pqcache.store.sync.incremental", "pqcache.store.sync.apply")
 
 
 def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:

@@ -21,22 +21,23 @@ import pytest
 import typer
 
 from pqcache import errors, events
-from pqcache.bench import Advice, BenchReport, Measured
-from pqcache.cli_commands import app
-from pqcache.config import Config
-from pqcache.forecast import Forecast
+from pqcache.benchmark.command import Advice, BenchReport, Measured
+from pqcache.benchmark.forecast import Forecast
+from pqcache.console.commands import app
 from pqcache.store.cache import FILES, ROW_GROUPS
+from pqcache.store.config import Config
+from pqcache.store.drivers.base import is_secret
 from pqcache.store.gc import GcReport
-from pqcache.store.index_keys import IndexReport, KeyView, index
-from pqcache.store.inspect import Bin, Column, Inspection, Partition
-from pqcache.store.keys import KEYS, Run
+from pqcache.store.inspect.listings import Difference, FileView, RowGroupView
+from pqcache.store.inspect.summary import Bin, Column, Inspection, Partition
+from pqcache.store.keys.command import IndexReport, KeyView, index
+from pqcache.store.keys.lookup import KEYS, Run
 from pqcache.store.manifest_file import FORMAT, read_manifest
-from pqcache.store.repartition_to import RepartitionReport
-from pqcache.store.source import is_secret
-from pqcache.store.sync import SyncReport
-from pqcache.store.sync import sync as sync_cache
-from pqcache.store.verify import VerifyReport
-from pqcache.store.views import Difference, FileView, RowGroupView
+from pqcache.store.repartition.to_target import RepartitionReport
+from pqcache.store.sync.command import SyncReport
+from pqcache.store.sync.command import sync as sync_cache
+from pqcache.store.verify.command import VerifyReport
+from tests import ROOT
 from tests.datasets import write_shop
 from tests.remote import S3Remote
 from tests.servers.hdfs import superuser
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
     from tests.servers.s3 import S3
 
-ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 MAN = ROOT / "man" / "man1"
 FORMAT_PAGE = ROOT / "docs" / "cache-format.md"
@@ -244,7 +244,7 @@ def test_no_snippet_of_ours_is_left_out(page: Path) -> None:
             assert word in (command if word else ""), f"{block.place}: this could run: {command}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "pqcache" / "cli_commands.py"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "pqcache" / "console" / "commands.py"], ids=lambda page: page.name)
 def test_commands_have_the_options_they_use(page: Path) -> None:
     """Also those that are not run, and the examples of the commands' own help."""
     commands = [command for block in blocks_of(page) for command in block.commands]

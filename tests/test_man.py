@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 import typer
 
-from pqcache.cli_commands import app
-from pqcache.cli_help import Command, Group
-from pqcache.config import Config
-
-ROOT = Path(__file__).resolve().parent.parent
+from pqcache.console.commands import app
+from pqcache.console.help import Command, Group
+from pqcache.store.config import Config
+from tests import ROOT
 
 MAN = ROOT / "man" / "man1"
 PAGES = sorted((ROOT / "man").glob("man?/*"))

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.datasets import write_shop
 
-ROOT = Path(__file__).resolve().parent.parent
 OFFLINE = ("No matching distribution", "Could not find a version", "NewConnectionError", "ConnectTimeout")
 EXTRAS = "torch", "botocore", "hdfs_native", "requests", "fastparquet", "distributed", "pandas"
 

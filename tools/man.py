@@ -18,8 +18,8 @@ from typing import Any
 
 import typer
 
-from pqcache.cli_commands import app
-from pqcache.cli_help import Entry, groups, summary
+from pqcache.console.commands import app
+from pqcache.console.help import Entry, groups, summary
 
 MAN = Path(__file__).resolve().parent.parent / "man"
 DATE = "November 21, 2026"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet import footer
-from pqcache.parquet.decode import Source
+from pqcache.parquet.rewrite.source_reader import Source
 
 Place = tuple[str, int]
 """A leaf: its top-level column, and its position within that."""

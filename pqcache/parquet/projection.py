@@ -14,7 +14,7 @@ import pyarrow as pa
 from pqcache.errors import ParquetError
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.footer import MAGIC
-from pqcache.parquet.rowfile import ARROW_SCHEMA, arrow_schema
+from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, arrow_schema
 from pqcache.parquet.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct
 
 _SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.memory import Pool
 from pqcache.parquet.dense import Dense, restored
-from pqcache.parquet.schema import is_text
+from pqcache.parquet.schema_merge import is_text
+from pqcache.system.buffer_pool import Pool
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8

@@ -12,20 +12,20 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.memory import Pool
+from pqcache.reader.batch_layout import Finished
 from pqcache.reader.columns import form_of, to_arrow
-from pqcache.reader.data import open_data
-from pqcache.reader.files import cpu_count, release_unused
-from pqcache.reader.hands import Source
-from pqcache.reader.layout import Finished
-from pqcache.reader.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
-from pqcache.reader.room import Room, fit, room_for
-from pqcache.reader.selection import SelectedRows
-from pqcache.reader.sequences import Sequence as SequenceOf
-from pqcache.reader.unshuffled import in_sequence
-from pqcache.reader.view import View, view_of
-from pqcache.reader.window import LaneReader
-from pqcache.threads import Threads
+from pqcache.reader.memory_budget import Room, fit, room_for
+from pqcache.reader.open import open_data
+from pqcache.reader.order.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
+from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.row_group_reader import cpu_count, release_unused
+from pqcache.reader.selection.selection import SelectedRows
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.reader.sequential import in_sequence
+from pqcache.reader.shuffle.lane_reader import LaneReader
+from pqcache.reader.shuffle.scatter import Source
+from pqcache.system.buffer_pool import Pool
+from pqcache.system.fork_safe_threads import Threads
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one

@@ -26,18 +26,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pqcache.checksum import checksum_of, is_true
-from pqcache.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
-from pqcache.store.source import local_path, url_scheme
+from pqcache.store.drivers.base import local_path, url_scheme
+from pqcache.system.checksum import checksum_of, is_true
+from pqcache.system.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pqcache.reader.selection import SelectedRows
-    from pqcache.reader.sequences import Sequence as SequenceOf
-    from pqcache.store.index import Index
+    from pqcache.reader.selection.selection import SelectedRows
+    from pqcache.reader.selection.sequences import Sequence as SequenceOf
     from pqcache.store.manifest import Manifest
+    from pqcache.store.row_group_index import Index
 
 _PUBLISHING = 60.0  # seconds that a run may take between a snapshot's rename and the swap of current, generously
 FILES = "_pqcache/files.arrow"
@@ -74,7 +74,7 @@ class Snapshot:
 
     def index(self) -> Index:
         """Return the row-group index, memory-mapped."""
-        from pqcache.store.index import read_index  # as above
+        from pqcache.store.row_group_index import read_index  # as above
 
         return read_index(self.path / ROW_GROUPS)
 
@@ -322,7 +322,7 @@ class Cache:
         Without a key index CacheError names the command that makes one. Values of another type, and None, raise
         UsageError; a damaged key index raises DamagedError.
         """
-        from pqcache.store.keys import lookup  # needs snapshots
+        from pqcache.store.keys.lookup import lookup  # needs snapshots
 
         snapshot, lease = self.lease()
         with lease:

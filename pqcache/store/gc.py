@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pqcache.config import read_config
 from pqcache.events import Collected, OnEvent, ignore
 from pqcache.store.cache import Cache
-from pqcache.store.transfer import disk_errors
+from pqcache.store.config import read_config
+from pqcache.store.sync.download import disk_errors
 
 
 @dataclass(frozen=True)

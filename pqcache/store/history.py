@@ -11,9 +11,9 @@ from typing import Any
 
 import zstandard
 
-from pqcache.disk import fsync_path
 from pqcache.errors import DamagedError
 from pqcache.store.cache import Cache
+from pqcache.system.disk import fsync_path
 
 HISTORY = "history.jsonl.zst"
 

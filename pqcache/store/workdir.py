@@ -16,9 +16,9 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pqcache.disk import remove_tree
 from pqcache.store.cache import Cache
 from pqcache.store.manifest import SourceFile
+from pqcache.system.disk import remove_tree
 
 
 def file_key(source: str, file: SourceFile, subset: str = "") -> str:

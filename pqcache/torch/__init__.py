@@ -1,6 +1,6 @@
 """PyTorch companion: ``from pqcache.torch import ParquetDataset, Mix``."""
 
-from pqcache.reader.sequences import Sequence
+from pqcache.reader.selection.sequences import Sequence
 from pqcache.torch.batch import Batch
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.mix import Mix

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pqcache.memory import Block, aligned
+from pqcache.system.buffer_pool import Block, aligned
 from pqcache.torch.ragged import Kind, Ragged, moved, pinned
-from pqcache.torch.share import Sent, Slot, received, shared_pool
+from pqcache.torch.shared_memory import Sent, Slot, received, shared_pool
 
 _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     getattr(torch, name): np.dtype(name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from pqcache.measure import child, timed
+from pqcache.benchmark.measure import child, timed
 from pqcache.torch.dataset import ParquetDataset
 
 

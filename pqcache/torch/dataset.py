@@ -18,22 +18,22 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.data import Data, open_data
-from pqcache.reader.draws import Pass
+from pqcache.reader.batch_layout import Finished
 from pqcache.reader.epoch import batches, samples
-from pqcache.reader.files import cpu_count, release_unused
-from pqcache.reader.layout import Finished
-from pqcache.reader.order import Ints, Order, Part, check_numbers, check_rank, check_seed
-from pqcache.reader.room import Room, fit, room_for
-from pqcache.reader.selection import SelectedRows
-from pqcache.reader.sequences import Sequence as SequenceOf
-from pqcache.reader.view import View, view_of
+from pqcache.reader.memory_budget import Room, fit, room_for
+from pqcache.reader.open import Data, open_data
+from pqcache.reader.order.mixture_schedule import Pass
+from pqcache.reader.order.order import Ints, Order, Part, check_numbers, check_rank, check_seed
+from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.row_group_reader import cpu_count, release_unused
+from pqcache.reader.selection.selection import SelectedRows
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.cache import Lease
 from pqcache.torch.batch import Batch, Place
-from pqcache.torch.nodes import Nodes, agree, snapshot_of
+from pqcache.torch.checkpoint import Progress, State, check_lanes, check_worker, replicas_and_rank
+from pqcache.torch.distributed import Nodes, agree, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
-from pqcache.torch.share import end_with_trainer, worker_pool
-from pqcache.torch.state import Progress, State, check_lanes, check_worker, replicas_and_rank
+from pqcache.torch.shared_memory import end_with_trainer, worker_pool
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
 from pqcache.units import parse_size
 

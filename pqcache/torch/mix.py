@@ -10,12 +10,12 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.draws import Draws, Pass, draws_of_epoch
-from pqcache.reader.order import Part, check_numbers, check_rank, check_seed
+from pqcache.reader.order.mixture_schedule import Draws, Pass, draws_of_epoch
+from pqcache.reader.order.order import Part, check_numbers, check_rank, check_seed
 from pqcache.torch.batch import Batch, Place
+from pqcache.torch.checkpoint import MixState, Progress, State, check_lanes, check_worker, replicas_and_rank
 from pqcache.torch.dataset import ParquetDataset
-from pqcache.torch.share import end_with_trainer
-from pqcache.torch.state import MixState, Progress, State, check_lanes, check_worker, replicas_and_rank
+from pqcache.torch.shared_memory import end_with_trainer
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # the mix has it
 

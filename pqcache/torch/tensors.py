@@ -31,7 +31,7 @@ import pyarrow as pa
 import torch
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.parquet.schema import is_text
+from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns import (
     Bools,
     Column,

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from pqcache import Cache
 from pqcache.store.hive import is_data, parent
-from pqcache.store.index import build_index
-from pqcache.store.keys import check_key_index, columns_indexed, directory_of
-from pqcache.store.summary import read_summary, summarize
+from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of
+from pqcache.store.manifest_digest import read_summary, summarize
+from pqcache.store.row_group_index import build_index
 
 Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 

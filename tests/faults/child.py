@@ -235,7 +235,7 @@ def _no_fsync() -> None:
 
 
 def _unsynced_rewrite() -> None:
-    import pqcache.parquet.rewrite as module
+    import pqcache.parquet.rewrite.rewrite as module
 
     real = module.rewrite_directory
 
@@ -273,7 +273,7 @@ def _current_before_the_files() -> None:
 
 
 def _links_fail_silently() -> None:
-    import pqcache.store.build as module
+    import pqcache.store.sync.apply as module
 
     real = module.link_or_copy
 
@@ -287,8 +287,8 @@ def _links_fail_silently() -> None:
 
 
 def _leftovers_stay() -> None:
-    import pqcache.store.build as build
-    import pqcache.store.sync as sync
+    import pqcache.store.sync.apply as build
+    import pqcache.store.sync.command as sync
 
     build.adopt = lambda *_: None  # type: ignore[assignment]
     build.remove_tree = lambda *_: None  # type: ignore[assignment]
@@ -397,7 +397,7 @@ def main() -> None:
     # all of it now: a child that has given up its rights may not be allowed to read the interpreter's files
     modules = (
         "pqcache.cli",
-        "pqcache.console",
+        "pqcache.console.terminal",
         "pqcache.store.drivers.local",
         "pyarrow.dataset",
         "pyarrow.parquet",
@@ -412,7 +412,7 @@ def main() -> None:
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.modules["pqcache.cli"].run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
-    sys.modules["pqcache.config"].parsed("")
+    sys.modules["pqcache.store.config"].parsed("")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

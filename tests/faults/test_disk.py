@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache import disk
 from pqcache.events import Event, Fetched, Listed, Published
-from pqcache.parquet import rewrite
-from pqcache.store import guards
-from pqcache.store.source import open_source
+from pqcache.parquet.rewrite import rewrite
+from pqcache.store.drivers.base import open_source
+from pqcache.store.sync import safety_checks
 from pqcache.store.workdir import file_key
+from pqcache.system import disk
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_whole, depth, rows_at
 from tests.faults.runner import Ran, Runner
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_
                     os.posix_fallocate(file.fileno(), 0, max(1, free - room))
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(guards, "_SPARE", -(1 << 40))  # the guard would stop it before the first byte
+            patch.setattr(safety_checks, "_SPARE", -(1 << 40))  # the guard would stop it before the first byte
             complaint = ""
             try:
                 pqcache.sync(cache, on_event=fill)

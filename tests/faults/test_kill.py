@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from pqcache.store.drivers.base import open_source
 from pqcache.store.history import read_history
-from pqcache.store.keys import check_key_index, columns_indexed, directory_of
-from pqcache.store.source import open_source
+from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of
 from pqcache.store.workdir import file_key
 from tests.datasets import shop_table, write_day
 from tests.faults.checks import Rows, check_clean, check_whole, depth, rows_at

@@ -18,12 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.config import read_config
 from pqcache.events import Event, Fetched, Listed
-from pqcache.store import guards, workdir
-from pqcache.store import sync as sync_module
+from pqcache.store import workdir
+from pqcache.store.config import read_config
 from pqcache.store.drivers import local
 from pqcache.store.drivers.local import LocalSource
+from pqcache.store.sync import command as sync_module
+from pqcache.store.sync import safety_checks
 from tests.datasets import shop_table, write_day
 from tests.faults.checks import check_clean, check_whole, rows_at
 from tests.remote import Remote, make_remote
@@ -440,7 +441,7 @@ def test_max_delete(tmp_path: Path) -> None:
         assert read_config(cache).max_delete == "50%", "a refused run is remembered"
     for bad in ("-1", "101%", "half", "5 files", ""):
         with pytest.raises(pqcache.UsageError):
-            guards.parse_max_delete(bad)
+            safety_checks.parse_max_delete(bad)
     assert pqcache.sync(cache, force=True).removed == 5
     assert check_whole(cache, [rows_at(lake)]) == 0
     shutil.rmtree(lake)
@@ -661,7 +662,7 @@ def test_names_that_differ_only_in_case(
     if sorted(os.listdir(lake)) == sorted({name.partition("/")[0] for name in names}):
         pqcache.sync(tmp_path / "cache", str(lake))
         assert check_whole(tmp_path / "cache", [rows_at(lake)]) == 0
-    monkeypatch.setattr(guards, "folds_case", lambda directory: True)
+    monkeypatch.setattr(safety_checks, "folds_case", lambda directory: True)
     with pytest.raises(pqcache.SourceError, match="case"):
         pqcache.sync(tmp_path / "other", str(lake))
     assert not (tmp_path / "other" / "current").exists()

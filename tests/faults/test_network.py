@@ -502,16 +502,16 @@ def test_the_command_line_says_it_in_one_line(
 
 def test_the_checks_see_a_wrong_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests rest on: without the checks after a copy, a lie is published and `check_new` fails."""
-    from pqcache.store import transfer
+    from pqcache.store.sync import download
 
     other = store.another_version()
 
-    def blind(source: object, file: object, part: Path, *_: object) -> transfer.Copied:
+    def blind(source: object, file: object, part: Path, *_: object) -> download.Copied:
         part.write_bytes(other)
-        metadata, schema = transfer._footer(source, file, part)  # type: ignore[arg-type]
-        return transfer.Copied(file, metadata, schema, transfer.checksum_of(part))  # type: ignore[arg-type]
+        metadata, schema = download._footer(source, file, part)  # type: ignore[arg-type]
+        return download.Copied(file, metadata, schema, download.checksum_of(part))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(transfer, "_fetch_version", blind)
+    monkeypatch.setattr(download, "_fetch_version", blind)
     store.sync()
     with pytest.raises(AssertionError, match="neither the old rows nor the new"):
         store.check_new()

@@ -24,11 +24,11 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
+from pqcache.store.drivers.base import FIRST, TIMEOUT, redact, userinfo
 from pqcache.store.drivers.hadoop_site import site_configuration
 from pqcache.store.drivers.stall import Stalled, watched
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import FIRST, TIMEOUT, redact, userinfo
-from pqcache.store.target import HIDDEN, STAGING, Staged
+from pqcache.store.repartition.target import HIDDEN, STAGING, Staged
 
 try:
     import hdfs_native
@@ -42,7 +42,7 @@ _AT_LEAST_EVERY = 0.05  # seconds: what has come is not lost with a connection t
 
 
 class HdfsSource:
-    """A Source over hdfs-native; see ``pqcache.store.source.Source``.
+    """A Source over hdfs-native; see ``pqcache.store.drivers.base.Source``.
 
     Built in the process that uses it: hdfs-native hangs in a child forked after a client was built.
     """
@@ -201,7 +201,7 @@ class HdfsSource:
 
 
 class HdfsTarget:
-    """A Target over hdfs-native; see ``pqcache.store.target.Target``.
+    """A Target over hdfs-native; see ``pqcache.store.repartition.target.Target``.
 
     Files are written to a directory of their own in ``_pqcache/tmp``; one rename makes that the partition.
     """

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.drivers.base import TIMEOUT, redact
 from pqcache.store.drivers.hdfs3_config import login, name_node, settings
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import TIMEOUT, redact
 
 _NEEDS = "--hdfs-driver hdfs3 needs hdfs3 and libhdfs3 (conda install -c conda-forge hdfs3)"
 _PIECE = 1 << 20
@@ -33,7 +33,7 @@ _importing = threading.Lock()
 
 
 class Hdfs3Source:
-    """A Source over libhdfs3; see ``pqcache.store.source.Source``.
+    """A Source over libhdfs3; see ``pqcache.store.drivers.base.Source``.
 
     It belongs to the process that built it: after a fork, libhdfs3 answers with what others asked for.
     """

@@ -9,20 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pqcache.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
 from pqcache.errors import CacheLocked, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.cache import CONFIG
+from pqcache.store.drivers.base import option_names
 from pqcache.store.hive import is_hidden
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import option_names
-from pqcache.store.target import HIDDEN, STAGING, Staged
-from pqcache.store.transfer import disk_errors
+from pqcache.store.repartition.target import HIDDEN, STAGING, Staged
+from pqcache.store.sync.download import disk_errors
+from pqcache.system.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
 
 _CHUNK = 4 << 20
 
 
 class LocalSource:
-    """A Source over ``os``; see ``pqcache.store.source.Source``."""
+    """A Source over ``os``; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         option_names("a local path", options, {})
@@ -104,7 +104,7 @@ class LocalSource:
 
 
 class LocalTarget:
-    """A Target over ``os``; see ``pqcache.store.target.Target``.
+    """A Target over ``os``; see ``pqcache.store.repartition.target.Target``.
 
     All of it is put together in ``.NAME.pqcache`` beside the directory, which appears as a whole when it is finished.
     """

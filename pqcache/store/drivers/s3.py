@@ -29,9 +29,9 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
+from pqcache.store.drivers.base import FIRST, TIMEOUT, option_names, redact, userinfo
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import FIRST, TIMEOUT, option_names, redact, userinfo
-from pqcache.store.target import HIDDEN, Staged
+from pqcache.store.repartition.target import HIDDEN, Staged
 
 try:
     import botocore.exceptions
@@ -67,7 +67,7 @@ _MISSING = {"404", "NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NotFound"}
 
 
 class S3Source:
-    """A Source over botocore; see ``pqcache.store.source.Source``."""
+    """A Source over botocore; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         option_names("s3://", options, OPTIONS)
@@ -236,7 +236,7 @@ class S3Source:
 
 
 class S3Target:
-    """A Target over botocore; see ``pqcache.store.target.Target``.
+    """A Target over botocore; see ``pqcache.store.repartition.target.Target``.
 
     S3 cannot rename. So every file is a multipart upload, which nobody sees until it is completed, and those of a
     partition are completed one right after the other, once all of them have arrived.

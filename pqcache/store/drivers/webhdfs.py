@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
+from pqcache.store.drivers.base import FIRST, TIMEOUT, option_names, redact, userinfo
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.source import FIRST, TIMEOUT, option_names, redact, userinfo
 
 try:
     import requests
@@ -30,7 +30,7 @@ _ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 
 
 class WebHdfsSource:
-    """A Source over fsspec's WebHDFS; see ``pqcache.store.source.Source``."""
+    """A Source over fsspec's WebHDFS; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         option_names("webhdfs://", options, OPTIONS)

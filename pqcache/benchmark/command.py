@@ -1,0 +1,312 @@
+"""Bench: how fast this machine reads a dataset with each number of workers, and which settings to take.
+
+Every setting is measured in a process of its own, so that its memory is its own; one that is left behind by another
+would count for it. The processes only read, and the snapshot is leased meanwhile.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pqcache import errors
+from pqcache.benchmark.forecast import row_group_size_for
+from pqcache.errors import PqcacheError, UsageError
+from pqcache.events import Advanced, OnEvent, Started, ignore
+from pqcache.reader.memory_budget import WINDOW
+from pqcache.reader.open import open_data
+from pqcache.reader.order.order import check_numbers
+from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.row_group_reader import cpu_count
+from pqcache.store.cache import cache_at
+from pqcache.system.process_stats import pss
+from pqcache.units import format_count, format_size, parse_size
+
+SECONDS = 2.0
+BATCH_SIZE = 256
+MEMORY = "2GB"
+_STARTING = 120.0  # seconds that a process may take beside what it measures
+_NEAR = 0.95  # of the fastest: as good as that, and with fewer workers
+_SAMPLED = 0.1  # seconds between two looks at the memory
+_DOMINATES = 0.3  # of the time to decode
+_SMALL = 1 << 20  # bytes of a row group when decoded, below which the cost of each shows
+_SMALL_BATCH = 256 << 10  # bytes, the same
+_COLD = 0.1  # of what was read
+_SLOW = 0.5  # of the decode limit
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One setting: ``workers`` of a DataLoader, or None for batches that are read without torch.
+
+    ``rows_per_second`` while it ran, ``bytes_per_second`` the same in decoded bytes, ``of_limit`` its share of the
+    decode limit; ``first_batch`` in seconds from the start of the iteration. ``memory`` is the highest PSS of all its
+    processes in bytes, and ``from_disk`` the share of what was read that came from the disk and not from the page
+    cache; both are None where the system does not tell. ``window`` row groups of a lane are mixed.
+    """
+
+    workers: int | None
+    rows_per_second: float
+    bytes_per_second: float
+    of_limit: float
+    first_batch: float
+    memory: int | None
+    from_disk: float | None
+    window: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What would help, and the command for that where there is one."""
+
+    text: str
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """What was measured of a dataset, and what to make of it.
+
+    ``columns`` of ``rows`` rows in ``row_groups`` row groups were read, which take ``bytes`` on disk and ``decoded``
+    bytes in memory. ``limit`` is the decode limit in rows per second on ``cores`` cores: the better of columns and row
+    groups decoded in parallel, without making batches; ``limit_from_disk`` is as in ``Measured``. ``recommended`` is
+    the number of workers to take, None without torch.
+    """
+
+    target: str
+    snapshot: str
+    columns: tuple[str, ...]
+    batch_size: int
+    memory: int
+    cores: int
+    seconds: float
+    rows: int
+    row_groups: int
+    bytes: int
+    decoded: int
+    limit: float
+    limit_from_disk: float | None
+    measured: tuple[Measured, ...]
+    recommended: int | None
+    advice: tuple[Advice, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+def bench(
+    target: str | os.PathLike[str],
+    *,
+    columns: Sequence[str] | None = None,
+    filters: Any = None,
+    batch_size: int = BATCH_SIZE,
+    memory: str | int = MEMORY,
+    workers: Sequence[int] | None = None,
+    seconds: float = SECONDS,
+    on_event: OnEvent = ignore,
+) -> BenchReport:
+    """Measure how fast a cache, or a directory of Parquet, is read here, and say which settings to take.
+
+    Each setting reads shuffled epochs for ``seconds`` after half as long to warm up. Nothing is written.
+
+    Args:
+        target: a cache, a directory or a file.
+        columns: names; None for all.
+        filters: as for ``ParquetDataset``; SQL text.
+        batch_size: rows.
+        memory: as for ``ParquetDataset``.
+        workers: numbers of DataLoader workers; None: 0, 1, 2, 4 and so on up to the number of cores.
+        seconds: how long each setting is measured.
+        on_event: called as settings are done.
+
+    Raises UsageError, CacheError or ParquetError. Without torch, only batches without torch are measured.
+    """
+    check_numbers(batch_size=batch_size)
+    if not seconds > 0:
+        raise UsageError(f"--seconds {seconds:g}: give a time to measure for")
+    if workers is not None and (not workers or min(workers) < 0):
+        raise UsageError("--workers: give numbers from 0, like 0,2,4")
+    data, lease = open_data(target)
+    with lease or nullcontext():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
+            view = view_of(data, columns, filters).densified()
+        if not view.counts.sum():
+            raise UsageError(f"{target}: there is no row to read" + (" that satisfies the filters" if filters else ""))
+        budget = parse_size(memory)
+        numbers: list[int | None] = [None]
+        if _has_torch():
+            numbers = list(dict.fromkeys(workers or _numbers(cpu_count())))
+        job = {
+            "path": str(data.root if data.cache is not None else os.fspath(target)),
+            "columns": list(view.columns),
+            "filters": filters,
+            "batch_size": batch_size,
+            "memory": budget,
+            "seconds": seconds,
+        }
+        on_event(Started("measure", len(numbers) + 1, "settings"))
+        limit, _ = _run("pqcache.benchmark.measure", {**job, "what": "limit"})
+        on_event(Advanced("measure", 1))
+        top = limit["rows"] / limit["seconds"]
+        per_row = float(view.sizes.sum()) / int(view.counts.sum())
+        measured = []
+        for number in numbers:
+            module = "pqcache.benchmark.measure" if number is None else "pqcache.torch.bench"
+            found, peak = _run(module, {**job, "what": "batches", "workers": number})
+            rate, disk = found["rows"] / found["seconds"], _from_disk(found, view)
+            measured.append(
+                Measured(number, rate, rate * per_row, rate / top, found["first"], peak, disk, found["window"])
+            )
+            on_event(Advanced("measure", 1))
+        report = BenchReport(
+            target=os.fspath(target),
+            snapshot=data.snapshot,
+            columns=view.columns,
+            batch_size=batch_size,
+            memory=budget,
+            cores=cpu_count(),
+            seconds=seconds,
+            rows=int(view.counts.sum()),
+            row_groups=len(view.groups),
+            bytes=_disk_size(view),
+            decoded=int(view.sizes.sum()),
+            limit=top,
+            limit_from_disk=_from_disk(limit, view),
+            measured=tuple(measured),
+            recommended=recommended(measured),
+            advice=(),
+        )
+        return replace(report, advice=tuple(advise(report, view, limit["dense"])))
+
+
+def recommended(measured: Sequence[Measured]) -> int | None:
+    """Return the fewest workers that are about as fast as the fastest."""
+    best = max(item.rows_per_second for item in measured)
+    return min(
+        (item.workers for item in measured if item.workers is not None and item.rows_per_second >= _NEAR * best),
+        default=None,
+    )
+
+
+def advise(report: BenchReport, view: View, dense: dict[str, float]) -> Iterator[Advice]:
+    """Yield what would make reading faster or mix better; ``dense`` has shares of the time to decode."""
+    where = [report.target, *([] if cache_at(report.target) is not None else ["DEST"])]
+    chosen = next((item for item in report.measured if item.workers == report.recommended), report.measured[0])
+    lanes = max(1, chosen.workers or 1)
+    heavy = [name for name, share in dense.items() if share >= _DOMINATES]
+    if heavy:
+        words = [word for name in heavy for word in ("--dense", name)]
+        share = sum(dense[name] for name in heavy)
+        yield Advice(
+            f"lists of one length take {share:.0%} of the time to decode; dense, they are read several times faster",
+            shlex.join(["pqcache", "repartition", *where, *words]),
+        )
+    largest = int(view.sizes.max())
+    if chosen.window < WINDOW and chosen.window < len(view.groups):
+        size = row_group_size_for(view, report.memory, lanes)
+        mixed = f"mixes {chosen.window} row groups" if chosen.window else "reads row groups in pieces"
+        yield Advice(
+            f"memory={format_size(report.memory)} {mixed} at a time, of {format_size(largest)} each when decoded; "
+            f"smaller ones mix {WINDOW}, or give more memory",
+            shlex.join(["pqcache", "repartition", *where, "--row-group-size", _word(size)]),
+        )
+    elif len(view.groups) > 2 * WINDOW and report.decoded / len(view.groups) < _SMALL and chosen.of_limit < _SLOW:
+        mean = format_size(report.decoded // len(view.groups))
+        yield Advice(
+            f"a row group takes {mean} decoded on average, so that the cost of each shows; larger ones are read faster",
+            shlex.join(["pqcache", "repartition", *where, "--row-group-size", "16MB"]),
+        )
+    elif len(view.groups) < 2 * report.cores:
+        size = 1 << max(16, (int(view.data.index.numbers("bytes").sum()) // (4 * WINDOW)).bit_length())
+        yield Advice(
+            f"{len(view.groups)} row groups are few to be decoded on {report.cores} cores at once, and to be mixed",
+            shlex.join(["pqcache", "repartition", *where, "--row-group-size", _word(size)]),
+        )
+    batch = report.batch_size * report.decoded // report.rows
+    if batch < _SMALL_BATCH and chosen.of_limit < _SLOW:
+        yield Advice(
+            f"a batch of {format_count(report.batch_size, 'row')} has {format_size(batch)}, so that making it costs "
+            "more than decoding it; larger batches are read faster"
+        )
+    if chosen.workers is None:
+        yield Advice("torch is not installed, so only Cache.batches was measured: pip install 'pqcache[torch]'")
+    if chosen.workers == 0:
+        yield Advice("workers are for a transform that takes time; the dataset itself decodes on all cores without")
+    disk = [share for share in (report.limit_from_disk, *(m.from_disk for m in report.measured)) if share is not None]
+    if disk and max(disk) > _COLD:
+        yield Advice("part of it came from the disk: run it again to see what a warm page cache gives")
+
+
+def _word(size: int) -> str:
+    return format_size(size).replace(" ", "")
+
+
+def _numbers(cores: int) -> list[int]:
+    found, number = [0], 1
+    while number < cores:
+        found.append(number)
+        number *= 2
+    return [*found, cores]
+
+
+def _has_torch() -> bool:
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except ImportError:
+        return False
+
+
+def _from_disk(found: dict[str, Any], view: View) -> float | None:
+    """Return the share of what a setting read of the files that came from the disk, as readahead may bring more: 1."""
+    read = found["rows"] * _disk_size(view) / int(view.counts.sum())
+    return None if found["disk"] is None or not read else min(1.0, found["disk"] / read)
+
+
+def _disk_size(view: View) -> int:
+    """Return the bytes on disk of the view's columns and row groups."""
+    index = view.data.index
+    total = 0.0
+    for name in view.columns:
+        if f"{name}:bytes" in index.recorded:
+            total += float(np.nansum(index.table[f"{name}:bytes"].to_numpy()[view.groups]))
+    return int(total)
+
+
+def _run(module: str, job: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """Run a setting; return what it found, and the most memory that its processes took together."""
+    words = [sys.executable, "-m", module, json.dumps(job)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        peak, deadline = 0, time.monotonic() + _STARTING + 10 * job["seconds"]
+        try:
+            while True:
+                try:
+                    out, err = process.communicate(timeout=_SAMPLED)
+                    break
+                except subprocess.TimeoutExpired:
+                    peak = max(peak, pss(process.pid) or 0)
+                if time.monotonic() > deadline:
+                    raise PqcacheError(f"{job['path']}: nothing was read in {_STARTING:g} s; is its disk alive?")
+        finally:
+            process.kill()
+    lines = out.splitlines()
+    if not lines:
+        last = (err.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+        raise PqcacheError(f"{job['path']}: the measuring process failed ({last})")
+    found = json.loads(lines[-1])
+    if "error" in found:
+        raise getattr(errors, found["kind"], PqcacheError)(found["error"])
+    return found, peak or None

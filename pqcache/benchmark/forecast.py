@@ -1,0 +1,79 @@
+"""What a training run will get from a dataset: how many row groups are mixed in the memory it has."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pqcache.errors import PqcacheError
+from pqcache.reader.memory_budget import BEYOND, WINDOW, held, window_for
+from pqcache.reader.open import open_data
+from pqcache.reader.read_plan import View, view_of
+from pqcache.store.drivers.base import local_path, url_scheme
+from pqcache.units import format_count
+
+MEMORY = 2 << 30
+LANES = 2
+_LARGEST = 128 << 20
+_SMALLEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What ``ParquetDataset(memory=memory)`` with ``lanes`` lanes does with all columns of a dataset.
+
+    ``decoded`` is the largest row group in memory, in bytes. ``window`` row groups of a lane are mixed (0: row groups
+    are read in pieces), which are ``mixed`` of all rows, from 0 to 1. ``row_group_size`` in bytes on disk is what
+    would fill the window, or None if that is filled already.
+    """
+
+    memory: int
+    lanes: int
+    decoded: int
+    window: int
+    mixed: float
+    row_group_size: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the forecast as plain values."""
+        return asdict(self)
+
+
+def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = LANES) -> Forecast | None:
+    """Return what a training run will get, or None of a remote or empty dataset, or one that it could not read."""
+    text = os.fspath(target)
+    if url_scheme(text) not in ("", "file"):
+        return None
+    try:
+        data, lease = open_data(local_path(text))
+        with lease or nullcontext():
+            view = view_of(data, None, None)
+            sizes = view.sizes
+    except PqcacheError:
+        return None
+    if not len(sizes) or not sizes.max():
+        return None
+    window, rows = window_for(sizes, memory, lanes), int(view.counts.sum())
+    mixed = min(1.0, lanes * min(window, len(sizes)) * float(view.counts.mean()) / rows) if rows else 0.0
+    suggested = row_group_size_for(view, memory, lanes) if window < WINDOW else None
+    return Forecast(memory, lanes, int(sizes.max()), window, mixed, suggested)
+
+
+def in_words(training: Forecast) -> str:
+    """Return what each of the workers does, as a clause."""
+    if not training.window:
+        return "row groups are too large and are read in pieces"
+    if training.mixed == 1:
+        return "each mixes all row groups that it reads"
+    mixed = f"{100 * training.mixed:.0f} %" if training.mixed >= 0.01 else "less than 1 %"
+    return f"each mixes {format_count(training.window, 'row group')}, together {mixed} of the rows"
+
+
+def row_group_size_for(view: View, memory: int, lanes: int) -> int:
+    """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
+    sizes = view.sizes
+    scale = memory / lanes / (held(sizes, WINDOW) + BEYOND * float(sizes.max()))
+    largest = int(view.data.index.numbers("bytes").max())
+    return max(_SMALLEST, min(_LARGEST, 1 << (int(scale * largest).bit_length() - 1)))

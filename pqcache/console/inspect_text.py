@@ -1,0 +1,291 @@
+"""Prints what ``inspect`` found, for a person: tables with bars, a verdict, and the command that mends it."""
+
+from __future__ import annotations
+
+import errno
+import shlex
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pqcache.benchmark.forecast import Forecast, in_words
+from pqcache.console.inspect_html import inspection_page
+from pqcache.console.terminal import bar, is_plain, out, print_json
+from pqcache.errors import PqcacheError, UsageError
+from pqcache.store.inspect.listings import Difference
+from pqcache.store.inspect.summary import BLOCK_SIZE, Inspection
+from pqcache.units import format_count, format_seconds, format_size, parse_size
+
+_PARTITIONS = 20
+_COLUMNS = 30
+
+
+def print_inspection(found: Inspection, training: Forecast | None, all_partitions: bool) -> None:
+    """Print a header, the row-group sizes with a verdict, what training gets, partitions and columns."""
+    console = out()
+    console.print(f"[bold]{escape(found.target)}[/]")
+    if found.source:
+        console.print(f"  source       {escape(found.source)}")
+        console.print(f"  snapshot     {found.snapshot}, {_age(found.created)} old")
+    if found.shard is not None:
+        console.print(f"  share        {found.shard} of listing {found.listing}")
+    partitions = format_count(len(found.partitions), "partition")
+    files = format_count(found.files, "file")
+    console.print(f"  holds        {partitions}, {files}, {format_count(found.rows, 'row')}")
+    if found.keys:
+        console.print(escape(f"  keys         {', '.join(found.keys)}"))
+    codecs = ", ".join(f"{name} {_share(size, found)}" for name, size in found.compression.items())
+    ratio = found.uncompressed / max(1, sum(found.compression.values()))
+    console.print(f"  size         {format_size(found.bytes)}; {codecs or 'no row groups'}; ratio {ratio:.1f}")
+    _print_histogram(console, found, training)
+    if training is not None:
+        _print_training(console, training)
+    _print_partitions(console, found, None if all_partitions else _PARTITIONS)
+    print_columns(found, _COLUMNS)
+
+
+def verdict(found: Inspection) -> str:
+    """Return what is wrong with the sizes of row groups, in one line."""
+    block, count = format_size(found.block_size), found.row_groups
+    parts = []
+    if found.over_block:
+        parts.append(f"{found.over_block:,} of {format_count(count, 'row group')} exceed {block}")
+    if found.under_quarter:
+        of = "" if parts else f" of {format_count(count, 'row group')}"
+        are = "is" if found.under_quarter == 1 else "are"
+        parts.append(f"{found.under_quarter:,}{of} {are} under {format_size(found.block_size // 4)}")
+    if not parts:
+        return f"all {format_count(count, 'row group')} are between {format_size(found.block_size // 4)} and {block}"
+    return "; ".join(parts)
+
+
+def remedy(found: Inspection, training: Forecast | None) -> str | None:
+    """Return the command that gives row groups the right size, or None where it would not help much."""
+    size = found.block_size
+    if training is not None and training.row_group_size is not None:
+        size = min(size, training.row_group_size)
+    least = sum(-(-item.bytes // size) for item in found.partitions)
+    if not found.over_block and 2 * least > found.row_groups and (training is None or training.row_group_size is None):
+        return None
+    words = ["pqcache", "repartition", found.target, *(["DEST"] if found.kind == "directory" else [])]
+    if found.kind == "remote":
+        words = ["pqcache", "sync", found.target, "CACHE"]
+    return shlex.join([*words, "--row-group-size", _size_word(size)])
+
+
+def _size_word(size: int) -> str:
+    text = format_size(size).replace(" ", "")
+    return text if parse_size(text) == size else str(size)
+
+
+def print_columns(found: Inspection, most: int | None) -> None:
+    """Print the columns with types, codecs, encodings and their share; the ``most`` largest if there are more."""
+    table = _table("  column", "type", "stored as")
+    for name in ("on disk", "share", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = found.columns
+    if most is not None and len(shown) > most:
+        shown = tuple(sorted(shown, key=lambda item: -item.bytes)[:most])
+    for item in shown:
+        if item.partition:
+            table.add_row(f"  {escape(item.name)}", item.type, "the path")
+            continue
+        stored = " ".join([item.codec.lower(), *(name.lower() for name in item.encodings)])
+        ratio = f"{item.uncompressed / max(1, item.bytes):.1f}"
+        numbers = (format_size(item.bytes), _share(item.bytes, found), ratio)
+        table.add_row(f"  {escape(item.name)}", escape(item.type), stored, *numbers)
+    console = out()
+    console.print()
+    console.print(table)
+    if len(shown) < len(found.columns):
+        console.print(f"  {_dots(console)} {len(found.columns) - len(shown):,} smaller columns; --columns shows all")
+
+
+def print_items(view: str, items: Iterable[Mapping[str, Any]], limit: int | None, json: bool) -> None:
+    """Print files, row groups, columns or rows, one after the other; as JSON one object a line."""
+    if json:
+        for item in items:
+            print_json(item)
+    elif view == "sample":
+        _print_rows(items)
+    else:
+        _PRINT[view](items, limit or BLOCK_SIZE)
+
+
+def write_page(found: Inspection, training: Forecast | None, path: Path) -> None:
+    """Write the HTML page; a path that cannot be one raises UsageError, a full disk PqcacheError."""
+    try:
+        path.write_text(inspection_page(found, training, verdict(found), remedy(found, training)), encoding="utf-8")
+    except OSError as error:
+        kind = PqcacheError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UsageError
+        raise kind(f"--html {path}: {error.strerror}; name a file in a directory that can be written") from error
+    out().print(f"wrote {escape(str(path))}", soft_wrap=True)
+
+
+def _print_files(items: Iterable[Mapping[str, Any]], limit: int) -> None:
+    table = _table("file")
+    for name in ("groups", "rows", "size", "largest"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for item in items:
+        sizes = (format_size(item["bytes"]), _marked(item["largest"], limit))
+        table.add_row(escape(item["path"]), f"{item['row_groups']:,}", f"{item['rows']:,}", *sizes)
+    out().print(table)
+
+
+def _print_row_groups(items: Iterable[Mapping[str, Any]], limit: int) -> None:
+    table = _table("file")
+    for name in ("group", "rows", "offset", "size", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for item in items:
+        ratio = f"{item['uncompressed'] / max(1, item['bytes']):.1f}"
+        numbers = (f"{item[name]:,}" for name in ("row_group", "rows", "offset"))
+        table.add_row(escape(item["path"]), *numbers, _marked(item["bytes"], limit), ratio)
+    out().print(table)
+
+
+def _marked(size: int, limit: int) -> str:
+    return f"[red]{format_size(size)} ![/]" if size > limit else f"{format_size(size)}  "
+
+
+def _print_schema(items: Iterable[Mapping[str, Any]], _: int) -> None:
+    table = _table("column", "type", "nulls", "where")
+    for field in items:
+        where = "the path" if field["partition"] else "the files"
+        table.add_row(escape(field["name"]), escape(field["type"]), "yes" if field["nullable"] else "no", where)
+    out().print(table)
+
+
+def _print_rows(rows: Iterable[Mapping[str, Any]]) -> None:
+    console = out()
+    for number, row in enumerate(rows):
+        width = min(24, max(map(len, row), default=0))
+        console.print(f"[bold]row {number}[/]")
+        for name, value in row.items():
+            text, room = " ".join(_text(value).split()), max(20, console.width - width - 4)
+            text = text if len(text) <= room else text[: room - 3] + "..."
+            console.print(f"  {escape(f'{name:<{width}}')}  {escape(text)}", soft_wrap=True)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and value and str(value[-1]).startswith("… "):  # how many more there are is no item
+        return f"{str(value[:-1])[:-1]}, {value[-1]}]"
+    return str(value)
+
+
+_PRINT = {"files": _print_files, "row-groups": _print_row_groups, "schema": _print_schema}
+
+
+def print_difference(found: Difference) -> None:
+    """Print what a newer snapshot has more, less and other than an older one."""
+    console = out()
+    counts = ", ".join(f"{len(getattr(found, what)):,} {what}" for what in ("added", "removed", "changed"))
+    console.print(f"[bold]{found.old}[/] -> [bold]{found.new}[/]: {counts}, {found.unchanged:,} unchanged files")
+    rows, size = (found.rows[1] - found.rows[0], found.bytes[1] - found.bytes[0])
+    sign = "-" if size < 0 else "+"
+    console.print(
+        f"  rows {found.rows[1]:,} ({rows:+,}), {format_size(found.bytes[1])} ({sign}{format_size(abs(size))})"
+    )
+    if found.partitions:
+        table = _table("  partition")
+        table.add_column("rows", justify="right", no_wrap=True)
+        for directory, change in found.partitions.items():
+            table.add_row(f"  {escape(directory or '(no partition)')}", f"{change:+,}")
+        console.print(table)
+    for sign, paths, style in (
+        ("+", found.added, "green"),
+        ("-", found.removed, "red"),
+        ("~", found.changed, "yellow"),
+    ):
+        for path in paths:
+            console.print(f"  [{style}]{sign} {escape(path)}[/]")
+
+
+def _print_histogram(console: Console, found: Inspection, training: Forecast | None) -> None:
+    sizes = found.row_group_bytes
+    console.print(
+        f"\n[bold]{format_count(found.row_groups, 'row group')}[/]: smallest {format_size(sizes['min'])}, "
+        f"median {format_size(sizes['median'])}, largest {format_size(sizes['max'])}"
+    )
+    most = max((item.count for item in found.histogram), default=0)
+    for item in found.histogram:
+        over = item.low > found.block_size
+        if not item.count and over and item.low > sizes["max"]:
+            continue
+        low, high = format_size(item.low - (item.low % 2)), format_size(item.high - 1)
+        label = f"over {low}" if over and item.high - 1 > 2 * found.block_size else f"{low} to {high}"
+        limit = "  <- limit" if item.high - 1 == found.block_size else ""
+        part = f"[{'red' if over else 'green'}]{bar(console, item.count, most, 32):<32}[/]"
+        console.print(f"  {label:>20}  {part} {item.count:>8,}{limit}")
+    console.print(
+        f"  {'[red]' if found.over_block else '[yellow]' if found.under_quarter else '[green]'}{verdict(found)}[/]"
+    )
+    if found.straddling is not None and found.blocks_touched is not None:
+        each = found.blocks_touched / max(1, found.row_groups)
+        console.print(
+            f"  {found.straddling:,} lie across a block boundary; a row group is in {each:.2f} blocks on average"
+        )
+    command = remedy(found, training)
+    if command is not None:
+        console.print(f"  to mend that: {escape(command)}", soft_wrap=True)
+
+
+def _print_training(console: Console, training: Forecast) -> None:
+    memory, decoded = format_size(training.memory), format_size(training.decoded)
+    console.print(f"\n[bold]training[/] with {memory} of memory and {training.lanes} workers: {in_words(training)}")
+    if training.row_group_size is not None:
+        size = format_size(training.row_group_size)
+        console.print(f"  a row group takes {decoded} decoded; with row groups of {size} on disk it mixes 16")
+
+
+def _print_partitions(console: Console, found: Inspection, most: int | None) -> None:
+    if len(found.partitions) == 1 and not found.partitions[0].path:
+        return
+    table = _table("  partition")
+    for name in ("files", "groups", "rows", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    largest = max(item.bytes for item in found.partitions)
+    shown = found.partitions
+    hidden = 0 if most is None else max(0, len(shown) - most)
+    if most is not None and hidden:
+        shown = (*shown[: most // 2], *shown[-most // 2 :])
+    for position, item in enumerate(shown):
+        if hidden and most is not None and position == most // 2:
+            table.add_row(f"  {_dots(console)} {hidden:,} more; --partitions shows all")
+        table.add_row(
+            f"  {escape(item.path or '(no partition)')}",
+            f"{item.files:,}",
+            f"{item.row_groups:,}",
+            f"{item.rows:,}",
+            format_size(item.bytes),
+            f"[green]{bar(console, item.bytes, largest, 12)}[/]",
+        )
+    console.print()
+    console.print(table)
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _dots(console: Console) -> str:
+    return "..." if is_plain(console) else "…"
+
+
+def _age(created: str | None) -> str:
+    if created is None:
+        return "?"
+    return format_seconds(max(0.0, (datetime.now(timezone.utc) - datetime.fromisoformat(created)).total_seconds()))
+
+
+def _share(size: int, found: Inspection) -> str:
+    share = size / max(1, sum(found.compression.values()))
+    return "100 %" if share == 1 else f"{100 * share:.1f} %"

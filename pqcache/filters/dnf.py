@@ -1,0 +1,111 @@
+"""A condition as pandas and pyarrow take it: ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``.
+
+A list of comparisons that must all be true, or a list of such lists of which one must be. Constants are read in their
+column's type, as in ``--where``. Nulls are as with pyarrow: they satisfy no comparison but ``in`` a list with None,
+and ``not in`` a list without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pqcache.errors import UsageError, first_line
+from pqcache.filters.expression import (
+    And,
+    Condition,
+    IsNull,
+    Not,
+    Operand,
+    Or,
+    comparison,
+    constant_of,
+    no_value,
+    one_of,
+    operand_of,
+    value_type,
+)
+
+_OPS = {"=": "EQ", "==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
+_HELP = (
+    'give SQL text, a list like [("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])], where a list of lists is an OR, '
+    "or a pyarrow expression"
+)
+
+
+def condition_from(filters: Any, schema: pa.Schema) -> Condition:
+    """Return such a list as a condition on the columns of ``schema``; what is none raises UsageError."""
+    try:
+        if not isinstance(filters, list | tuple) or not filters:
+            raise UsageError(_HELP)
+        either = [filters] if _is_comparison(filters[0]) else filters
+        parts = []
+        for conjunction in either:
+            if not isinstance(conjunction, list | tuple) or not conjunction:
+                raise UsageError(_HELP)
+            inner = tuple(_comparison(part, schema) for part in conjunction)
+            parts.append(And(inner) if len(inner) > 1 else inner[0])
+        return Or(tuple(parts)) if len(parts) > 1 else parts[0]
+    except UsageError as error:
+        raise UsageError(f"filters {first_line(repr(filters))}: {error}") from error
+
+
+def _is_comparison(part: Any) -> bool:
+    return isinstance(part, list | tuple) and len(part) == 3 and isinstance(part[1], str)
+
+
+def _comparison(part: Any, schema: pa.Schema) -> Condition:
+    if not _is_comparison(part):
+        raise UsageError(f"{part!r} is no comparison; {_HELP}")
+    column, op, value = part
+    if not isinstance(column, str):
+        raise UsageError(f"{column!r} is not the name of a column; {_HELP}")
+    operand = operand_of(column.split("."), schema)
+    if op in _OPS:
+        if value is None:
+            raise UsageError(f"a comparison of {column} with None is never true; write filters='{column} IS NULL'")
+        return comparison(operand, _OPS[op], _constant(value, operand))
+    if op not in ("in", "not in"):
+        raise UsageError(f"{op!r} is not one of {', '.join(_OPS)}, in, not in")
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise UsageError(f"{column} {op} needs a list of values, not {value!r}")
+    values = [item.as_py() if isinstance(item, pa.Scalar) and not item.is_valid else item for item in value]
+    found = one_of(operand, [_constant(item, operand) for item in values if item is not None])
+    some_null = any(item is None for item in values)
+    null = IsNull(operand.column, operand.inner)
+    if op == "in":
+        return Or((found, null)) if some_null else found
+    return Not(found) if some_null else Or((Not(found), null))
+
+
+def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
+    """Return a Python, numpy, pandas or Arrow value in the type of ``operand``."""
+    kind = value_type(operand.type)
+    if isinstance(value, np.generic) and not isinstance(value, np.datetime64 | np.timedelta64):
+        value = value.item()
+    if isinstance(value, bool):
+        value = str(value).lower()
+    elif isinstance(value, int | float | Decimal):
+        value = str(value)
+    if isinstance(value, str):
+        return constant_of(value, operand)
+    try:
+        if isinstance(value, np.datetime64):
+            scalar = pa.array(np.array([value]))[0]  # pa.scalar() takes none of days
+        else:
+            scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value)
+        if pt.is_timestamp(kind) and pt.is_timestamp(scalar.type) and (kind.tz is None) != (scalar.type.tz is None):
+            raise UsageError(f"{value} and {operand.name} must both have a time zone, or neither")
+        found = scalar.cast(kind)
+        if pt.is_date(kind) and pt.is_timestamp(scalar.type) and found.cast(scalar.type) != scalar:
+            raise no_value(str(value), operand)  # the cast would drop the time of day
+        return found
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise no_value(str(value), operand) from error

@@ -1,0 +1,300 @@
+"""A condition on the rows of a table: a small tree that turns into a pyarrow expression, or prunes.
+
+``--where`` and ``filters=`` are read into it; see `pqcache.filters.sql`. Constants have their columns' types.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal, InvalidOperation
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from pqcache.errors import UsageError
+
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "EQ": operator.eq,
+    "NEQ": operator.ne,
+    "LT": operator.lt,
+    "LTE": operator.le,
+    "GT": operator.gt,
+    "GTE": operator.ge,
+}
+_MAX_DIGITS = 80  # of a number; decimal256 holds 76
+
+
+@dataclass(frozen=True)
+class Compare:
+    """A column against a constant of its type; ``op`` is EQ, NEQ, LT, LTE, GT or GTE.
+
+    Here and below ``inner`` are the names that lead to a field inside a column of structs; none for the column itself.
+    """
+
+    column: str
+    op: str
+    value: pa.Scalar
+    inner: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class In:
+    """Whether a column's value is one of ``values``, which may be none: then it is false, or null for a null."""
+
+    column: str
+    values: tuple[pa.Scalar, ...]
+    inner: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Like:
+    """A column of text, of type ``kind``, against a pattern of ``%``, ``_`` and ``\\`` before what is literal."""
+
+    column: str
+    pattern: str
+    kind: pa.DataType
+    inner: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class IsNull:
+    """Whether a column is null; never null itself."""
+
+    column: str
+    inner: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Always:
+    """TRUE or FALSE."""
+
+    value: bool
+
+
+@dataclass(frozen=True)
+class And:
+    """True where all parts are."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    """True where one part is."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Not:
+    """True where ``part`` is false; null where that is null."""
+
+    part: Condition
+
+
+Condition = Compare | In | Like | IsNull | Always | And | Or | Not
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a condition compares: a column, or a field inside a column of structs, and its type."""
+
+    column: str
+    inner: tuple[str, ...]
+    type: pa.DataType
+
+    @property
+    def name(self) -> str:
+        """Its name in a condition."""
+        return ".".join((self.column, *self.inner))
+
+
+def text_of(condition: Condition) -> str:
+    """Return ``condition`` as text that names it: two that differ have different texts."""
+    if isinstance(condition, Always):
+        return "TRUE" if condition.value else "FALSE"
+    if isinstance(condition, And | Or):
+        return f" {type(condition).__name__.upper()} ".join(f"({text_of(part)})" for part in condition.parts)
+    if isinstance(condition, Not):
+        return f"NOT ({text_of(condition.part)})"
+    name = ".".join(json.dumps(part) for part in (condition.column, *condition.inner))
+    if isinstance(condition, Compare):
+        return f"{name} {condition.op} {_text_of(condition.value)}"
+    if isinstance(condition, In):
+        return f"{name} IN ({', '.join(map(_text_of, condition.values))})"
+    if isinstance(condition, Like):
+        return f"{name} LIKE {json.dumps(condition.pattern)}"
+    return f"{name} IS NULL"
+
+
+def _text_of(value: pa.Scalar) -> str:
+    try:
+        return json.dumps(value.cast(pa.string()).as_py())
+    except pa.ArrowException:
+        return repr(value.as_py())
+
+
+def rows_where(table: pa.Table, expression: pc.Expression) -> npt.NDArray[np.int64]:
+    """Return the positions of the rows of ``table`` for which ``expression`` is true, in ascending order.
+
+    Raises pyarrow's errors for an expression that does not fit the table, and TypeError for one that is no condition.
+    """
+    from pyarrow import acero
+
+    rows = pa.nulls(table.num_rows)  # a table without a column cannot say how many rows it has
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table.append_column("\0rows", rows))),
+            acero.Declaration("project", acero.ProjectNodeOptions([expression], ["matches"])),
+        ]
+    )
+    matches = plan.to_table(use_threads=False)["matches"]
+    if not pt.is_boolean(matches.type):
+        raise TypeError(f"{expression} is {matches.type}, and no condition")
+    flags = pc.fill_null(matches, False).to_numpy()
+    return np.flatnonzero(flags).astype(np.int64, copy=False)
+
+
+def condition_columns(condition: Condition) -> list[str]:
+    """Return the names of the columns in ``condition``, each once, as the schema spells them."""
+    if isinstance(condition, And | Or):
+        return list(dict.fromkeys(name for part in condition.parts for name in condition_columns(part)))
+    if isinstance(condition, Not):
+        return condition_columns(condition.part)
+    return [] if isinstance(condition, Always) else [condition.column]
+
+
+def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | None = None) -> pc.Expression:
+    """Return ``condition`` as a pyarrow expression in which the columns in ``constants`` have that one value."""
+    known = constants or {}
+
+    def build(node: Condition) -> pc.Expression:
+        if isinstance(node, Always):
+            return pc.scalar(node.value)
+        if isinstance(node, Not):
+            return ~build(node.part)
+        if isinstance(node, And | Or):
+            return _balanced(operator.and_ if isinstance(node, And) else operator.or_, list(map(build, node.parts)))
+        column = pc.scalar(known[node.column]) if node.column in known else pc.field(node.column, *node.inner)
+        if isinstance(node, Compare):
+            return _COMPARE[node.op](column, node.value)
+        if isinstance(node, Like):
+            return pc.match_like(column.cast(node.kind), node.pattern)  # it takes no dictionary
+        if isinstance(node, In):
+            return _any_of(column, node.values)
+        return column.is_null()
+
+    return build(condition)
+
+
+def _any_of(column: pc.Expression, values: Sequence[pa.Scalar]) -> pc.Expression:
+    if values and (len(values) <= 2 or pt.is_floating(values[0].type)):
+        # to isin() NaN equals itself and 0.0 differs from -0.0
+        return _balanced(operator.or_, [column == value for value in values])
+    # isin() calls a null a mismatch, SQL calls it unknown: matters under NOT
+    present = column.isin(pa.array(values, values[0].type)) if values else pc.scalar(False)
+    return pc.if_else(column.is_null(), pc.scalar(pa.scalar(None, pa.bool_())), present)
+
+
+def _balanced(join: Callable[[Any, Any], Any], parts: list[pc.Expression]) -> pc.Expression:
+    """Return ``parts`` joined two by two: a chain of a thousand would nest a thousand deep."""
+    while len(parts) > 1:
+        parts = [reduce(join, parts[i : i + 2]) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
+    """Return the column that is called ``parts``, joined by dots, or the field of a struct that they lead to.
+
+    Case is folded where no name is spelled so, as in SQL. What is not there, or not unique, raises UsageError.
+    """
+    for length in range(len(parts), 0, -1):
+        column = _named(".".join(parts[:length]), list(schema))
+        field, inner = column, []
+        for part in parts[length:]:
+            field = _named(part, field.type.fields) if field is not None and pt.is_struct(field.type) else None
+            if field is not None:
+                inner.append(field.name)
+        if column is not None and field is not None:
+            return Operand(column.name, tuple(inner), field.type)
+    known = ", ".join(schema.names) or "none"
+    raise UsageError(f"there is no column {'.'.join(parts)}; there are: {known}")
+
+
+def _named(name: str, fields: Sequence[pa.Field]) -> pa.Field | None:
+    matches = [field for field in fields if field.name == name]
+    if not matches:
+        matches = [field for field in fields if field.name.lower() == name.lower()]  # SQL folds case
+    if len(matches) > 1:
+        raise UsageError(f"there are {len(matches)} columns {name}; a condition needs one")
+    return matches[0] if matches else None
+
+
+def comparison(operand: Operand, op: str, value: pa.Scalar | int) -> Condition:
+    """Return a comparison; an int stands for a number between itself and the next one."""
+    if isinstance(value, pa.Scalar):
+        return Compare(operand.column, op, value, operand.inner)
+    if op in ("EQ", "NEQ"):
+        never = In(operand.column, (), operand.inner)
+        return never if op == "EQ" else Not(never)
+    return Compare(operand.column, "LTE" if op in ("LT", "LTE") else "GT", _cast(str(value), operand), operand.inner)
+
+
+def one_of(operand: Operand, values: Sequence[pa.Scalar | int]) -> Condition:
+    """Return whether a value is one of several; an int stands for a number that is none."""
+    return In(operand.column, tuple(value for value in values if isinstance(value, pa.Scalar)), operand.inner)
+
+
+def value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a column, which dictionaries encode."""
+    return kind.value_type if pt.is_dictionary(kind) else kind
+
+
+def constant_of(text: str, operand: Operand) -> pa.Scalar | int:
+    """Return what ``text`` stands for in the type of ``operand``; see `comparison` for an int.
+
+    What is no value of that type raises UsageError.
+    """
+    if pt.is_integer(value_type(operand.type)) and not text.lstrip("-").isdigit():
+        return _whole_number(text, operand)
+    return _cast(text, operand)
+
+
+def _whole_number(text: str, field: Operand) -> pa.Scalar | int:
+    # Compared as a float, a column of large integers would be rounded, or refused.
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite() or number.adjusted() > _MAX_DIGITS or len(text) > _MAX_DIGITS:
+        raise no_value(text, field)
+    floor = number.to_integral_value(ROUND_FLOOR)
+    _cast(str(int(floor)), field)
+    return _cast(str(int(floor)), field) if floor == number else int(floor)
+
+
+def _cast(text: str, field: Operand) -> pa.Scalar:
+    kind = value_type(field.type)
+    try:
+        if pt.is_string(kind) or pt.is_large_string(kind):
+            return pa.scalar(text, kind)
+        if pt.is_time(kind):  # pyarrow casts no text to it
+            return pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp("ns")).cast(pa.time64("ns")).cast(kind)
+        return pa.scalar(text).cast(kind)
+    except (pa.ArrowException, ValueError) as error:
+        raise no_value(text, field) from error
+
+
+def no_value(text: str, field: Operand) -> UsageError:
+    """Return the error for a constant that does not fit what it is compared with."""
+    kind = value_type(field.type)
+    zone = "; say in which zone, like '2026-11-20T04:00:00Z'" if pt.is_timestamp(kind) and kind.tz else ""
+    return UsageError(f"{text!r} is not a value of {field.name}, which is {field.type}{zone}")

@@ -1,0 +1,265 @@
+"""Which row groups may hold rows that satisfy a condition, from their min, max and null counts alone.
+
+For each row group and each part of the condition three things are tracked: may it be true for some row, may it
+be false, may it be null. All three err towards "may", so a row group is only passed over when no row of it can
+match, and only taken whole when every row must. Works on all row groups of an index at once.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from pqcache.filters.expression import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
+from pqcache.filters.sql import parse_condition
+from pqcache.parquet.dense import as_lists
+from pqcache.parquet.schema_merge import working
+from pqcache.store.row_group_index import Index
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What a condition may be for the rows of each row group: three flags per row group.
+
+    Attributes:
+        true: it may be true for some row.
+        false: it may be false for some row.
+        null: it may be null for some row.
+    """
+
+    true: Flags
+    false: Flags
+    null: Flags
+
+    @property
+    def some(self) -> Flags:
+        """Whether a row may match; a row group without this can be passed over."""
+        return self.true
+
+    @property
+    def every(self) -> Flags:
+        """Whether every row matches, without looking at them."""
+        return ~self.false & ~self.null
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """What is known of one column in each row group.
+
+    ``low`` and ``high`` are None where nothing is known of any row group, and null where nothing is known of one.
+    ``nan`` says whether values may be NaN, which min and max leave out.
+    """
+
+    low: Any
+    high: Any
+    some_null: Flags
+    some_value: Flags
+    nan: bool
+
+
+def prune_index(index: Index, where: str) -> Outcomes:
+    """Return what ``where`` may be for each row group of ``index``; partition columns are exact.
+
+    Raises UsageError as `parse_where` does.
+    """
+    files = pa.array(index.numbers("file"))
+    constants = {name: index.partitions[name].take(files) for name in index.partitions.column_names}
+    return prune_row_groups(parse_condition(where, index.schema), index.table, constants)
+
+
+def prune_row_groups(
+    condition: Condition, table: pa.Table, constants: Mapping[str, pa.Array | pa.ChunkedArray] | None = None
+) -> Outcomes:
+    """Return what ``condition`` may be for each row group.
+
+    Args:
+        condition: see `pqcache.filters.expression`.
+        table: one row per row group with the columns ``rows``, ``C:min``, ``C:max`` and ``C:nulls`` of the
+            row-group index; what is missing or null is unknown.
+        constants: the values of the columns that are constant in each row group, which the path of its file says.
+            They win over columns of the table.
+    """
+    rows = np.asarray(table["rows"].to_numpy(), np.int64)
+    held: dict[str, _Bounds] = {}
+
+    def bounds(column: str) -> _Bounds:
+        if column not in held:
+            if constants and column in constants:
+                held[column] = _constant_bounds(constants[column], rows)
+            else:
+                held[column] = _column_bounds(table, column, rows)
+        return held[column]
+
+    return _outcomes(condition, bounds, rows > 0)
+
+
+def prune_by_expression(index: Index, expression: pc.Expression, columns: Iterable[str]) -> Flags:
+    """Return for each row group of ``index`` whether ``expression``, on these columns, may be true for some row.
+
+    pyarrow proves it from what min, max and null counts say of each row group, as it does for its own datasets: each
+    row group passes for a file of which that is known. Nothing is opened. What cannot be proved may be true.
+    """
+    from pyarrow import dataset, fs
+
+    known = [_known(index, name) for name in columns]
+    store, kind = fs.LocalFileSystem(), dataset.ParquetFileFormat()
+    fragments = []
+    for group, facts in enumerate(zip(*known, strict=True)):
+        told = [fact for fact in facts if fact is not None]
+        about = {} if not told else {"partition_expression": reduce(operator.and_, told)}
+        fragments.append(kind.make_fragment(str(group), store, **about))
+    some = np.zeros(len(index), np.bool_)
+    try:
+        whole = dataset.FileSystemDataset(fragments, working(as_lists(index.schema)), kind, store)
+        some[[int(fragment.path) for fragment in whole.get_fragments(expression)]] = True
+    except pa.ArrowException:
+        some[:] = True
+    return some & (index.rows > 0)
+
+
+def _known(index: Index, column: str) -> list[pc.Expression | None]:
+    """Return what is true of all rows of each row group, or None where that is nothing."""
+    field = pc.field(column)
+    if column in index.partitions.column_names:
+        values = index.partitions[column]
+        facts = [field == value if value.is_valid else field.is_null() for value in values]
+        return [facts[file] for file in index.numbers("file")]
+    bounds = _column_bounds(index.table, column, index.rows)
+    found: list[pc.Expression | None] = []
+    for group, (null, value) in enumerate(zip(bounds.some_null, bounds.some_value, strict=True)):
+        fact = None
+        if not value:
+            fact = field.is_null()
+        elif bounds.low is not None and not bounds.nan and bounds.low[group].is_valid and bounds.high[group].is_valid:
+            fact = (field >= bounds.low[group]) & (field <= bounds.high[group])
+            fact = fact | field.is_null() if null else fact
+        elif not null:
+            fact = field.is_valid()
+        found.append(fact)
+    return found
+
+
+def _constant_bounds(values: Any, rows: npt.NDArray[np.int64]) -> _Bounds:
+    null = np.asarray(values.is_null().to_numpy(zero_copy_only=False), np.bool_)
+    return _Bounds(values, values, null & (rows > 0), ~null & (rows > 0), False)
+
+
+def _column_bounds(table: pa.Table, column: str, rows: npt.NDArray[np.int64]) -> _Bounds:
+    some = rows > 0
+    low = high = nulls = None
+    names = table.column_names
+    if f"{column}:nulls" in names:
+        nulls = table[f"{column}:nulls"].to_numpy()  # floats with NaN where some are unknown
+    if f"{column}:min" in names and f"{column}:max" in names:
+        low, high = table[f"{column}:min"], table[f"{column}:max"]
+    if low is None or low.type == pa.time64("ns"):
+        # Python's time has no nanoseconds: the index has them rounded down, which for a maximum is too low.
+        low = high = None
+    else:
+        low, high = _in_order(low, high)
+    some_null = some if nulls is None else some & ~(nulls == 0)
+    some_value = some if nulls is None else some & ~(nulls >= rows)
+    return _Bounds(low, high, some_null, some_value, low is not None and pt.is_floating(low.type))
+
+
+def _in_order(low: Any, high: Any) -> tuple[Any, Any]:
+    """Return bounds with nulls for those in the wrong order: an old writer's idea of order, or a corrupt footer."""
+    try:
+        order = pc.less_equal(low, high)
+        unknown = pa.scalar(None, low.type)
+        return pc.if_else(order, low, unknown), pc.if_else(order, high, unknown)
+    except pa.ArrowException:  # of a type that cannot be compared
+        return None, None
+
+
+def _outcomes(node: Condition, bounds: Callable[[str], _Bounds], some: Flags) -> Outcomes:
+    none = np.zeros(len(some), np.bool_)
+    if isinstance(node, Always):
+        return Outcomes(some, none, none) if node.value else Outcomes(none, some, none)
+    if isinstance(node, Not):
+        inner = _outcomes(node.part, bounds, some)
+        return Outcomes(inner.false, inner.true, inner.null)
+    if isinstance(node, And | Or):
+        join = _both if isinstance(node, And) else _either
+        return reduce(join, [_outcomes(part, bounds, some) for part in node.parts])
+    column = _Bounds(None, None, some, some, True) if node.inner else bounds(node.column)
+    if isinstance(node, IsNull):
+        return Outcomes(column.some_null, column.some_value, none)
+    if isinstance(node, Compare):
+        true, false = _compare(column, node.op, node.value)
+    elif isinstance(node, In):
+        true, false = none, ~none
+        for value in node.values:
+            one_true, one_false = _compare(column, "EQ", value)
+            true, false = true | one_true, false & one_false
+    else:
+        true, false = _like(column, node)
+    return Outcomes(true & column.some_value, false & column.some_value, column.some_null)
+
+
+def _both(left: Outcomes, right: Outcomes) -> Outcomes:
+    null = (left.null & (right.true | right.null)) | (left.true & right.null)
+    return Outcomes(left.true & right.true, left.false | right.false, null)
+
+
+def _either(left: Outcomes, right: Outcomes) -> Outcomes:
+    null = (left.null & (right.false | right.null)) | (left.false & right.null)
+    return Outcomes(left.true | right.true, left.false & right.false, null)
+
+
+def _compare(column: _Bounds, op: str, value: pa.Scalar) -> tuple[Flags, Flags]:
+    """Return whether ``column op value`` may be true, and may be false, for values that are not null."""
+    if op == "NEQ":
+        true, false = _compare(column, "EQ", value)
+        return false, true
+    low, high = column.low, column.high
+    anything = np.ones(len(column.some_value), np.bool_)
+    if low is None or (pt.is_floating(value.type) and value.as_py() != value.as_py()):
+        return anything, anything
+    try:
+        if op == "EQ":
+            true = _may(pc.less_equal(low, value)) & _may(pc.greater_equal(high, value))
+            false = _may(pc.not_equal(low, value)) | _may(pc.not_equal(high, value))
+        elif op in ("LT", "LTE"):
+            inside, beyond = (pc.less, pc.greater_equal) if op == "LT" else (pc.less_equal, pc.greater)
+            true, false = _may(inside(low, value)), _may(beyond(high, value))
+        else:
+            inside, beyond = (pc.greater, pc.less_equal) if op == "GT" else (pc.greater_equal, pc.less)
+            true, false = _may(inside(high, value)), _may(beyond(low, value))
+    except pa.ArrowException:  # of types that cannot be compared without loss
+        return anything, anything
+    return true, false | column.nan
+
+
+def _like(column: _Bounds, node: Like) -> tuple[Flags, Flags]:
+    """Return the same for LIKE: bounded by what stands before the first wildcard, exact where all is one value."""
+    anything = np.ones(len(column.some_value), np.bool_)
+    low, high = column.low, column.high
+    if low is None or not (pt.is_string(low.type) or pt.is_large_string(low.type)):
+        return anything, anything
+    prefix = re.split(r"[%_\\]", node.pattern, maxsplit=1)[0]
+    first, last = (pc.utf8_slice_codeunits(bound, 0, len(prefix)) for bound in (low, high))
+    true = _may(pc.less_equal(first, prefix)) & _may(pc.greater_equal(last, prefix))
+    every = np.zeros(len(true), np.bool_)
+    if node.pattern == f"{prefix}%":
+        every = _may(pc.equal(first, prefix), False) & _may(pc.equal(last, prefix), False)
+    one = _may(pc.equal(low, high), False)
+    hit = _may(pc.match_like(low, node.pattern))
+    return np.where(one, hit, true), ~np.where(one, hit, every)
+
+
+def _may(flags: Any, unknown: bool = True) -> Flags:
+    """Return Arrow flags as numpy's; a null means that the bounds are unknown."""
+    return np.asarray(pc.fill_null(flags, unknown).to_numpy(zero_copy_only=False), np.bool_)

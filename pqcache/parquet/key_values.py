@@ -1,0 +1,125 @@
+"""Key-value metadata of files that are merged or cut: what several files say, and what is true of each output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pqcache.parquet.rewrite.source_reader import Source
+
+PANDAS = b"pandas"
+SPARK = b"org.apache.spark.sql.parquet.row.metadata"
+SET_ASIDE = b"pqcache." + SPARK
+_MAX_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class RangeIndex:
+    """What a pandas RangeIndex of all rows together begins with; None is one that no range describes."""
+
+    start: int
+    step: int
+
+
+def _range_of(text: bytes | None) -> dict[str, Any] | None:
+    """Return pandas' description of a RangeIndex, or None where there is none."""
+    try:
+        for column in json.loads(text or b"{}")["index_columns"]:
+            if isinstance(column, dict) and column.get("kind") == "range":
+                return column
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def range_index(sources: Sequence[Source]) -> RangeIndex | None:
+    """Return the RangeIndex of all rows of ``sources``, or None if their ranges do not continue one another."""
+    begin: RangeIndex | None = None
+    name, at = None, 0
+    for source in sources:
+        found = _range_of((source.metadata.metadata or {}).get(PANDAS))
+        try:
+            start, stop, step = (int((found or {})[key]) for key in ("start", "stop", "step"))
+        except (KeyError, TypeError, ValueError):
+            return None
+        assert found is not None
+        if begin is None:
+            begin, name, at = RangeIndex(start, step), found.get("name"), start
+        rows = source.metadata.num_rows
+        if (start, step, found.get("name")) != (at, begin.step, name) or len(range(start, stop, step or 1)) != rows:
+            return None
+        at += rows * step
+    return begin
+
+
+def with_range(
+    metadata: Mapping[bytes, bytes | None], index: RangeIndex | None, first: int, rows: int
+) -> Mapping[bytes, bytes | None]:
+    """Return ``metadata`` with pandas' RangeIndex as it is for ``rows`` rows from ``first`` on.
+
+    Where no range describes them, the description is dropped, and pandas counts from 0 as it does for any file.
+    """
+    text = metadata.get(PANDAS)
+    found = _range_of(text)
+    if found is None or text is None:
+        return metadata
+    about = json.loads(text)
+    others = [column for column in about["index_columns"] if column != found]
+    new: list[Any] = others
+    if index is not None:
+        start = index.start + first * index.step
+        new = [{**found, "start": start, "stop": start + rows * index.step, "step": index.step}]
+        if new[0] == found:
+            return metadata
+        new = [*new, *others]
+    return {**metadata, PANDAS: json.dumps({**about, "index_columns": new}).encode()}
+
+
+def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool = True) -> dict[bytes, bytes] | None:
+    """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and brought back in others.
+
+    Spark believes it rather than the file, and it says that they are lists. It is dropped unless the types are the
+    ``same`` as in the file it comes from: Spark would fail on wider ones, and not see columns that were added.
+    """
+    if not metadata:
+        return None
+    old, new = (SPARK, SET_ASIDE) if dense else (SET_ASIDE, SPARK)
+    found = dict(metadata)
+    if not same:
+        found.pop(SPARK, None)
+        found.pop(SET_ASIDE, None)
+    if old in found:
+        found = {new: found.pop(old), **found}
+    return found
+
+
+def conflicts(sources: Sequence[Source]) -> list[str]:
+    """Return a warning for each key-value on which two files disagree; the first file's is the one that is kept."""
+    found: dict[bytes, str] = {}
+    known: dict[bytes, tuple[Source, bytes]] = {}
+    for source in sources:
+        for key, value in (source.metadata.metadata or {}).items():
+            if key == b"ARROW:schema":  # made anew for the schema of all
+                continue
+            first, before = known.setdefault(key, (source, value))
+            if key not in found and _told_apart(key, before) != _told_apart(key, value):
+                found[key] = (
+                    f"{first.path} and {source.path}: key-value {key.decode('utf-8', 'replace')!r} differs "
+                    f"({_shown(before)} and {_shown(value)}); the first one's is kept"
+                )
+    return list(found.values())
+
+
+def _told_apart(key: bytes, value: bytes) -> Any:
+    """Return what of a key-value has to agree: of pandas' own, all but the range, which is different in any file."""
+    if key == PANDAS and (found := _range_of(value)) is not None:
+        about = json.loads(value)
+        return {**about, "index_columns": [column for column in about["index_columns"] if column != found]}
+    return value
+
+
+def _shown(value: bytes) -> str:
+    text = value.decode("utf-8", "replace")
+    return repr(text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "...")

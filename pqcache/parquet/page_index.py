@@ -1,0 +1,45 @@
+"""Page indexes of row groups that were written apart: shifted, and put before the one footer.
+
+``ColumnIndex`` holds the minimum and maximum of each page, ``OffsetIndex`` where each page lies in the file and
+which row it begins with; see parquet.thrift in https://github.com/apache/parquet-format. Only the latter has to
+be changed when a row group moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pqcache.parquet import thrift
+from pqcache.parquet.thrift_fields import COLUMN_INDEX, OFFSET_INDEX
+
+
+@dataclass(frozen=True)
+class PageIndex:
+    """The encoded indexes of a row group, by position of the column chunk."""
+
+    columns: Mapping[int, bytes]
+    offsets: Mapping[int, bytes]
+
+
+def shifted(offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], delta: int) -> PageIndex | None:
+    """Return the indexes of a row group whose pages are to lie ``delta`` bytes later; None where there are none."""
+    moved = {}
+    for number, index in offsets.items():
+        pages = [{**page, 1: (thrift.I64, page[1][1] + delta)} for page in index[1][1].values]
+        moved[number] = thrift.encode({**index, 1: (thrift.LIST, thrift.Items(thrift.STRUCT, pages))})
+    return PageIndex(columns, moved) if moved else None
+
+
+def placed(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
+    """Return the bytes of ``indexes`` as they follow at ``position``, and have the row groups point to them."""
+    out = bytearray()
+    for place in (COLUMN_INDEX, OFFSET_INDEX):
+        for number, group in groups.items():
+            found = indexes[number].columns if place is COLUMN_INDEX else indexes[number].offsets
+            chunks = group[1][1].values
+            for column, data in found.items():
+                more = {place[0]: (thrift.I64, position + len(out)), place[1]: (thrift.I32, len(data))}
+                chunks[column] = dict(sorted({**chunks[column], **more}.items()))
+                out += data
+    return bytes(out)

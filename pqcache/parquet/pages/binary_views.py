@@ -1,0 +1,203 @@
+"""Long strings and binary as views into the pages they are stored in, which are not copied until they are written.
+
+A plain page of binary values is their bytes, each with its length before it, in the file that is read as in the one
+that is written. So what goes from one to the other are stretches of pages. See
+https://arrow.apache.org/docs/format/Columnar.html#variable-size-binary-view-layout: a view is the length, and either up
+to 12 bytes or the first four, the number of the buffer and where in it the bytes begin.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Leaf, Reader, leaf_of
+from pqcache.parquet.schema_merge import is_text
+from pqcache.system.buffer_pool import Pool
+
+WORTH = 2048  # bytes of a value, from which on it is read and written like this
+INLINE = 12  # bytes that a view holds itself
+_READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
+
+
+def views_of(rows: ByteArrays, kind: pa.DataType | None = None) -> pa.Array:
+    """Return rows of bytes as views, binary or of ``kind``, into the pages they lie in."""
+    count = len(rows.begins)
+    views = np.zeros((count, 16), np.uint8)
+    views[:, :4] = rows.lengths.astype("<i4").view(np.uint8).reshape(-1, 4)
+    views[:, 12:] = rows.begins.astype("<i4").view(np.uint8).reshape(-1, 4)
+    ends = [first for first, _ in rows.pages[1:]] + [count]
+    for number, ((first, data), end) in enumerate(zip(rows.pages, ends, strict=True)):
+        views[first:end, 8:12] = np.array([number], "<i4").view(np.uint8)
+        begins, lengths = rows.begins[first:end], rows.lengths[first:end]
+        heads = begins[:, None] + np.arange(4)
+        views[first:end, 4:8] = data.take(heads, mode="clip")
+        for row in np.flatnonzero(lengths <= INLINE):
+            begin, length = int(begins[row]), int(lengths[row])
+            views[first + row, 4:] = 0
+            views[first + row, 4 : 4 + length] = data[begin : begin + length]
+    pages = [pa.py_buffer(data) for _, data in rows.pages]
+    return pa.Array.from_buffers(kind or pa.binary_view(), count, [None, pa.py_buffer(views), *pages])
+
+
+def is_view(kind: pa.DataType) -> bool:
+    """Return whether rows of a type are views."""
+    return bool(pt.is_binary_view(kind) or pt.is_string_view(kind))
+
+
+def bytes_in(column: pa.ChunkedArray) -> int:
+    """Return the bytes of a column; of views those that they point to, as ``nbytes`` would count whole pages."""
+    if not is_view(column.type):
+        return int(column.nbytes)
+    return sum(int(_words(chunk)[:, 0].sum(dtype=np.int64)) for chunk in column.chunks)
+
+
+def _words(views: pa.Array) -> npt.NDArray[np.int32]:
+    """Return the four words of each view: its length, four bytes, its buffer, and where in it the bytes begin."""
+    if not len(views):
+        return np.zeros((0, 4), np.int32)
+    return np.frombuffer(views.buffers()[1], "<i4", 4 * len(views), 16 * views.offset).reshape(-1, 4)
+
+
+def without_views(table: pa.Table) -> pa.Table:
+    """Return ``table`` with strings and binary that are no views: their bytes are copied."""
+    for number, field in enumerate(table.schema):
+        if is_view(field.type):
+            kind = pa.large_string() if pt.is_string_view(field.type) else pa.large_binary()
+            table = table.set_column(number, field.with_type(kind), table.column(number).cast(kind))
+    return table
+
+
+def stretches(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]] | None:
+    """Return bytes in which rows lie each with its length before it, and where they would end without the lengths.
+
+    None is for rows some of which have nothing before them, as they do not come from a page.
+    """
+    words = _words(views)
+    lengths, numbers, begins = words[:, 0].astype(np.int64), words[:, 2], words[:, 3].astype(np.int64)
+    if np.any(lengths <= INLINE) or np.any(begins < 4):
+        return None
+    if not len(words):
+        return []
+    buffers = [np.frombuffer(buffer, np.uint8) for buffer in views.buffers()[2:]]
+    cuts = np.flatnonzero((numbers[1:] != numbers[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1] + 4)) + 1
+    found = []
+    for low, high in pairwise([0, *cuts.tolist(), len(words)]):
+        data = buffers[numbers[low]]
+        heads = data[begins[low:high, None] + np.arange(-4, 0)].reshape(-1).view("<i4")
+        if not np.array_equal(heads, lengths[low:high]):
+            return None
+        bytes_ = data[begins[low] - 4 : begins[high - 1] + lengths[high - 1]].data
+        found.append((bytes_, np.concatenate([[0], np.cumsum(lengths[low:high])])))
+    return found
+
+
+Decoded = Callable[[int, str], Iterator[pa.Array]]
+"""Decodes a column of a row group, some rows at a time, with a reader of its own: readers share how many these are."""
+
+Take = Callable[[int], pa.ChunkedArray]
+"""Takes so many rows of a column, the next ones; fewer where there are no more."""
+
+
+@dataclass(frozen=True)
+class Longs:
+    """Columns that are read as views, with their types as such, and what reads them."""
+
+    kinds: dict[str, pa.DataType]
+    reader: Reader
+
+    def without(self, schema: pa.Schema) -> pa.Schema:
+        """Return ``schema`` without these columns."""
+        return pa.schema([field for field in schema if field.name not in self.kinds], schema.metadata)
+
+    def takers(self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded) -> dict[str, Take]:
+        """Return for each of the columns what takes its rows in these row groups of the open ``file``."""
+        found = {}
+        for name, kind in self.kinds.items():
+            leaf = leaf_of(file.metadata, name, file.schema_arrow.field(name).type)
+            assert leaf is not None  # see `_is_long`
+            found[name] = _taker(
+                _views_in(file.metadata, descriptor, groups, leaf, name, kind, self.reader, decoded), kind
+            )
+        return found
+
+
+def longs_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> Longs | None:
+    """Return the columns of ``schema`` worth reading as views: they hold long values in all row groups of ``files``.
+
+    There have to be other columns, which say how many rows there are.
+    """
+    kinds = {}
+    for field in schema:
+        if is_text(field.type) and all(_is_long(metadata, own, field) for metadata, own in files):
+            text = pt.is_string(field.type) or pt.is_large_string(field.type)
+            kinds[field.name] = pa.string_view() if text else pa.binary_view()
+    clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
+    return Longs(kinds, Reader(Pool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
+
+
+def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:
+    where = own.get_all_field_indices(field.name)
+    if len(where) != 1 or own.field(where[0]).type != field.type or any("." in name for name in own.names):
+        return False
+    leaf = leaf_of(metadata, field.name, field.type)
+    if leaf is None or leaf.repetition:
+        return False
+    chunks = (metadata.row_group(group).column(leaf.number) for group in range(metadata.num_row_groups))
+    return all(
+        chunk.total_uncompressed_size >= WORTH * chunk.num_values and _READABLE.issuperset(chunk.encodings)
+        for chunk in chunks
+    )
+
+
+def _views_in(
+    metadata: pq.FileMetaData,
+    descriptor: int,
+    groups: Sequence[int],
+    leaf: Leaf,
+    name: str,
+    kind: pa.DataType,
+    reader: Reader,
+    decoded: Decoded,
+) -> Iterator[pa.Array]:
+    """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
+    for group in groups:
+        chunk = metadata.row_group(group).column(leaf.number)
+        done = 0
+        try:
+            for page in reader.byte_pages(descriptor, chunk, leaf):
+                yield views_of(page, kind)
+                done += len(page.begins)
+        except UNREADABLE:
+            pass
+        if done == chunk.num_values:
+            continue
+        for array in decoded(group, name):
+            skipped = min(done, len(array))
+            done -= skipped
+            if skipped < len(array):
+                yield array[skipped:].cast(kind)
+
+
+def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> Take:
+    """Return what takes so many rows, the next ones, off ``arrays``; fewer where there are no more."""
+    left: deque[pa.Array] = deque()
+
+    def take(count: int) -> pa.ChunkedArray:
+        found: list[pa.Array] = []
+        while count and (array := left.popleft() if left else next(arrays, None)) is not None:
+            found.append(array[:count])
+            if len(array) > count:
+                left.append(array[count:])
+            count -= len(found[-1])
+        return pa.chunked_array(found, kind)
+
+    return take

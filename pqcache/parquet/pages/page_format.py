@@ -1,0 +1,197 @@
+"""One page of a column chunk: its header, its bytes and its levels.
+
+Fields are those of parquet.thrift in https://github.com/apache/parquet-format, and levels are described in its
+Encodings.md.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pqcache.errors import ParquetError
+from pqcache.parquet import thrift
+from pqcache.parquet import thrift_fields as fields
+from pqcache.parquet.thrift import Struct
+
+Bytes = npt.NDArray[np.uint8]
+
+TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
+COUNT, ENCODING, DEFINITIONS, REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
+ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7  # of DataPageHeaderV2
+_HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
+_LZ4_BLOCK = 1 << 22  # bytes
+
+CODECS = {
+    "UNCOMPRESSED": None,
+    "SNAPPY": "snappy",
+    "LZ4": "lz4_raw",
+    "ZSTD": "zstd",
+    "GZIP": "gzip",
+    "BROTLI": "brotli",
+}
+_I32, _I64, _BINARY, _BOOL = (thrift.I32,), (thrift.I64,), (thrift.BINARY,), (1, 2)
+_Kinds = dict[int, Any]
+"""The kinds that each field may have, or those of the fields of a struct."""
+_STATISTICS: _Kinds = {1: _BINARY, 2: _BINARY, 3: _I64, 4: _I64, 5: _BINARY, 6: _BINARY, 7: _BOOL, 8: _BOOL, 9: _I64}
+_KINDS: _Kinds = {
+    **dict.fromkeys((TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM), _I32),
+    DATA: {**dict.fromkeys(range(1, 5), _I32), 5: _STATISTICS},
+    DICTIONARY: {1: _I32, 2: _I32, 3: _BOOL},
+    DATA_V2: {**dict.fromkeys(range(1, 7), _I32), IS_COMPRESSED: _BOOL, 8: _STATISTICS},
+}
+
+
+class NotRead(ValueError):
+    """A column chunk of a kind that is not read here, or a damaged one."""
+
+
+def bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
+    """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        at = min(at, chunk.dictionary_page_offset)
+    end = at + chunk.total_compressed_size
+    while at < end:
+        header, length = _header(file, at)
+        at, size = at + length, header[COMPRESSED][1]
+        if not 0 <= size <= end - at:
+            raise NotRead
+        yield header, at, size
+        at += size
+
+
+def _header(file: int, at: int) -> tuple[Struct, int]:
+    """Return the page header at byte ``at``, and its length."""
+    for size in _HEADS:
+        data = os.pread(file, size, at)
+        try:
+            header, end = thrift.decode_first(data, "")
+        except ParquetError:
+            continue
+        if not _is_as_written(header, _KINDS):
+            break
+        return header, end
+    raise NotRead
+
+
+def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
+    """Return whether the fields of a page header are of the kinds that they should be; what has others is damaged."""
+    for number, (kind, value) in found.items():
+        wanted = kinds.get(number)
+        if isinstance(wanted, dict):
+            if kind != thrift.STRUCT or not _is_as_written(value, wanted):
+                return False
+        elif wanted is None or kind not in wanted:
+            return False
+    return True
+
+
+def decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
+    """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
+    codec = CODECS[chunk.compression]
+    if codec is None:
+        if len(body) != size:
+            raise NotRead
+        return body
+    if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
+        raise NotRead
+    if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
+        if _varint(body[:5].tobytes(), 0)[0] != size:
+            raise NotRead
+        data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
+    elif codec == "lz4_raw":
+        data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
+    else:
+        data = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec).read_buffer(size + 1)
+    if data.size != size:
+        raise NotRead
+    return np.frombuffer(data, np.uint8)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at byte ``at``, seven bits in a byte, and where it ends."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80 or shift > 63:
+            return found, at
+
+
+def _frame(size: int, compressed: int) -> bytes:
+    """Return what makes an LZ4 frame of a raw block: a frame says how many bytes come of it, so they are counted.
+
+    See https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md: a block of a frame has at most 4 MB.
+    """
+    if max(size, compressed) > _LZ4_BLOCK:
+        raise NotRead
+    about = struct.pack("<BBQ", 0b0110_1000, 7 << 4, size)  # one block of up to 4 MB, and the content's size
+    return b"\x04\x22\x4d\x18" + about + struct.pack("<BI", xxhash.xxh32_intdigest(about) >> 8 & 0xFF, compressed)
+
+
+def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
+    """Return a page's levels, which come with their length in front, and what is behind them."""
+    if encoding != fields.RLE or len(body) < 4:
+        raise NotRead
+    end = 4 + int.from_bytes(body[:4].tobytes(), "little")
+    if end > len(body):
+        raise NotRead
+    return body[4:end].tobytes(), body[end:]
+
+
+def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
+    """Return up to ``count`` numbers of ``width`` bits in the hybrid of runs and packed bits; fewer where data ends."""
+    if not width:
+        return np.zeros(count, np.uint8)
+    if width > 32:
+        raise NotRead
+    parts: list[npt.NDArray[Any]] = []
+    at = done = 0
+    kind = np.uint8 if width <= 8 else np.uint32
+    weights = (1 << np.arange(width)).astype(kind)
+    whole = -(-width // 8)  # bytes of a run's number
+    while done < count and at < len(data):
+        head, at = _varint(data, at)
+        if head & 1:
+            size = min((head >> 1) * width, len(data) - at)
+            bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")
+            part = bits[: len(bits) // width * width].reshape(-1, width) @ weights
+            at += size
+        else:
+            part = np.full(min(head >> 1, count - done), int.from_bytes(data[at : at + whole], "little"), kind)
+            at += whole
+        if not len(part):
+            break
+        parts.append(part[: count - done])
+        done += len(parts[-1])
+    return np.concatenate(parts) if parts else np.zeros(0, kind)
+
+
+def data_page_header(count: int, encoding: int, size: int, stored: int | None = None) -> bytes:
+    """Return the header of a data page of ``count`` values, which takes ``size`` bytes, or compressed ``stored``."""
+    about = numbers({COUNT: count, ENCODING: encoding, DEFINITIONS: fields.RLE, REPETITIONS: fields.RLE})
+    sizes = numbers({TYPE: fields.DATA_PAGE, UNCOMPRESSED: size, COMPRESSED: size if stored is None else stored})
+    return thrift.encode(sizes | {DATA: (thrift.STRUCT, about)})
+
+
+def run_of(count: int, level: int) -> bytes:
+    """Return the levels of ``count`` values that have the same one: one run, with its length in bytes before it."""
+    run = bytearray()
+    thrift.put_varint(run, count << 1)
+    run.append(level)
+    return len(run).to_bytes(4, "little") + run
+
+
+def numbers(fields: dict[int, int]) -> Struct:
+    return {key: (thrift.I32, value) for key, value in fields.items()}

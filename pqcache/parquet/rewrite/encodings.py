@@ -1,0 +1,231 @@
+"""How each column is encoded and compressed, chosen by trying it on a sample.
+
+Data is written once and read many times, so a scheme that costs decoding time has to earn it in size: plain
+is the rule, and a dictionary, DELTA, BYTE_STREAM_SPLIT or a codec is used only for the columns it helps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.parquet.rewrite.sizes import weigh
+from pqcache.system.buffer_pool import Pool
+
+_WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
+_BETTER = 0.95  # and this much smaller than a simpler one does;
+_DICTIONARY_BETTER = 0.85  # a dictionary of numbers takes longer to read, and gets larger than a sample tells
+_ALL = np.ones(1)
+_ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
+_LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
+LIMITED = "max_rows_per_page" in signature(pq.write_table).parameters  # newer writers have a limit of their own
+_PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
+
+
+@dataclass(frozen=True)
+class Encodings:
+    """The writer's settings, by leaf path as pyarrow names it ("a.list.element")."""
+
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    dictionary: Sequence[str] = ()
+    special: Mapping[str, str] = field(default_factory=dict)
+    statistics: Sequence[str] = ()
+    level: int | None = None
+    decimal_as_integer: bool = False
+    int96: bool = False  # every time stamp of the schema
+
+    def as_is(self, path: str) -> bool:
+        """Return whether a column is stored as it is: plain, and without a codec."""
+        return self.codecs.get(path) == "none" and path not in self.dictionary and path not in self.special
+
+    def open(
+        self,
+        sink: Any,
+        schema: pa.Schema,
+        collected: list[Any] | None = None,
+        page_index: bool = False,
+        batch: int | None = None,
+    ) -> pq.ParquetWriter:
+        """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own; a page has ``batch`` values."""
+        levels = {path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")}
+        more: dict[str, Any] = {} if collected is None else {"metadata_collector": collected}
+        if batch is not None:
+            more |= {
+                "write_batch_size": batch,
+                "data_page_size": 1,
+                **({"max_rows_per_page": batch} if LIMITED else {}),
+            }
+        return pq.ParquetWriter(
+            sink,
+            schema,
+            version="2.6",
+            store_schema=False,
+            use_compliant_nested_type=False,  # keeps the list's item name, whatever it is
+            store_decimal_as_integer=self.decimal_as_integer,
+            use_deprecated_int96_timestamps=self.int96,
+            write_page_index=page_index,
+            compression=dict(self.codecs) or "none",
+            compression_level=levels if self.level is not None and levels else None,
+            use_dictionary=list(self.dictionary) or False,
+            column_encoding=dict(self.special) or None,
+            write_statistics=list(self.statistics) or False,
+            **more,
+        )
+
+    def file(self, table: pa.Table, memory: Pool, page_index: bool = False, batch: int | None = None) -> memoryview:
+        """Return a file that holds ``table`` as one row group, in a block of ``memory``."""
+        size = int(1.125 * weigh(table, _ALL).sum()) + _ROOM
+        while True:
+            block = memory.lend(size)
+            sink = pa.FixedSizeBufferWriter(pa.py_buffer(block))
+            try:
+                with self.open(sink, table.schema, page_index=page_index, batch=batch) as writer:
+                    writer.write_table(table, row_group_size=max(1, table.num_rows))
+                return block.data[: sink.tell()]
+            except OSError:  # nothing else can fail in memory: the block is too small
+                size *= 2
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """What a sample tells of a leaf column."""
+
+    path: str
+    physical: str
+    repeated: bool
+    plain: int
+    values: int
+
+
+class Size(NamedTuple):
+    """What a leaf column takes on disk, page headers included; of that, what its dictionary takes."""
+
+    total: int
+    dictionary: int
+    uncompressed: int
+    values: int
+
+
+def sizes(sample: pa.Table, encodings: Encodings) -> list[Size]:
+    """Return what each leaf column of ``sample`` takes when written with ``encodings``."""
+    group = _metadata(sample, encodings).row_group(0)
+    found = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
+        found.append(Size(column.total_compressed_size, dictionary, column.total_uncompressed_size, column.num_values))
+    return found
+
+
+def total(sample: pa.Table, encodings: Encodings) -> int:
+    """Return what ``sample`` takes when written with ``encodings``."""
+    return sum(size.total for size in sizes(sample, encodings))
+
+
+def _metadata(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
+    collected: list[pq.FileMetaData] = []
+    # MockOutputStream counts the bytes and forgets them.
+    with encodings.open(pa.MockOutputStream(), sample.schema, collected) as writer:
+        writer.write_table(sample, row_group_size=max(1, sample.num_rows))
+    return collected[0]
+
+
+def _leaves(sample: pa.Table, plain: Encodings) -> list[_Leaf]:
+    metadata = _metadata(sample, plain)
+    group, schema = metadata.row_group(0), metadata.schema
+    result = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        result.append(
+            _Leaf(
+                column.path_in_schema,
+                column.physical_type,
+                schema.column(number).max_repetition_level > 0,
+                column.total_compressed_size,
+                column.num_values,
+            )
+        )
+    return result
+
+
+# Left out: BYTE_STREAM_SPLIT of fixed-length bytes, which DuckDB cannot read, and DELTA_BYTE_ARRAY, which pyarrow
+# cannot read into a dictionary and which decodes several times slower.
+_SPECIAL = {
+    "INT32": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
+    "INT64": ("DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"),
+    "FLOAT": ("BYTE_STREAM_SPLIT",),
+    "DOUBLE": ("BYTE_STREAM_SPLIT",),
+}
+
+
+def chosen(
+    sample: pa.Table,
+    codec: Callable[[int], str],
+    plain: Encodings,
+    compat: bool = False,
+    executor: Executor | None = None,
+) -> Encodings:
+    """Return the encodings that serve ``sample`` best.
+
+    Args:
+        sample: some thousand rows of the data to come.
+        codec: codec to try for each leaf column, by position.
+        plain: what does not depend on the sample: the level of compression, how decimals and times are stored.
+        compat: only what readers of ten years ago know: plain and dictionary.
+        executor: threads that may try several at once.
+    """
+    leaves = _leaves(sample, plain)
+    packed = {leaf.path: codec(number) for number, leaf in enumerate(leaves)}
+    statistics = [
+        leaf.path for leaf in leaves if not leaf.repeated and leaf.plain <= _LARGE_VALUE * max(1, leaf.values)
+    ]
+    base = replace(plain, codecs=packed, statistics=statistics)
+    if sample.num_rows == 0:
+        return base
+    # Settings go by path, and paths need not be unique: such columns may be of different types.
+    count = Counter(leaf.path for leaf in leaves)
+    schemes: list[dict[str, str]] = [{leaf.path: _PLAIN for leaf in leaves}]
+    if not compat:
+        for turn in range(2):
+            named = [(leaf, _SPECIAL.get(leaf.physical, ())) for leaf in leaves if count[leaf.path] == 1]
+            scheme = {leaf.path: names[turn] for leaf, names in named if len(names) > turn}
+            if scheme:
+                schemes.append(scheme)
+    schemes.append({leaf.path: _DICTIONARY for leaf in leaves if leaf.physical != "BOOLEAN" and count[leaf.path] == 1})
+    none = {leaf.path: "none" for leaf in leaves}
+    # Plain without a codec is where ``best`` starts.
+    trials = [(scheme, codecs) for scheme in schemes for codecs in (none, packed)][1:]
+    best = {leaf.path: (leaf.plain, _PLAIN, "none") for leaf in leaves}
+    run = map if executor is None else executor.map
+    found = run(lambda trial: sizes(sample, with_schemes(base, *trial)), trials)
+    for (scheme, codecs), taken in zip(trials, found, strict=True):
+        for leaf, size in zip(leaves, taken, strict=True):
+            if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):
+                continue
+            dear = scheme[leaf.path] == _DICTIONARY and leaf.physical in _SPECIAL
+            better = _DICTIONARY_BETTER if dear and best[leaf.path][1] != _DICTIONARY else _BETTER
+            if size.total < min(_WORTH * leaf.plain, better * best[leaf.path][0]):
+                best[leaf.path] = (size.total, scheme[leaf.path], codecs[leaf.path])
+    return with_schemes(
+        base,
+        {path: scheme for path, (_, scheme, _) in best.items()},
+        {path: c for path, (_, _, c) in best.items()},
+    )
+
+
+def with_schemes(base: Encodings, scheme: Mapping[str, str], codecs: Mapping[str, str]) -> Encodings:
+    """Return ``base`` with these encodings and codecs, by leaf path."""
+    return replace(
+        base,
+        codecs=dict(codecs),
+        dictionary=[path for path, name in scheme.items() if name == _DICTIONARY],
+        special={path: name for path, name in scheme.items() if name not in (_PLAIN, _DICTIONARY)},
+    )

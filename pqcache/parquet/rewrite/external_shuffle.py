@@ -1,0 +1,237 @@
+"""All rows of a partition in a random order, in memory that does not depend on how many there are.
+
+Each row draws 64 random bits, in the order of the rows, and the rows are sorted by them: the result depends on
+the rows and the seed, and on nothing else. What memory cannot hold goes to disk, in 64 heaps by the topmost bits,
+and a heap that is too large in turn by the next ones.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pqcache.parquet.rewrite.file_writer import told
+from pqcache.parquet.rewrite.sizes import Floats
+from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+
+_BITS = 6  # of a key, for each time that rows go to disk
+_WORD = (1 << 64) - 1
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows with their keys and numbers; a dictionary column holds codes into the one dictionary of all rows."""
+
+    table: pa.Table
+    keys: Keys
+    numbers: npt.NDArray[np.int64]
+
+    def taken(self, rows: npt.NDArray[np.int64]) -> _Part:
+        return _Part(self.table.take(pa.array(rows)), self.keys[rows], self.numbers[rows])
+
+    def cut(self, low: int, high: int) -> _Part:
+        return _Part(self.table.slice(low, high - low), self.keys[low:high], self.numbers[low:high])
+
+
+@dataclass
+class _Heaps:
+    """The 64 heaps of one level, each a file of Arrow batches."""
+
+    place: Path
+    shift: int
+    limit: int
+    waiting: list[list[_Part]] = field(default_factory=lambda: [[] for _ in range(1 << _BITS)])
+    held: int = 0
+    writers: dict[int, pa.ipc.RecordBatchStreamWriter] = field(default_factory=dict)
+    sinks: dict[int, pa.OSFile] = field(default_factory=dict)
+
+    def add(self, part: _Part) -> None:
+        heap = (part.keys >> np.uint64(self.shift)).astype(np.int64) & ((1 << _BITS) - 1)
+        order = np.argsort(heap, kind="stable")
+        sorted_part = part.taken(order)
+        ends = np.searchsorted(heap[order], np.arange((1 << _BITS) + 1))
+        for number in np.unique(heap):
+            self.waiting[number].append(sorted_part.cut(int(ends[number]), int(ends[number + 1])))
+        self.held += part.table.nbytes
+        if self.held > self.limit:
+            self.flush()
+
+    def flush(self) -> None:
+        with told(self.place):
+            for number, parts in enumerate(self.waiting):
+                if parts:
+                    self._write(number, _joined(parts))
+        self.waiting = [[] for _ in range(1 << _BITS)]
+        self.held = 0
+
+    def _write(self, number: int, part: _Part) -> None:
+        columns = [*(column.combine_chunks() for column in part.table.columns), pa.array(part.keys)]
+        columns.append(pa.array(part.numbers))
+        # Named by position: names need not be unique, and nothing of the schema is needed on the way back.
+        table = pa.Table.from_arrays(columns, [*map(str, range(len(columns)))])
+        if number not in self.writers:
+            self.place.mkdir(exist_ok=True)
+            self.sinks[number] = pa.OSFile(str(self.place / f"{number:02}.arrow"), "wb")
+            options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+            self.writers[number] = pa.ipc.new_stream(self.sinks[number], table.schema, options=options)
+        self.writers[number].write_table(table)
+
+    def close(self) -> None:
+        with told(self.place):
+            for number, writer in self.writers.items():
+                writer.close()
+                self.sinks[number].close()
+
+
+def _joined(parts: list[_Part]) -> _Part:
+    if len(parts) == 1:
+        return parts[0]
+    table = pa.concat_tables([part.table for part in parts]).combine_chunks()
+    keys = np.concatenate([part.keys for part in parts])
+    return _Part(table, keys, np.concatenate([part.numbers for part in parts]))
+
+
+def _read(path: Path, schema: pa.Schema) -> Iterator[_Part]:
+    with told(path), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        for batch in reader:
+            *columns, keys, numbers = batch.columns
+            yield _Part(pa.Table.from_arrays(columns, schema=schema), keys.to_numpy(), numbers.to_numpy())
+
+
+def shuffled(
+    stream: Iterable[Piece], seed: int, limit: int, piece: int, place: Path, before: tuple[int, int] | None = None
+) -> Iterator[Piece]:
+    """Yield the rows of ``stream`` permuted, in pieces of about ``piece`` Arrow bytes.
+
+    About twice ``limit`` Arrow bytes are held, and what is beyond that lies in the directory ``place``, which is
+    made when it is needed and removed in the end. Memory also holds each dictionary column's values once.
+
+    ``before`` is a seed that the rows were shuffled with already, and their number: they come out as if they had not
+    been. That takes 16 bytes of memory a row.
+
+    Raises:
+        PqcacheError: ``place`` cannot be written.
+    """
+    draw = _again(seed, *before) if before else _random(seed).random_raw
+    dictionaries = _Dictionaries()
+    ratios: list[tuple[Floats, int]] = []
+    done = 0
+
+    def parts() -> Iterator[_Part]:
+        nonlocal done
+        for item in stream:
+            rows = item.table.num_rows
+            if rows:
+                ratios.append((item.ratios, rows))
+                keys = draw(rows)
+                yield _Part(dictionaries.coded(item.table), keys, np.asarray(item.numbers, np.int64))
+            done = item.done
+
+    try:
+        total = given = 0
+        mean: Floats | None = None
+        for part in _in_order(parts(), 64, limit, place):
+            if mean is None:  # everything has been read
+                mean = np.average([ratio for ratio, _ in ratios], axis=0, weights=[rows for _, rows in ratios])
+                total = sum(rows for _, rows in ratios)
+            step = max(1, int(piece * part.table.num_rows / max(1, part.table.nbytes)))
+            for low in range(0, part.table.num_rows, step):
+                some = part.cut(low, min(low + step, part.table.num_rows))
+                given += some.table.num_rows
+                yield piece_of(dictionaries.decoded(some.table), mean, some.numbers, done * given // total)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _random(seed: int) -> np.random.Philox:
+    return np.random.Philox(key=np.array([seed & _WORD, 0], np.uint64))
+
+
+def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
+    """Return what draws for rows in the order of the seed ``before`` what ``seed`` would in their first order."""
+    first = np.argsort(_random(before).random_raw(rows), kind="stable")
+    keys: Keys = _random(seed).random_raw(rows)[first]
+    at = 0
+
+    def draw(count: int) -> Keys:
+        nonlocal at
+        at += count
+        return keys[at - count : at]
+
+    return draw
+
+
+def _in_order(parts: Iterator[_Part], bits: int, limit: int, place: Path) -> Iterator[_Part]:
+    """Yield ``parts`` sorted by the lower ``bits`` of their keys, each yielded part after the one before."""
+    held: list[_Part] = []
+    size = rows = 0
+    for part in parts:
+        held.append(part)
+        size += part.table.nbytes
+        rows += part.table.num_rows
+        if size > limit and rows > 1 and bits >= _BITS:
+            break
+    else:
+        if held:
+            whole = _joined(held)
+            held.clear()
+            yield whole.taken(np.argsort(whole.keys, kind="stable"))
+        return
+    schema = held[0].table.schema
+    heaps = _Heaps(place, bits - _BITS, limit)
+    while held:
+        heaps.add(held.pop(0))
+    for part in parts:
+        heaps.add(part)
+    heaps.flush()
+    heaps.close()
+    for number in sorted(heaps.writers):
+        path = place / f"{number:02}.arrow"
+        yield from _in_order(_read(path, schema), bits - _BITS, limit, place / f"{number:02}")
+        with told(path):
+            path.unlink()
+
+
+class _Dictionaries:
+    """One dictionary for each dictionary column, which holds all values seen so far."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, pa.Array] = {}
+        self.kinds: dict[int, pa.DataType] = {}
+
+    def coded(self, table: pa.Table) -> pa.Table:
+        """Return ``table`` with codes in place of dictionary columns."""
+        for number, column in enumerate(table.columns):
+            if not pt.is_dictionary(column.type):
+                continue
+            self.kinds[number] = column.type
+            known = self.values.get(number)
+            if known is not None:
+                empty = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known, ordered=column.type.ordered)
+                column = pa.chunked_array([empty, *column.chunks], column.type)
+            column = column.unify_dictionaries()
+            if column.num_chunks:
+                self.values[number] = column.chunk(column.num_chunks - 1).dictionary
+            codes = pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
+            table = table.set_column(number, table.schema.field(number).with_type(pa.int32()), codes)
+        return table
+
+    def decoded(self, table: pa.Table) -> pa.Table:
+        """Undo `coded`."""
+        for number, kind in self.kinds.items():
+            values = self.values[number]
+            chunks = [
+                pa.DictionaryArray.from_arrays(chunk, values, ordered=kind.ordered)
+                for chunk in table.column(number).chunks
+            ]
+            table = table.set_column(number, table.schema.field(number).with_type(kind), pa.chunked_array(chunks, kind))
+        return table

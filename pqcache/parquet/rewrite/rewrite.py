@@ -1,0 +1,386 @@
+"""One partition directory rewritten into row groups of the right size.
+
+Files that already fit are linked; the rest is decoded, cut by compressed bytes and encoded again, with every
+value, the order of the rows, the schema and the key-value metadata as they were.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, PqcacheError, UsageError
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
+from pqcache.parquet.int96 import int96_places, is_uniform, numbered
+from pqcache.parquet.key_values import conflicts, range_index, with_spark
+from pqcache.parquet.pages.binary_views import Longs, longs_of
+from pqcache.parquet.rewrite.external_shuffle import shuffled
+from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of, straddles
+from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
+from pqcache.parquet.rewrite.prefetch import Stretch, joined, prefetched
+from pqcache.parquet.rewrite.row_group_writer import MIN_FILL, Settings, write_row_groups
+from pqcache.parquet.rewrite.source_reader import Piece, Run, Source, has_int96, kinds, pieces, runs, sources_of
+from pqcache.parquet.row_group_stats import leaves_in
+from pqcache.parquet.schema_merge import unified, working
+from pqcache.system.disk import fsync_path, link_or_copy
+
+_MIN_FILE = 1 << 30
+_FILE_ROW_GROUPS = 8
+_PIECES = 6  # per row group
+_MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
+_DECODERS, _STRETCHES = 2, 8  # threads, and how many stretches of rows are held at once
+_AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
+_MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
+_CODEC_NAMES = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4"}  # others are called as in --compression
+_OLD_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
+
+
+@dataclass(frozen=True)
+class RewriteResult:
+    """What `rewrite_directory` made.
+
+    Attributes:
+        outputs: the files of the target, in order of their rows.
+        encoded: compressed bytes that were encoded.
+        encoded_again: how many of them were taken back and encoded another time.
+        warnings: what the user should know, each naming a file.
+    """
+
+    outputs: tuple[Output, ...]
+    encoded: int
+    encoded_again: int
+    warnings: tuple[str, ...]
+
+
+def row_group_bytes(group: pq.RowGroupMetaData) -> int:
+    """Return the bytes a row group takes on disk: its column chunks, page headers and dictionaries included."""
+    return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
+
+
+def row_group_start(group: pq.RowGroupMetaData) -> int:
+    """Return where in its file a row group begins."""
+    first = group.column(0)
+    return int(first.dictionary_page_offset or first.data_page_offset)
+
+
+def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made: Sequence[bool] = ()) -> int:
+    """Return how many of the first files of a directory need no rewriting.
+
+    Every row group must be within the limit, unless it is a single row, fill 95 % of it, unless it is the last that
+    holds rows, and not lie across a boundary, where there is a block size. Files without rows and empty row groups
+    do not fit, except in a file that is alone; nor does a file whose schema is not the first's, or one that is
+    encoded otherwise than ``options`` ask for. ``made`` says of which files it is known that they were made with
+    these options but for the size.
+    """
+    if len(metadata) == 1 and metadata[0].num_rows == 0:
+        return 1
+    last = max((number for number, file in enumerate(metadata) if file.num_rows), default=-1)
+    for number, file in enumerate(metadata):
+        if not file.num_rows or not file.schema.equals(metadata[0].schema):
+            return number
+        if not (made and made[number]) and not _is_as_asked(file, options):
+            return number
+        for position in range(file.num_row_groups):
+            group = file.row_group(position)
+            size = row_group_bytes(group)
+            final = number == last and position == file.num_row_groups - 1
+            if (
+                group.num_rows == 0
+                or (size > options.row_group_size and group.num_rows > 1)
+                or (size < MIN_FILL * options.row_group_size and not final)
+                or straddles(row_group_start(group), size, options.block_size)
+            ):
+                return number
+    return len(metadata)
+
+
+def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
+    """Return whether a file's footer proves that it is encoded as ``options`` ask for.
+
+    Where a codec did not pay, a column has none; so a file in which none has one tells nothing, and neither does
+    any file about the level.
+    """
+    if options.shuffle is not None or options.compression_level is not None:
+        return False
+    codec = options.compression or (COMPAT_CODEC if options.compat else None)
+    codec = None if codec == "keep" else codec
+    if codec is None and not options.compat:
+        return True
+    groups = [file.row_group(number) for number in range(file.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    if options.compat and not all(_OLD_ENCODINGS.issuperset(chunk.encodings) for chunk in chunks):
+        return False
+    found = {_CODEC_NAMES.get(chunk.compression, chunk.compression.lower()) for chunk in chunks}
+    return codec is None or (codec in found and found <= {codec, "none"})
+
+
+def rewrite_directory(
+    sources: Sequence[Path],
+    target: Path,
+    options: RewriteOptions,
+    on_progress: Callable[[int], None] | None = None,
+    schema: pa.Schema | None = None,
+    made: Sequence[bool] = (),
+    int96: str | None = None,
+    before: int | None = None,
+    cached: bool = False,
+) -> RewriteResult:
+    """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
+
+    The leading files that fit are hard-linked (or copied, where links are impossible); the others become
+    ``part-<n>.parquet`` of up to 1 GiB or 8 row groups each. Where all fit, they keep their names. Everything is
+    on disk when this returns. Memory is a small multiple of one decoded row group.
+
+    Args:
+        sources: the Parquet files of one partition directory, in order; they are not modified.
+        target: an empty or new directory.
+        options: sizes, codecs, and what else is to become of the columns and rows.
+        on_progress: called with the bytes of the sources that were done since the last call.
+        schema: what the files' schemas are to be unified with, where a whole table must agree.
+        made: for each source, whether it is known to be made with these options but for the size.
+        int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
+        before: a seed that all rows were shuffled with already; shuffled again, they come out as if they had not been.
+        cached: the files are read next, so they are not written past the page cache.
+
+    Raises:
+        ParquetError: a source is damaged, or schemas do not mix without loss; names the files.
+        UsageError: nothing to rewrite, or ``target`` is not empty.
+        PqcacheError: ``target`` cannot be written.
+    """
+    if not sources:
+        raise UsageError(f"{target}: there are no files to rewrite into it")
+    _make_empty(target)
+    report = on_progress or (lambda done: None)
+    opened = sources_of(sources, int96)
+    declared = _declared(opened, schema)
+    dense = _dense(opened, options, declared)
+    keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
+    declared = applied(declared, dense).with_metadata(keyvalues)
+    # Where some files of a table are rewritten, the others would have INT96 still.
+    turned = not options.keep_int96 and has_int96(opened)
+    keep = 0 if turned else _prefix(opened, declared, options, made)
+    all_fit = keep == len(opened) and len({source.path.name for source in opened}) == len(opened)
+    outputs = []
+    for number, source in enumerate(opened[:keep]):
+        name = source.path.name if all_fit else f"part-{number:05d}.parquet"
+        _link(source.path, target / name)
+        metadata = source.metadata
+        outputs.append(Output(target / name, metadata.num_rows, metadata.num_row_groups, linked=True))
+        report(source.size)
+    rest = opened[keep:]
+    result = RewriteResult(tuple(outputs), 0, 0, ())
+    if rest and (not keep or any(source.metadata.num_rows for source in rest)):
+        result = _rewritten(opened, rest, declared, target, options, report, outputs, before, cached)
+    fsync_path(target)
+    return result
+
+
+def _rewritten(
+    opened: list[Source],
+    rest: list[Source],
+    declared: pa.Schema,
+    target: Path,
+    options: RewriteOptions,
+    report: Callable[[int], None],
+    linked: list[Output],
+    before: int | None,
+    cached: bool,
+) -> RewriteResult:
+    size = options.limit
+    layout = _layout(opened, declared)
+    kept = int96_places(opened) if options.keep_int96 else set()
+    stored = None
+    if kept:
+        stored = numbered(layout.working, kept)
+        layout = replace(layout, working=stored, described=layout.working)
+    if options.shuffle is None:
+        layout = replace(layout, index=range_index(rest))
+    settings = Settings(
+        size,
+        max(_MIN_FILE, _FILE_ROW_GROUPS * size),
+        _codec_of(rest, layout.working, options),
+        _names_of(rest),
+        options.compression_level,
+        options.compat,
+        _decimals_as_integers(rest),
+        bool(kept),
+        options.block_size,
+        cached,
+    )
+    # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
+    piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))
+    held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
+    with ExitStack() as stack:
+        first = held if options.shuffle is None else held // 4
+        schema = layout.described or layout.working
+        longs = None
+        if stored is None and options.shuffle is None:
+            longs = longs_of([(source.metadata, source.schema) for source in rest], schema)
+        ahead = prefetched(_stretches(rest, schema, piece, first, stored, longs), first, _DECODERS)
+        stack.callback(ahead.close)
+        if options.shuffle is not None:
+            known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
+            rows = target.with_name(f"{target.name}.rows")
+            shuffling = partial(shuffled, ahead, options.shuffle, held, piece, rows, known)
+            ahead = prefetched([shuffling], held)
+            stack.callback(ahead.close)
+        written = write_row_groups(_counted(ahead, report), target, layout, settings, len(linked))
+    done = sum(output.rows for output in written.outputs)
+    expected = sum(source.metadata.num_rows for source in rest)
+    if done != expected:
+        raise ParquetError(f"{target}: {done:,} rows were written of {expected:,}; please report this")
+    report(sum(source.size for source in rest if not source.metadata.num_rows))
+    warnings = (*conflicts(rest), *written.warnings)
+    return RewriteResult((*linked, *written.outputs), written.encoded, written.again, warnings)
+
+
+def _stretches(
+    sources: list[Source], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None, longs: Longs | None
+) -> list[Stretch]:
+    """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
+    found: list[list[Run]] = [[]]
+    size = 0
+    for run in runs(sources, piece):
+        if found[-1] and size + run.size > held // _STRETCHES:
+            found.append([])
+            size = 0
+        found[-1].append(run)
+        size += run.size
+
+    def stretch(some: list[Run]) -> Iterator[Piece]:
+        return joined(pieces(some, schema, piece, stored, longs), piece)
+
+    return [partial(stretch, some) for some in found]
+
+
+def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator[Piece]:
+    done = 0
+    for piece in stream:
+        yield piece
+        report(piece.done - done)
+        done = piece.done
+
+
+def _declared(opened: list[Source], schema: pa.Schema | None) -> pa.Schema:
+    """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
+    named = [(str(source.path), as_lists(source.schema)) for source in kinds(opened)]
+    own = unified(named)
+    if schema is None:
+        return own
+    whole = as_lists(schema).remove_metadata()
+    return own if own.equals(whole) else unified([("the table's schema", whole), *named])
+
+
+def _dense(opened: list[Source], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:
+    """Return the columns to store dense: those asked for, or else those that are so in every file."""
+    if options.dense is not None:
+        return {name: dense for name, dense in options.dense if name in declared.names}
+    return common_dense([source.schema for source in kinds(opened)])
+
+
+def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions, made: Sequence[bool]) -> int:
+    """Return how many files can be linked although the rest is rewritten."""
+    found = fits([source.metadata for source in opened], options, made)
+    same = opened[0].schema.equals(declared)
+    dense = dense_in(declared)
+    if found and any(dense_in(source.schema) != dense for source in kinds(opened[:found])):
+        return 0
+    # Next to INT64 time stamps, INT96 would be another type to most readers.
+    mixed = found < len(opened) and has_int96(opened) and not (options.keep_int96 and is_uniform(opened))
+    return found if same and not mixed else 0
+
+
+def _layout(opened: list[Source], declared: pa.Schema) -> Layout:
+    first = opened[0]
+    known = first.metadata.metadata or {}
+    if declared.equals(first.schema, check_metadata=True):
+        return Layout(working(declared), declared, first.elements, known)
+    # Readers take the Arrow schema from its own key, the metadata in it included.
+    keyvalues = dict(declared.metadata or {})
+    if dense_in(declared) or any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
+        keyvalues[ARROW_SCHEMA] = arrow_schema(declared)
+    elements = None
+    if as_lists(declared).equals(as_lists(first.schema)):
+        names = {name for name in declared.names if dense_in(declared).get(name) != dense_in(first.schema).get(name)}
+        elements = _elements(first, declared, names) if names else first.elements
+    return Layout(working(declared), declared, elements, keyvalues)
+
+
+def _elements(source: Source, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
+    """Return the source's schema elements, with those of the columns ``names`` made for ``declared``."""
+    new = elements_of(working(declared))
+    result = [source.elements[0]]
+    for name, old, made in zip(declared.names, footer.trees(source.elements), footer.trees(new), strict=True):
+        result += made if name in names else old
+    return result
+
+
+def _names_of(sources: list[Source]) -> Callable[[int], str]:
+    """Return what names a row of ``sources`` by its number: its file, and its number there."""
+    ends = list(accumulate(source.metadata.num_rows for source in sources))
+
+    def name_of(number: int) -> str:
+        position = bisect_right(ends, number)
+        source = sources[position]
+        return f"{source.path}: row {number - ends[position] + source.metadata.num_rows:,}"
+
+    return name_of
+
+
+def _codec_of(sources: list[Source], schema: pa.Schema, options: RewriteOptions) -> Callable[[int], str]:
+    """Return the codec to try for a leaf column of ``schema``, by position."""
+    codec = options.codec
+    if codec != "keep":
+        return lambda leaf: codec
+    known: dict[tuple[str, int], str] = {}  # by column and leaf in it: a file may lack columns
+    for source in sources:
+        if source.metadata.num_row_groups:
+            group = source.metadata.row_group(0)
+            for number, place in enumerate(_leaf_places(source.schema)):
+                name = group.column(number).compression
+                known.setdefault(place, _CODEC_NAMES.get(name, name.lower()))
+    codecs = [known.get(place, DEFAULT_CODEC) for place in _leaf_places(schema)]
+    return lambda leaf: codecs[leaf]
+
+
+def _leaf_places(schema: pa.Schema) -> list[tuple[str, int]]:
+    return [(field.name, number) for field in schema for number, _ in enumerate(leaves_in(field.type))]
+
+
+def _decimals_as_integers(sources: list[Source]) -> bool:
+    """Return whether decimals are stored as INT32 or INT64."""
+    schema = sources[0].metadata.schema
+    columns = (schema.column(number) for number in range(len(schema)))
+    return any(
+        column.logical_type.type == "DECIMAL" and column.physical_type in ("INT32", "INT64") for column in columns
+    )
+
+
+def _make_empty(target: Path) -> None:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise UsageError(f"{target}: is not empty; give a new directory")
+    except OSError as error:
+        raise PqcacheError(f"{target}: cannot be made: {error.strerror or error}; choose another directory") from error
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        link_or_copy(os.path.realpath(source), target)
+        fsync_path(target)
+    except OSError as error:
+        raise PqcacheError(
+            f"{target}: cannot be linked or copied from {source}: {error.strerror or error}; free space or fix the "
+            "permissions, then run again"
+        ) from error

@@ -1,0 +1,87 @@
+"""What rows take in memory as Arrow, and what they are guessed to take on disk."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pqcache.parquet.pages.binary_views import bytes_in, is_view
+from pqcache.parquet.schema_merge import is_text
+
+Floats = npt.NDArray[np.float64]
+
+
+class Widths(NamedTuple):
+    """The bytes that a value of each column of a schema takes in Arrow, 0 where they differ, and those columns."""
+
+    fixed: Floats
+    varying: tuple[int, ...]
+
+
+def widths_of(schema: pa.Schema) -> Widths:
+    """Return the widths of a schema's columns; a column's own ``nbytes`` takes microseconds."""
+    fixed = [float(kind.bit_width) / 8 if _is_fixed(kind) else 0.0 for kind in schema.types]
+    return Widths(np.array(fixed), tuple(n for n, kind in enumerate(schema.types) if not _is_fixed(kind)))
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return bool(pt.is_primitive(kind) or pt.is_fixed_size_binary(kind))
+
+
+def sizes_of(table: pa.Table, widths: Widths) -> Floats:
+    """Return the bytes that each column takes in Arrow."""
+    sizes: Floats = widths.fixed * table.num_rows
+    for number in widths.varying:
+        column = table.column(number)
+        if is_view(column.type):
+            sizes[number] = bytes_in(column) + 4 * table.num_rows
+        elif pt.is_dictionary(column.type):  # nbytes would count the whole dictionary for every slice
+            sizes[number] = sum(chunk.indices.nbytes for chunk in column.chunks)
+        else:
+            sizes[number] = sum(map(_nbytes, column.chunks))
+    return sizes
+
+
+def _nbytes(chunk: pa.Array) -> int:
+    """Return an array's bytes, those that say which values are null aside.
+
+    Arrow's own count lets go of the interpreter's lock, and what is counted here often would wait for it each time.
+    """
+    kind = chunk.type
+    plain = is_text(kind) or ((pt.is_list(kind) or pt.is_large_list(kind)) and _is_fixed(kind.value_type))
+    if not plain or not len(chunk):
+        return int(chunk.nbytes)
+    ends = offsets_of(chunk)
+    width = 1.0 if is_text(kind) else kind.value_type.bit_width / 8
+    return int(ends.nbytes + width * int(ends[-1] - ends[0]))
+
+
+def weigh(table: pa.Table, ratios: Floats, widths: Widths | None = None) -> Floats:
+    """Return a guess of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
+    result: Floats = sizes_of(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
+    return result
+
+
+def fixed_width(kind: pa.DataType) -> float:
+    """Return the least bytes a value of ``kind`` takes in Arrow: what Parquet stores in a few bits may be eight."""
+    if pt.is_struct(kind):
+        return sum(fixed_width(inner.type) for inner in kind.fields)
+    if pt.is_fixed_size_list(kind):
+        return float(kind.list_size * fixed_width(kind.value_type))
+    try:
+        return float(kind.bit_width / 8)
+    except ValueError:
+        return 4.0
+
+
+def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+    """Return where each value of an array of lists, strings or binary begins, and where the last one ends."""
+    large = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) or pt.is_large_list(chunk.type)
+    kind = np.int64 if large else np.int32  # pyarrow's own to_numpy would load pandas
+    if not len(chunk):  # whose buffer may hold nothing
+        return np.zeros(1, kind)
+    return np.frombuffer(chunk.buffers()[1], kind, len(chunk) + 1, chunk.offset * np.dtype(kind).itemsize)

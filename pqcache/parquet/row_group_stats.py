@@ -1,0 +1,227 @@
+"""What a Parquet footer says about each row group, as columns of the row-group index."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.footer_validation import check_footer
+
+_TAIL = 64 << 10  # of a file's end; most footers fit
+_SCHEMAS = 16
+_MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
+BASE = pa.schema(
+    [
+        ("file", pa.int32()),
+        ("row_group", pa.int32()),
+        ("rows", pa.int64()),
+        ("offset", pa.int64()),
+        ("bytes", pa.int64()),
+        ("uncompressed", pa.int64()),
+    ]
+)
+
+
+_schemas: dict[bytes, tuple[object, pa.Schema]] = {}
+"""Arrow schemas by what they were made from: files of a table have the same, and pyarrow makes it anew for each."""
+
+
+def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
+    """Return the index columns of one file's row groups, without ``file``.
+
+    ``schema`` is the file's Arrow schema.
+    """
+    names = [field.name for field in schema]
+    first = metadata.row_group(0) if metadata.num_row_groups else None
+    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
+    top = [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)] if first else []
+    if any("." in name for name in names):
+        top = top_level_names(metadata, schema)
+    flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
+    lists = {f.name for f in schema if _is_flat_list(f.type)}
+    columns: dict[str, list[Any]] = {name: [] for name in BASE.names[1:]}
+    columns.update({f"{name}:values": [] for name in lists})
+    for name in names:
+        for what in ("bytes", "uncompressed", "codec", "nulls"):
+            columns[f"{name}:{what}"] = []
+        if name in flat:
+            columns[f"{name}:min"], columns[f"{name}:max"] = [], []
+    for g in range(metadata.num_row_groups):
+        group = metadata.row_group(g)
+        chunk_bytes = dict.fromkeys(names, 0)
+        chunk_uncompressed = dict.fromkeys(names, 0)
+        nulls: dict[str, int | None] = dict.fromkeys(names)
+        extremes: dict[str, tuple[Any, Any]] = dict.fromkeys(flat, (None, None))
+        start = None
+        codecs: dict[str, set[str]] = {name: set() for name in names}
+        for c in range(metadata.num_columns):
+            chunk = group.column(c)
+            name = top[c]
+            chunk_bytes[name] += chunk.total_compressed_size
+            chunk_uncompressed[name] += chunk.total_uncompressed_size
+            if name in lists:
+                columns[f"{name}:values"].append(chunk.num_values)
+            codecs[name].add(chunk.compression)
+            offset = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                offset = min(offset, chunk.dictionary_page_offset)
+            start = offset if start is None else min(start, offset)
+            statistics = chunk.statistics if name in flat else None
+            if statistics is not None:
+                if statistics.has_null_count:
+                    nulls[name] = statistics.null_count
+                extremes[name] = _extremes(statistics)
+        columns["row_group"].append(g)
+        columns["rows"].append(group.num_rows)
+        columns["offset"].append(start or 0)
+        columns["bytes"].append(sum(chunk_bytes.values()))
+        columns["uncompressed"].append(sum(chunk_uncompressed.values()))
+        for name in names:
+            columns[f"{name}:bytes"].append(chunk_bytes[name])
+            columns[f"{name}:uncompressed"].append(chunk_uncompressed[name])
+            columns[f"{name}:codec"].append("+".join(sorted(codecs[name])))
+            columns[f"{name}:nulls"].append(nulls[name])
+            if name in flat:
+                low, high = extremes[name]
+                columns[f"{name}:min"].append(low)
+                columns[f"{name}:max"].append(high)
+    return columns
+
+
+def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
+    """Return index columns as a table; ``schema`` is the Arrow schema of the files they come from."""
+    names = [*BASE.names, *(name for name in columns if name not in BASE.names)]
+    kinds = [_column_type(name, schema) for name in names]
+    arrays = [_array(columns[name], kind) for name, kind in zip(names, kinds, strict=True)]
+    return pa.table(arrays, schema=pa.schema(list(zip(names, kinds, strict=True))))
+
+
+def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
+    return footer_in(end_of(path), str(path))
+
+
+def end_of(path: Path) -> bytes:
+    """Return the last bytes of a local file, with all of its footer if it is Parquet."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            end = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
+            length = int.from_bytes(end[-8:-4], "little") + 8
+            if end.endswith(MAGIC) and len(end) < length < size:
+                end = os.pread(file.fileno(), length, size - length)
+            return end
+    except OSError as error:
+        raise not_parquet(str(path), error) from error
+
+
+def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileMetaData, pa.Schema]:
+    """Return the footer and the Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
+
+    What is not Parquet, and what would end the process when it is asked for, raises ParquetError that names ``name``.
+    """
+    try:
+        with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
+            metadata = file.metadata
+            start = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name)
+            about = int96, metadata.metadata
+            known = _schemas.get(start)
+            if known is None or known[0] != about:
+                if len(_schemas) >= _SCHEMAS:
+                    _schemas.clear()
+                known = _schemas[start] = about, file.schema_arrow
+            return metadata, known[1]
+    except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
+        raise not_parquet(name, error) from error
+
+
+def not_parquet(name: str, error: BaseException) -> ParquetError:
+    """Return the error for a file whose footer cannot be read."""
+    if isinstance(error, PermissionError):
+        return ParquetError(f"{name}: permission denied; make it readable for this user")
+    return ParquetError(
+        f"{name}: not a Parquet file, or truncated ({first_line(error)}); write it again at the source, or move it away"
+    )
+
+
+def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+    """Return each leaf's top-level column where names hold dots: leaves come in schema order."""
+    names: list[str] = []
+    for field in schema:
+        leaves = sum(1 for _ in leaves_in(field.type))
+        names.extend([field.name] * leaves)
+    if len(names) != metadata.num_columns:
+        return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
+    return names
+
+
+def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the leaf types of a column of type ``kind``, in Parquet's order."""
+    if pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            yield from leaves_in(kind.field(i).type)
+    elif pa.types.is_map(kind):
+        yield from leaves_in(kind.key_type)
+        yield from leaves_in(kind.item_type)
+    elif pa.types.is_nested(kind):
+        yield from leaves_in(kind.value_type)
+    else:
+        yield kind
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_temporal(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+    ) and not pa.types.is_duration(kind)
+
+
+def _is_flat_list(kind: pa.DataType) -> bool:
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(kind.value_type)
+
+
+def _extremes(statistics: pq.Statistics) -> tuple[Any, Any]:
+    if not statistics.has_min_max:
+        return None, None
+    try:
+        low, high = statistics.min, statistics.max
+    except (ValueError, OverflowError, pa.ArrowException):  # a date or time that Python's types cannot hold
+        return None, None
+    if any(isinstance(v, str | bytes) and len(v) > _MAX_STATISTIC for v in (low, high)):
+        return None, None
+    if low != low or high != high:  # NaN says nothing
+        return None, None
+    return low, high
+
+
+def _column_type(name: str, schema: pa.Schema) -> pa.DataType:
+    if name in BASE.names:
+        return BASE.field(name).type
+    column, _, what = name.rpartition(":")
+    if what == "codec":
+        return pa.string()
+    if what not in ("min", "max"):
+        return pa.int64()
+    kind = schema.field(column).type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.nulls(len(values), kind)  # statistics in a type of their own (old writers): prune nothing

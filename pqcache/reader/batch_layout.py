@@ -1,0 +1,131 @@
+"""Where a batch's columns lie: those of fixed width that are alike together, all others one by one.
+
+There may be many columns of numbers, and what is done for each of them in each batch takes longer than their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pqcache.reader.columns import WORDS, Bytes, Column, Form, number_dtype
+from pqcache.system.buffer_pool import Block, aligned
+
+LONG = 512  # bytes of a row from which on it is worth more to copy it once less than to copy rows side by side
+_GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
+
+
+class Group(NamedTuple):
+    """Fixed-width columns that lie together: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
+
+    ``positions`` are theirs among all columns.
+    """
+
+    width: int
+    positions: tuple[int, ...]
+    dtype: np.dtype[Any] | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the fixed-width columns of some rows lie in a block: those of one width and dtype are rows of one array.
+
+    So all of them are gathered by one call.
+    """
+
+    groups: tuple[Group, ...]
+
+    @staticmethod
+    def of(forms: Sequence[Form]) -> Layout:
+        """Return the layout for columns; a group is kept small, as its part of a block should stay in the cache."""
+        alike: dict[tuple[int, Any], list[int]] = {}
+        for position, form in enumerate(forms):
+            if form.form == "fixed":
+                dtype = None if form.stored else number_dtype(form.type, form.dense > 0)
+                alike.setdefault((form.width, dtype), []).append(position)
+        groups = []
+        for (width, dtype), positions in alike.items():
+            each = max(1, _GROUP // width)
+            groups += [Group(width, tuple(positions[i : i + each]), dtype) for i in range(0, len(positions), each)]
+        return Layout(tuple(sorted(groups, key=lambda group: group.width >= LONG)))
+
+    @property
+    def short(self) -> Layout:
+        """The groups of rows that are not long; they come first."""
+        return Layout(tuple(group for group in self.groups if group.width < LONG))
+
+    def bytes(self, rows: int) -> int:
+        """Return the size of a block for ``rows`` rows."""
+        return sum(aligned(rows * group.width * len(group.positions)) for group in self.groups)
+
+    def arrays(self, block: Block, rows: int) -> list[Bytes]:
+        """Return each group's array over ``block``: (columns, rows) of words, or (columns, rows, width)."""
+        found: list[Bytes] = []
+        at = 0
+        for width, positions, _ in self.groups:
+            size = rows * width * len(positions)
+            data = block[at : at + size]
+            if width in WORDS:
+                found.append(data.view(WORDS[width]).reshape(len(positions), rows))
+            else:
+                found.append(data.reshape(len(positions), rows, width))
+            at += aligned(size)
+        return found
+
+    def values(self, arrays: Sequence[Bytes], position: int) -> Bytes | None:
+        """Return the rows of a column in what `arrays` returned; None if it has no place there."""
+        for group, array in zip(self.groups, arrays, strict=True):
+            if position in group.positions:
+                found: Bytes = array[group.positions.index(position)]
+                return found
+        return None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A batch as it was put together: the layout's arrays, and the columns that are not there or had nulls."""
+
+    rows: int
+    layout: Layout
+    arrays: list[Bytes]
+    columns: dict[int, Column]
+
+    def placed(self, position: int, form: Form) -> Column | None:
+        """Return a column as it is in the arrays; None if it has no place there."""
+        values = self.layout.values(self.arrays, position)
+        return None if values is None else Column(form, values)
+
+    def column(self, position: int, form: Form) -> Column:
+        """Return a column, wherever it is."""
+        found = self.columns.get(position)
+        if found is None:
+            found = self.placed(position, form)
+        assert found is not None
+        return found
+
+
+class Numbers(NamedTuple):
+    """Columns of one dtype and without nulls: ``values`` has shape (columns, rows) or (columns, rows, length)."""
+
+    forms: dict[str, Form]
+    values: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A batch: plain numbers together, as there may be many columns of them, and all other columns by name."""
+
+    rows: int
+    numbers: list[Numbers]
+    others: dict[str, Column]
+
+    def columns(self) -> dict[str, Column]:
+        """Return all columns one by one."""
+        found = dict(self.others)
+        for forms, values in self.numbers:
+            found |= {name: Column(form, row) for (name, form), row in zip(forms.items(), values, strict=True)}
+        return found

@@ -1,0 +1,302 @@
+"""``filters=`` and ``rows=``: which rows of a dataset are taken, by its index and as little reading as that leaves.
+
+A condition is decided for whole row groups by partition values, minima, maxima and null counts. In row groups where
+these do not decide it the rows are counted once, by reading the columns of the condition, and the counts of a
+snapshot are remembered beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pqcache.errors import UsageError, first_line
+from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where, text_of
+from pqcache.filters.pruning import Outcomes, prune_by_expression, prune_row_groups
+from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
+from pqcache.parquet.schema_merge import conformed, working
+from pqcache.reader.open import Data
+from pqcache.reader.row_group_reader import RowGroups, cpu_count
+from pqcache.reader.selection.selection import Both, Ints, SelectedRows, Selection
+from pqcache.store.cache import ROW_GROUPS
+from pqcache.store.row_group_index import Index
+from pqcache.system.disk import write_durably
+from pqcache.system.fork_safe_threads import Threads
+
+COUNTS = "_pqcache/counts"
+FORMAT = 1
+_PIECE = 4 << 20  # bytes of a condition's columns that each thread decodes at once
+_MOST_ROWS = 64 << 10  # dictionaries can make the size a bad guess
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What ``filters=`` says, on the columns of ``schema``, which are as users see them.
+
+    ``columns`` are those that it names, ``text`` is the same for the same condition only. ``condition`` is None for a
+    pyarrow expression, which cannot be looked into.
+    """
+
+    expression: pc.Expression
+    condition: Condition | None
+    columns: tuple[str, ...]
+    schema: pa.Schema
+    text: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The rows that are taken: row groups by their row in the index, and how many rows of each, None for all.
+
+    ``selection`` tells which.
+    """
+
+    groups: Ints
+    selection: Selection | None = None
+    selected: Ints | None = None
+
+
+def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None) -> Chosen:
+    """Return the rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
+
+    ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression. What
+    they say of nulls is in docs/loading.md. ``counts`` are the selected rows of each row group of the index where
+    they are known already. A condition that makes no sense raises UsageError; one that no row satisfies, a warning.
+    """
+    index = data.index
+    selection: Selection | None = None
+    if rows is not None:
+        check_rows(data, rows)
+        selection = rows
+    if filters is None and rows is None:
+        return Chosen(np.flatnonzero(index.rows > 0))
+    found = index.rows if rows is None else counts_of(rows, len(index))
+    if filters is not None:
+        wanted = parse_filters(filters, index)
+        matching = Matching(data, wanted)
+        selection = matching if selection is None else Both(selection, matching)
+        if counts is None:
+            outcomes = prune(wanted, index)
+            found = np.where(outcomes.some, found, 0)
+            open_groups = np.flatnonzero(~outcomes.every & (found > 0))
+            if len(open_groups):
+                found = found.copy()
+                found[open_groups] = count_rows(data, selection, open_groups)
+    found = found if counts is None else counts
+    groups = np.flatnonzero(found)
+    if not len(groups):
+        what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
+        warnings.warn(f"{data.root}: no row is left by {what}, so there are no batches", stacklevel=2)
+    if np.array_equal(found[groups], index.rows[groups]):
+        return Chosen(groups)
+    return Chosen(groups, selection, found[groups])
+
+
+def check_rows(data: Data, rows: SelectedRows) -> None:
+    """Raise UsageError for ``rows`` that are not rows of this dataset."""
+    if not isinstance(rows, SelectedRows):
+        raise UsageError(f"rows={rows!r}: give SelectedRows, as Cache.lookup returns them")
+    if rows.snapshot and rows.snapshot != data.snapshot:
+        raise UsageError(
+            f"rows: they were looked up in {rows.snapshot}, and {data.root} is {data.snapshot}; look them up again"
+        )
+    rows.check(data.index.rows)
+
+
+def counts_of(rows: SelectedRows, groups: int) -> Ints:
+    """Return how many of ``rows`` are in each of the ``groups`` row groups of an index."""
+    counts = np.zeros(groups, np.int64)
+    counts[rows.groups] = rows.counts
+    return counts
+
+
+def parse_filters(filters: Any, index: Index) -> Filter:
+    """Return what ``filters`` says of the columns of ``index``; what makes no sense raises UsageError."""
+    schema = working(as_lists(index.schema))
+    if isinstance(filters, pc.Expression):
+        columns = _columns_in(filters, schema)
+        (serialized,) = filters.__reduce__()[1]
+        text = f"{filters} {hashlib.blake2b(serialized, digest_size=16).hexdigest()}"  # long lists are cut short in it
+        return Filter(filters, None, columns, schema, text)
+    if isinstance(filters, str):
+        from pqcache.filters.sql import parse_condition  # takes sqlglot along, which takes a while
+
+        condition = parse_condition(filters, schema, "filters")
+    else:
+        from pqcache.filters.dnf import condition_from
+
+        condition = condition_from(filters, schema)
+    expression = expression_of(condition)
+    try:
+        rows_where(schema.empty_table(), expression)
+    except (pa.ArrowException, TypeError) as error:
+        raise UsageError(f"filters {filters!s}: {first_line(error)}") from error
+    return Filter(expression, condition, tuple(condition_columns(condition)), schema, text_of(condition))
+
+
+def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that an expression cannot do without: pyarrow does not tell which it names."""
+    empty = schema.empty_table()
+    if "FieldPath(" in str(expression):
+        raise UsageError(f"filters {expression}: give columns by name, not by number")
+    try:
+        rows_where(empty, expression)
+    except (pa.ArrowException, TypeError) as error:
+        known = ", ".join(schema.names) or "none"
+        raise UsageError(f"filters {expression}: {first_line(error)}; the columns are: {known}") from error
+
+    def among(names: list[str]) -> list[str]:
+        try:
+            rows_where(empty.drop_columns(names), expression)
+        except pa.ArrowException:
+            half = len(names) // 2
+            return [*among(names[:half]), *among(names[half:])] if half else names
+        return []
+
+    return tuple(among(schema.names)) if schema.names else ()
+
+
+def prune(wanted: Filter, index: Index) -> Outcomes:
+    """Return for which row groups the index decides a filter."""
+    inside = index.partitions.column_names
+    none = np.zeros(len(index), np.bool_)
+    files = index.numbers("file")
+    if set(wanted.columns) <= set(inside):  # exact
+        kept = np.zeros(len(index.paths), np.bool_)
+        kept[rows_where(index.partitions, wanted.expression)] = True
+        some = kept[files] & (index.rows > 0)
+        return Outcomes(some, ~some, none)
+    if wanted.condition is None:
+        some = prune_by_expression(index, wanted.expression, wanted.columns)
+        return Outcomes(some, ~none, none)
+    numbers = pa.array(files)
+    constants = {name: index.partitions[name].take(numbers) for name in wanted.columns if name in inside}
+    return prune_row_groups(wanted.condition, index.table, constants)
+
+
+@dataclass(frozen=True, eq=False)
+class Matching:
+    """The rows of a dataset that satisfy a filter; a `Selection`."""
+
+    data: Data
+    wanted: Filter
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are not partition columns."""
+        return tuple(name for name in self.wanted.columns if name not in self.data.index.partitions.column_names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names the condition."""
+        return hashlib.blake2b(self.wanted.text.encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def _fields(self) -> pa.Schema:
+        return pa.schema([self.wanted.schema.field(name) for name in self.columns])
+
+    @cached_property
+    def _dense(self) -> dict[str, Dense]:
+        return {name: dense for name, dense in dense_in(self.data.index.schema).items() if name in self.columns}
+
+    @cached_property
+    def _constants(self) -> dict[str, pa.ChunkedArray]:
+        partitions = self.data.index.partitions
+        return {name: partitions[name] for name in self.wanted.columns if name in partitions.column_names}
+
+    @cached_property
+    def _files(self) -> Ints:
+        return self.data.index.numbers("file")
+
+    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
+        """Return the rows of a row group that satisfy the filter."""
+        found, at = [np.zeros(0, np.int64)], 0
+        file = int(self._files[group])
+        path = str(self.data.root / self.data.index.paths[file])
+        for part in parts:
+            table = conformed(self._as_lists(part), self._fields, path)
+            for name, values in self._constants.items():
+                table = table.append_column(name, pa.repeat(values[file], part.num_rows))
+            try:
+                found.append(rows_where(table, self.wanted.expression) + at)
+            except pa.ArrowException as error:
+                raise UsageError(f"filters: cannot be evaluated for {path} ({first_line(error)})") from error
+            at += part.num_rows
+        return np.concatenate(found)
+
+    def _as_lists(self, table: pa.Table) -> pa.Table:
+        for name, dense in self._dense.items():
+            if name in table.column_names:
+                kind = self._fields.field(name).type
+                lists = [restored(chunk, dense, kind) for chunk in table[name].chunks]
+                table = table.set_column(table.schema.get_field_index(name), name, pa.chunked_array(lists, kind))
+        return table
+
+
+def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
+    """Return how many rows of ``groups`` a selection chooses: as remembered, or counted, and then remembered."""
+    path = data.root / COUNTS / f"{selection.fingerprint}.arrow"
+    kept = (data.root / ROW_GROUPS).is_file()  # a snapshot, and no directory of somebody else's
+    if kept and (known := _read_counts(path, groups)) is not None:
+        return known
+    counts = _counted(data, selection, groups)
+    if kept:
+        _write_counts(path, groups, counts)
+    return counts
+
+
+def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
+    index = data.index
+    rows = index.rows[groups]
+    places = [index.numbers(name)[groups] for name in ("file", "row_group", "offset", "bytes")]
+    reader = RowGroups(data.root, index.paths, places[0], places[1], rows, places[2], places[3], ())
+    per_row = index.uncompressed(selection.columns)[groups] / rows
+    at_once = np.clip(_PIECE / np.maximum(per_row, 1), 1, _MOST_ROWS).astype(np.int64)
+
+    def count(number: int) -> int:
+        parts = reader.parts(number, selection.columns, int(at_once[number]))
+        return len(selection.positions(int(groups[number]), parts))
+
+    with Threads(cpu_count()) as pool:
+        return np.fromiter(pool.map(count, range(len(groups))), np.int64, len(groups))
+
+
+def _read_counts(path: Path, groups: Ints) -> Ints | None:
+    """Return the counts that are remembered of these row groups, or None where there are none, or no sound ones."""
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+        about = json.loads((table.schema.metadata or {})[b"pqcache"])
+        counts = table["selected"].to_numpy()
+        if about["format"] != FORMAT or about["checksum"] != _checksum(groups, counts):
+            return None
+        return np.array(counts, np.int64)
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _write_counts(path: Path, groups: Ints, counts: Ints) -> None:
+    """Remember counts; where that is not possible, as in a cache that others own, they are counted again."""
+    about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, counts)})}
+    table = pa.table({"group": groups, "selected": counts}).replace_schema_metadata(about)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_durably(path, sink.getvalue().to_pybytes(), path.parent)
+    except OSError:
+        pass
+
+
+def _checksum(groups: Ints, counts: Ints) -> str:
+    return hashlib.blake2b(groups.tobytes() + np.ascontiguousarray(counts).tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,184 @@
+"""What a cache remembers of its source and options, in ``pqcache.toml``, which people may edit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pqcache.errors import CacheError, UsageError
+from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
+from pqcache.store.cache import CONFIG
+from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
+from pqcache.store.sync.safety_checks import MAX_DELETE, parse_max_delete
+from pqcache.store.sync.shard import parse_shard
+from pqcache.system.disk import write_durably
+from pqcache.units import parse_duration, parse_size
+
+FORMAT = 1
+KEEP = 2
+
+
+@dataclass(frozen=True)
+class Config:
+    """A cache's source and options; ``row_group_size`` is in bytes, None leaves files as they come.
+
+    From ``compression`` on come options of repartition, as it was done last; None leaves out what is not asked for.
+    ``keys`` are the columns that each new snapshot has key indexes of.
+    """
+
+    source: str
+    where: str | None = None
+    columns: tuple[str, ...] | None = None
+    row_group_size: int | None = None
+    shard: str | None = None
+    keep: int = KEEP
+    marker: str | None = None
+    settle: float = 0.0
+    max_delete: str = MAX_DELETE
+    hdfs_driver: str = HDFS_NATIVE
+    checksum: bool = False
+    options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    compression: str | None = None
+    compat: bool = False
+    keep_int96: bool = False
+    dense: Mapping[str, str] | None = None
+    shuffle: int | None = None
+    keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise UsageError(f"keep = {self.keep}: at least one snapshot has to be kept")
+        if self.row_group_size is not None and self.row_group_size < 1:
+            raise UsageError(f"row_group_size = {self.row_group_size}: has to be at least one byte")
+        if self.hdfs_driver not in (HDFS_NATIVE, HDFS3):
+            raise UsageError(f"--hdfs-driver {self.hdfs_driver}: choose {HDFS_NATIVE} or {HDFS3}")
+        parse_max_delete(self.max_delete)
+        if self.shard is not None:
+            parse_shard(self.shard)
+        self.rewrite()
+
+    def rewrite(self) -> RewriteOptions | None:
+        """Return how files are rewritten, or None when they are taken as they come."""
+        if self.row_group_size is None:
+            return None
+        codec, level = (None, None) if self.compression is None else parse_compression(self.compression)
+        dense = None
+        if self.dense is not None:
+            from pqcache.parquet.dense import (
+                parse_dense,  # and pyarrow, which a sync with nothing to do need not wait for
+            )
+
+            dense = tuple((name, parse_dense(text)) for name, text in sorted(self.dense.items()))
+        return RewriteOptions(self.row_group_size, codec, level, self.compat, self.keep_int96, dense, self.shuffle)
+
+
+def updated(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return ``config`` with ``changes``; None leaves a field as it is, an empty string clears it."""
+    given: dict[str, Any] = {name: None if v == "" else v for name, v in changes.items() if v is not None}
+    return replace(config, **given)
+
+
+def read_config(cache: Path) -> Config:
+    """Read ``pqcache.toml``; a missing, malformed or newer one raises CacheError."""
+    path = cache / CONFIG
+    try:
+        document: Mapping[str, Any] = parsed(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CacheError(f"{cache}: not a pqcache; make one with 'pqcache sync SOURCE {cache}'") from error
+    except (OSError, ValueError) as error:
+        raise CacheError(f"{path}: cannot be read ({error}); mend it, or sync into a new directory") from error
+    if document.get("format") != FORMAT:
+        raise CacheError(
+            f"{path}: format {document.get('format')} is not {FORMAT}, which this pqcache reads; "
+            "upgrade pqcache, or sync into a new directory"
+        )
+    size = document.get("row_group_size")
+    try:
+        return Config(
+            source=str(document["source"]),
+            where=document.get("where"),
+            columns=tuple(map(str, document["columns"])) if "columns" in document else None,
+            row_group_size=None if size is None else parse_size(size),
+            shard=document.get("shard"),
+            keep=int(document.get("keep", KEEP)),
+            marker=document.get("marker"),
+            settle=parse_duration(document.get("settle", 0.0)),
+            max_delete=str(document.get("max_delete", MAX_DELETE)),
+            hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
+            checksum=document.get("checksum", False) is True,
+            options={str(k): str(v) for k, v in document.get("options", {}).items()},
+            compression=document.get("compression"),
+            compat=document.get("compat", False) is True,
+            keep_int96=document.get("keep_int96", False) is True,
+            dense={str(k): str(v) for k, v in document["dense"].items()} if "dense" in document else None,
+            shuffle=None if document.get("shuffle") is None else int(document["shuffle"]),
+            keys=tuple(map(str, document.get("keys", ()))),
+        )
+    except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CacheError(f"{path}: {error}; mend it, or sync into a new directory") from error
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return what a TOML document says; ValueError of one that is malformed."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    import tomlkit
+
+    return tomlkit.parse(text).unwrap()
+
+
+def write_config(cache: Path, config: Config) -> None:
+    """Write ``pqcache.toml``, keeping a person's comments; secrets must not be in ``config.options``."""
+    import tomlkit  # a tenth of a sync with nothing to do, which writes nothing
+
+    path = cache / CONFIG
+    if path.is_file():
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    else:
+        document = tomlkit.document()
+        document.add(tomlkit.comment("Written by pqcache; 'pqcache sync CACHE' repeats with what is here."))
+    before = tomlkit.dumps(document)
+    size = config.row_group_size
+    values = {
+        "format": FORMAT,
+        "source": config.source,
+        "where": config.where,
+        "columns": None if config.columns is None else list(config.columns),
+        "row_group_size": None if size is None else _size_text(size),
+        "shard": config.shard,
+        "keep": config.keep,
+        "marker": config.marker,
+        "settle": f"{config.settle:f}".rstrip("0").rstrip(".") + "s" if config.settle else None,  # never 1e+06s
+        "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
+        "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
+        "checksum": config.checksum or None,
+        "options": dict(config.options) or None,
+        "compression": config.compression,
+        "compat": config.compat or None,
+        "keep_int96": config.keep_int96 or None,
+        "shuffle": config.shuffle,
+        "keys": list(config.keys) or None,
+        "dense": None if config.dense is None else dict(config.dense),
+    }
+    for name, value in values.items():
+        if value is None:
+            document.pop(name, None)
+        elif document.get(name) != value:
+            document[name] = value
+    after = tomlkit.dumps(document)
+    if after != before or not path.is_file():
+        write_durably(path, after.encode(), cache / "tmp")
+
+
+def _size_text(size: int) -> str:
+    """Return ``size`` as people write it: ``128MB`` where that is exact."""
+    for unit, power in (("GB", 30), ("MB", 20), ("KB", 10)):
+        if size % (1 << power) == 0:
+            return f"{size >> power}{unit}"
+    return str(size)

@@ -1,0 +1,243 @@
+"""Closer looks at a dataset, one item after the other: files, row groups, the schema, some rows, what changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.events import OnEvent, ignore
+from pqcache.parquet.dense import as_list
+from pqcache.store.cache import Cache
+from pqcache.store.drivers.base import local_path, open_source, redact, url_scheme
+from pqcache.store.hive import parent
+from pqcache.store.inspect.summary import read_remote_index
+from pqcache.store.manifest import FileEntry
+from pqcache.store.row_group_index import Index
+from pqcache.store.sync.listing import list_source
+from pqcache.units import format_size
+
+_MAGIC = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n": "PNG",
+    b"GIF8": "GIF",
+    b"RIFF": "RIFF",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x93NUMPY": "npy",
+    b"PK\x03\x04": "zip",
+}
+
+
+@dataclass(frozen=True)
+class FileView:
+    """One file: its path, bytes, rows, row groups, and the compressed bytes of its largest row group."""
+
+    path: str
+    bytes: int
+    rows: int
+    row_groups: int
+    largest: int
+
+
+@dataclass(frozen=True)
+class RowGroupView:
+    """One row group: where it is, its rows, and its bytes on disk and decompressed."""
+
+    path: str
+    row_group: int
+    rows: int
+    offset: int
+    bytes: int
+    uncompressed: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between two snapshots: files by path, and rows and bytes of either."""
+
+    old: str
+    new: str
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+    unchanged: int
+    rows: tuple[int, int]
+    bytes: tuple[int, int]
+    partitions: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the difference as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A dataset that was opened: its index, the bytes of each file, and where it lies if that is on this machine."""
+
+    index: Index
+    sizes: Sequence[int]
+    root: Path | None
+
+
+def look(
+    target: str | os.PathLike[str],
+    options: Mapping[str, str] | None = None,
+    jobs: int = 16,
+    on_event: OnEvent = ignore,
+) -> Looked:
+    """Open a cache, a directory, a file or a URL; of anything but a cache the footers are read.
+
+    Raises as ``inspect`` does.
+    """
+    text = os.fspath(target)
+    cache = Cache(Path(text).absolute())
+    if url_scheme(text) == "" and cache.exists():
+        snapshot, lease = cache.lease()
+        with lease:
+            entries = snapshot.manifest().files
+            return Looked(snapshot.index(), [entry.size for entry in entries], snapshot.path)
+    source = open_source(text, options)
+    try:
+        files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
+        index = read_remote_index(source, files, jobs, on_event)
+    finally:
+        source.close()
+    root = None
+    if url_scheme(text) in ("", "file"):
+        root = Path(os.path.abspath(os.path.expanduser(local_path(text))))
+        root = root.parent if root.is_file() else root
+    return Looked(index, [file.identity.size for file in files], root)
+
+
+def items_of(view: str, looked: Looked, count: int, name: str) -> Iterator[dict[str, Any]]:
+    """Yield what one of the views shows as plain values: ``files``, ``row-groups``, ``schema`` or ``sample``."""
+    if view == "sample":
+        yield from sample_rows(looked, count, name)
+    elif view == "schema":
+        yield from schema_view(looked)
+    else:
+        yield from map(asdict, file_views(looked) if view == "files" else row_group_views(looked))
+
+
+def file_views(looked: Looked) -> Iterator[FileView]:
+    """Yield every file in path order."""
+    index, count = looked.index, len(looked.index.paths)
+    files, sizes = index.numbers("file"), index.numbers("bytes")
+    groups, rows = np.bincount(files, minlength=count), np.bincount(files, index.rows, count)
+    largest = np.zeros(count, np.int64)
+    np.maximum.at(largest, files, sizes)
+    for i, path in enumerate(index.paths):
+        yield FileView(path, looked.sizes[i], int(rows[i]), int(groups[i]), int(largest[i]))
+
+
+def row_group_views(looked: Looked) -> Iterator[RowGroupView]:
+    """Yield every row group in the order of the files."""
+    index = looked.index
+    names = ("file", "row_group", "rows", "offset", "bytes", "uncompressed")
+    for file, *numbers in zip(*(index.numbers(name).tolist() for name in names), strict=True):
+        yield RowGroupView(index.paths[file], *numbers)
+
+
+def schema_view(looked: Looked) -> Iterator[dict[str, Any]]:
+    """Yield name, Arrow type, nullability and metadata of every column, partition columns last."""
+    for field in looked.index.schema:
+        metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in (field.metadata or {}).items()}
+        partition = field.name in looked.index.partitions.column_names
+        shown = {k: v for k, v in metadata.items() if not k.startswith(("PARQUET:", "pqcache."))}
+        yield {
+            "name": field.name,
+            "type": str(as_list(field).type),
+            "nullable": field.nullable,
+            "partition": partition,
+            "metadata": shown,
+        }
+
+
+def sample_rows(looked: Looked, count: int, name: str) -> list[dict[str, Any]]:
+    """Return the first ``count`` rows with values as ``readable`` has them; a remote dataset raises UsageError."""
+    if looked.root is None:
+        raise UsageError(
+            f"--sample: {redact(name)} is not local; bring it here with 'pqcache sync {redact(name)} CACHE'"
+        )
+    found: list[dict[str, Any]] = []
+    for position, path in enumerate(looked.index.paths):
+        if len(found) >= count:
+            break
+        values = {
+            name: looked.index.partitions[name][position].as_py() for name in looked.index.partitions.column_names
+        }
+        for row in islice(_rows(looked.root / path, min(count, 1024)), count - len(found)):
+            found.append({key: readable(value) for key, value in {**row, **values}.items()})
+    return found
+
+
+def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for rows in file.iter_batches(batch, use_threads=False):
+                for i in range(len(rows)):
+                    yield {name: _plain(rows.column(j)[i]) for j, name in enumerate(rows.schema.names)}
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(f"{path}: cannot be read ({error}); run 'pqcache verify' on its cache") from error
+
+
+def _plain(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # a time that Python's types cannot hold
+        return str(value.value)
+
+
+def readable(value: Any, items: int = 8, characters: int = 200) -> Any:
+    """Return a value as JSON can have it: binary as kind and size, long lists and strings cut off.
+
+    >>> readable({"image": b"\\xff\\xd8\\xff" + bytes(4093), "tokens": list(range(12))})
+    {'image': '<JPEG, 4 KB>', 'tokens': [0, 1, 2, 3, 4, 5, 6, 7, '… 4 more']}
+    """
+    if isinstance(value, bytes):
+        kind = next((kind for magic, kind in _MAGIC.items() if value.startswith(magic)), "binary")
+        return f"<{kind}, {format_size(len(value))}>"
+    if isinstance(value, str):
+        return value if len(value) <= characters else f"{value[:characters]}… {len(value) - characters:,} more"
+    if isinstance(value, dict):
+        return {str(key): readable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        shown = [readable(item) for item in value[:items]]
+        return shown if len(value) <= items else [*shown, f"… {len(value) - items:,} more"]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference:
+    """Return what differs between two snapshots of a cache that are kept; others raise CacheError."""
+    cache = Cache.open(target)
+    before, after = ({e.path: e for e in cache.snapshot(name).manifest().files} for name in (old, new))
+    changed = [path for path in before.keys() & after.keys() if _made_from(before[path]) != _made_from(after[path])]
+    rows: dict[str, int] = {}
+    for sign, entries in ((-1, before), (1, after)):
+        for path, entry in entries.items():
+            rows[parent(path)] = rows.get(parent(path), 0) + sign * entry.rows
+    touched = {parent(path) for path in (before.keys() ^ after.keys()) | set(changed)}
+    return Difference(
+        old,
+        new,
+        tuple(sorted(after.keys() - before.keys())),
+        tuple(sorted(before.keys() - after.keys())),
+        tuple(sorted(changed)),
+        len(before.keys() & after.keys()) - len(changed),
+        (sum(e.rows for e in before.values()), sum(e.rows for e in after.values())),
+        (sum(e.size for e in before.values()), sum(e.size for e in after.values())),
+        {directory: rows[directory] for directory in sorted(touched)},
+    )
+
+
+def _made_from(entry: FileEntry) -> tuple[object, ...]:
+    return entry.sources, entry.recipe, entry.size

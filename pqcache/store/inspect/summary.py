@@ -1,0 +1,308 @@
+"""Inspect: what is in a dataset, from its row-group index or, where there is none, from its footers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pqcache.events import Advanced, OnEvent, Started, ignore
+from pqcache.parquet.dense import as_list, dense_of
+from pqcache.parquet.row_group_stats import read_footer, top_level_names
+from pqcache.store.cache import cache_at
+from pqcache.store.config import read_config
+from pqcache.store.drivers.base import Source, open_source, url_scheme
+from pqcache.store.hive import parent
+from pqcache.store.keys.lookup import columns_indexed
+from pqcache.store.manifest import SourceFile
+from pqcache.store.row_group_index import Index, IndexBuilder
+from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.remote_footer import read_remote_footer
+
+BLOCK_SIZE = 128 << 20
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition directory; sizes in bytes."""
+
+    path: str
+    files: int
+    row_groups: int
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; ``bytes`` on disk and ``uncompressed`` are 0 for partition columns.
+
+    ``codec`` names all codecs, joined by ``+``; ``encodings`` are those in the first file that has the column.
+    """
+
+    name: str
+    type: str
+    partition: bool
+    bytes: int
+    uncompressed: int
+    codec: str = ""
+    encodings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A bar of the row-group size histogram: sizes from ``low`` up to, not including, ``high`` bytes."""
+
+    low: int
+    high: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is in a dataset.
+
+    ``kind`` is cache, directory or remote. ``over_block`` counts row groups of more compressed bytes than
+    ``block_size``, ``straddling`` those that lie across a block boundary where the files are stored on HDFS, or
+    would be, were they stored in blocks of the size that was asked for, with ``blocks_touched`` in all; both are
+    None where there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
+    than a quarter of ``block_size``. ``keys`` are the columns that a cache has a key index of.
+    ``shard`` is the node whose share a cache holds, like ``0/3``, or None for all;
+    ``listing`` is equal for caches that hold shares of the same.
+    """
+
+    target: str
+    kind: str
+    source: str | None
+    snapshot: str | None
+    created: str | None
+    files: int
+    rows: int
+    row_groups: int
+    bytes: int
+    uncompressed: int
+    block_size: int
+    over_block: int
+    straddling: int | None
+    blocks_touched: int | None
+    row_group_bytes: Mapping[str, int]
+    histogram: tuple[Bin, ...]
+    compression: Mapping[str, int]
+    partitions: tuple[Partition, ...]
+    columns: tuple[Column, ...]
+    under_quarter: int = 0
+    keys: tuple[str, ...] = ()
+    shard: str | None = None
+    listing: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the inspection as plain values."""
+        return asdict(self)
+
+
+def inspect(
+    target: str | os.PathLike[str],
+    *,
+    options: Mapping[str, str] | None = None,
+    block_size: int | None = None,
+    jobs: int = 16,
+    on_event: OnEvent = ignore,
+) -> Inspection:
+    """Describe a cache, a local directory or file, or a remote dataset.
+
+    A cache answers from its index; of anything else only the footers are read. ``block_size`` in bytes is
+    what row groups are measured against: by default the size that a cache was repartitioned to, the block size of
+    files on HDFS, else 128 MB.
+
+    >>> found = inspect("cache/shop", block_size=8 << 10)
+    >>> found.files, found.rows, found.row_groups, found.over_block
+    (6, 600, 12, 12)
+    >>> [column.name for column in found.columns if column.partition]
+    ['dt']
+
+    Raises UsageError, SourceError, SourceIncomplete (no Parquet there) or ParquetError.
+    """
+    text = os.fspath(target)
+    cache = cache_at(text)
+    if cache is not None:
+        snapshot, lease = cache.lease()
+        with lease:
+            manifest, index = snapshot.manifest(), snapshot.index()
+            encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
+            keys = tuple(columns_indexed(snapshot.path))
+        sizes = np.array([entry.size for entry in manifest.files], np.int64)
+        about = {
+            "source": manifest.source,
+            "snapshot": snapshot.id,
+            "created": manifest.created,
+            "shard": manifest.shard,
+            "listing": manifest.listing,
+        }
+        blocks = np.full(len(sizes), block_size or 0, np.int64)
+        limit = block_size or read_config(cache.path).row_group_size or BLOCK_SIZE
+        found = _describe(str(cache.path), "cache", about, index, sizes, limit, blocks, encodings)
+        return replace(found, keys=keys)
+    source = open_source(text, options)
+    try:
+        files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
+        index = read_remote_index(source, files, jobs, on_event)
+        encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
+    finally:
+        source.close()
+    kind = "directory" if url_scheme(text) in ("", "file") else "remote"
+    blocks = np.array([block_size or file.block_size for file in files], np.int64)
+    sizes = np.array([file.identity.size for file in files], np.int64)
+    default = int(blocks.max()) if blocks.all() else BLOCK_SIZE
+    return _describe(source.url, kind, {}, index, sizes, block_size or default, blocks, encodings)
+
+
+def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
+    """Build the index of a source's files from their footers, ``jobs`` at a time."""
+    builder = IndexBuilder()
+    on_event(Started("read", len(files), "files"))
+    with ThreadPoolExecutor(jobs) as pool:
+        footers = pool.map(lambda file: read_remote_footer(source, file), files)
+        for file, footer in zip(files, footers, strict=True):
+            builder.add(file.path, *footer)
+            on_event(Advanced("read", 1))
+    return builder.finish([file.path for file in files])
+
+
+def _describe(
+    target: str,
+    kind: str,
+    about: Mapping[str, str | None],
+    index: Index,
+    sizes: npt.NDArray[np.int64],
+    block_size: int,
+    blocks: npt.NDArray[np.int64],
+    encodings: Mapping[str, tuple[str, ...]],
+) -> Inspection:
+    """Return the description; ``blocks`` has the block size of each file, 0 where it has none."""
+    groups = index.numbers("bytes")
+    straddling = touched = None
+    if blocks.all():
+        first = index.numbers("offset")
+        block = blocks[index.numbers("file")]
+        count = (first + np.maximum(groups, 1) - 1) // block - first // block + 1
+        straddling, touched = int((count > 1).sum()), int(count.sum())
+    return Inspection(
+        target=target,
+        kind=kind,
+        source=about.get("source"),
+        snapshot=about.get("snapshot"),
+        created=about.get("created"),
+        files=len(index.paths),
+        rows=int(index.rows.sum()),
+        row_groups=len(index),
+        bytes=int(sizes.sum()),
+        uncompressed=int(index.uncompressed().sum()),
+        block_size=block_size,
+        over_block=int((groups > block_size).sum()),
+        straddling=straddling,
+        blocks_touched=touched,
+        row_group_bytes=_spread(groups),
+        histogram=_histogram(groups, block_size),
+        compression=_compression(index),
+        partitions=_partitions(index, sizes, groups),
+        columns=_columns(index, encodings),
+        under_quarter=int((groups < block_size // 4).sum()),
+        shard=about.get("shard"),
+        listing=about.get("listing"),
+    )
+
+
+def _spread(groups: npt.NDArray[np.int64]) -> dict[str, int]:
+    if not len(groups):
+        return {"min": 0, "median": 0, "mean": 0, "max": 0}
+    return {
+        "min": int(groups.min()),
+        "median": int(np.median(groups)),
+        "mean": int(groups.mean()),
+        "max": int(groups.max()),
+    }
+
+
+def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[Bin, ...]:
+    """Return bars at eighths of the block size and two above it; a full block counts as not above."""
+    edges = [block_size * i // 8 for i in range(9)] + [2 * block_size]
+    edges.append(max(edges[-1], int(groups.max(initial=0))) + 1)
+    edges = [edge + 1 if i >= 1 else edge for i, edge in enumerate(edges)]
+    counts, _ = np.histogram(groups, edges)
+    bins = zip(edges[:-1], edges[1:], counts.tolist(), strict=True)
+    return tuple(Bin(low, high, count) for low, high, count in bins)
+
+
+def _compression(index: Index) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for field in index.data_schema if len(index.table) else ():  # no row groups have no columns
+        codecs = index.table[f"{field.name}:codec"].to_pylist()
+        for codec, size in zip(codecs, index.table[f"{field.name}:bytes"].to_pylist(), strict=True):
+            if codec is not None:  # the column is in another file
+                totals[codec] = totals.get(codec, 0) + size
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _partitions(index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> tuple[Partition, ...]:
+    files = index.numbers("file")
+    count = len(index.paths)
+    rows = np.bincount(files, index.rows, count).astype(np.int64)
+    row_groups = np.bincount(files, minlength=count)
+    totals: dict[str, list[int]] = {}
+    for position, path in enumerate(index.paths):
+        total = totals.setdefault(parent(path), [0, 0, 0, 0])
+        total[0] += 1
+        total[1] += int(row_groups[position])
+        total[2] += int(rows[position])
+        total[3] += int(sizes[position])
+    return tuple(Partition(path, *numbers) for path, numbers in sorted(totals.items()))
+
+
+def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[str, tuple[str, ...]]:
+    """Return the encodings of each top-level column's values; those of levels and of dictionaries' own are left out."""
+    found: dict[str, dict[str, None]] = {}
+    for metadata, schema in footers:
+        names = top_level_names(metadata, schema)
+        for group in range(metadata.num_row_groups):
+            for position, name in enumerate(names):
+                chunk = metadata.row_group(group).column(position)
+                used = found.setdefault(name, {})
+                values = [e for e in chunk.encodings if e not in ("RLE", "BIT_PACKED")] or list(chunk.encodings)
+                if any("DICTIONARY" in e for e in values):
+                    values = ["DICTIONARY"]
+                used.update(dict.fromkeys(values))
+    return {name: tuple(used) for name, used in found.items()}
+
+
+def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[Column, ...]:
+    columns = []
+    known = dict(zip(index.table.column_names, index.table.columns, strict=True))  # there may be thousands
+    for field in index.schema:
+        partition = field.name in index.partitions.column_names
+        size = 0 if partition else _sum(known, f"{field.name}:bytes")
+        uncompressed = 0 if partition else _sum(known, f"{field.name}:uncompressed")
+        stored = dense_of(field)
+        kind = str(field.type) if stored is None else f"{as_list(field).type}, dense as {stored.text}"
+        codec = "" if partition else _codecs(known, f"{field.name}:codec")
+        used = () if partition else encodings.get(field.name, ())
+        columns.append(Column(field.name, kind, partition, size, uncompressed, codec, used))
+    return tuple(columns)
+
+
+def _codecs(known: Mapping[str, pa.ChunkedArray], column: str) -> str:
+    if column not in known:
+        return ""
+    found = {codec for text in pc.unique(known[column]).to_pylist() if text for codec in text.split("+")}
+    return "+".join(sorted(found))
+
+
+def _sum(known: Mapping[str, pa.ChunkedArray], column: str) -> int:
+    return int(np.nansum(known[column].to_numpy())) if column in known else 0

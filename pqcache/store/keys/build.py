@@ -1,0 +1,356 @@
+"""Builds key indexes: reads a column, sorts it run by run, and takes over the runs of the snapshot before."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pqcache.errors import DamagedError, ParquetError, UsageError, first_line
+from pqcache.events import Advanced, OnEvent, Started, Warned
+from pqcache.store.cache import Snapshot
+from pqcache.store.keys.codes import Keys, is_hashed, keys_of, mixed
+from pqcache.store.keys.lookup import (
+    BITS,
+    ROWS,
+    STRETCHES,
+    Ints,
+    KeyIndex,
+    Run,
+    check_key_index,
+    directory_of,
+    field_of,
+    read_checksums,
+    write_key_index,
+)
+from pqcache.store.manifest import FileEntry
+from pqcache.store.row_group_index import Index
+from pqcache.system.disk import fsync_path, link_or_copy, remove_tree
+
+JOBS = 4  # threads, at most, as each takes up to 150 MB
+_AT_ONCE = 1 << 18  # rows decoded at once
+_TASK = 1 << 20  # rows decoded ahead by a thread; row groups of more are decoded while they are sorted
+_BLOCK = 1 << 15  # words handled at once, so that they stay in the processor's cache
+_FOOTERS = 64  # kept for the next row groups of the same file
+_FEW = ROWS // 2  # a run of fewer rows is made anew with what is new, lest there be more and more of them
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows to be indexed: ``rows`` of a row group from ``first`` on."""
+
+    path: str
+    row_group: int
+    group: int
+    first: int
+    rows: int
+    whole: bool
+
+
+def build_key_index(
+    snapshot: Path, index: Index, column: str, directory: Path, on_event: OnEvent, jobs: int | None = None
+) -> None:
+    """Build the key index of ``column`` into ``directory``, durably; raises UsageError or ParquetError."""
+    field = field_of(index, column)
+    pieces = _pieces(index, np.zeros(len(index), np.bool_))
+    runs, stretches = _make_runs(snapshot, pieces, field, directory, on_event, jobs)
+    write_key_index(directory, field, runs, pa.table(stretches, STRETCHES), {})
+
+
+def refresh_key_indexes(
+    columns: Sequence[str], previous: Snapshot | None, snapshot: Snapshot, on_event: OnEvent
+) -> None:
+    """Build the key indexes of a snapshot that is being put together, with what is still true of the previous one's.
+
+    One that cannot be built is left out with a warning: the data is what matters.
+    """
+    index, new = snapshot.index(), snapshot.manifest().files
+    old: Sequence[FileEntry] = ()
+    before = None
+    if previous is not None:
+        with suppress(DamagedError):
+            old, before = previous.whole_manifest().files, previous.whole_index()
+    moved = np.zeros(0, np.int64) if before is None else _moved(before, index, old, new)
+    for column in columns:
+        try:
+            directory = directory_of(snapshot.path, column)
+            known = None
+            if previous is not None and before is not None:
+                with suppress(DamagedError):
+                    known = check_key_index(directory_of(previous.path, column))
+            directory.mkdir(parents=True)
+            if known is not None and known.field.equals(field_of(index, column)):
+                _refresh(known, moved, snapshot.path, index, directory, on_event)
+            else:
+                build_key_index(snapshot.path, index, column, directory, on_event)
+        except (UsageError, ParquetError) as error:
+            remove_tree(directory)
+            on_event(Warned(f"{error}; the new snapshot has no key index of {column}"))
+
+
+def _refresh(known: KeyIndex, moved: Ints, root: Path, index: Index, target: Path, on_event: OnEvent) -> None:
+    """Build a key index with the runs of ``known`` whose rows are still there; ``moved`` says where those are now."""
+    source = known.directory
+    groups = np.append(moved, -1)[known.numbers("group")]  # the last one for row groups that were gone before
+    keep = _kept(known, groups)
+    here = keep[known.numbers("run")]
+    indexed = np.zeros(len(index), np.bool_)
+    indexed[groups[groups >= 0]] = True
+    pieces = _pieces(index, indexed)
+    again = ~here & (groups >= 0)
+    pieces += [
+        _piece(index, int(group), int(first), int(rows))
+        for group, first, rows in zip(
+            groups[again], known.numbers("first")[again], known.numbers("length")[again], strict=True
+        )
+    ]
+    pieces.sort(key=lambda piece: (piece.group, piece.first))
+    kept = [run for run, stays in zip(known.runs, keep, strict=True) if stays]
+    for run in kept:
+        if run.keys:
+            link_or_copy(source / run.file, target / run.file)
+    runs, stretches = _make_runs(root, pieces, known.field, target, on_event, None, len(kept))
+    number = np.cumsum(keep) - 1
+    old = known.stretches.filter(pa.array(here))
+    old = old.set_column(0, STRETCHES.field("run"), pa.array(number[known.numbers("run")[here]], pa.int32()))
+    old = old.set_column(3, STRETCHES.field("group"), pa.array(groups[here]))
+    both = pa.concat_tables([old, pa.table(stretches, STRETCHES)])
+    write_key_index(target, known.field, [*kept, *runs], both, read_checksums(source))
+
+
+def _kept(known: KeyIndex, groups: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return which runs are taken over: those with enough rows of which at least half are still there."""
+    count = len(known.runs)
+    rows = np.array([run.rows for run in known.runs], np.int64)
+    live = np.bincount(known.numbers("run"), known.numbers("length") * (groups >= 0), count)
+    return np.asarray((rows >= _FEW) & (2 * live >= rows))
+
+
+def _moved(before: Index, after: Index, old: Sequence[FileEntry], new: Sequence[FileEntry]) -> Ints:
+    """Return for each row group of a snapshot its number in the next, -1 where its file is gone or another one."""
+    same = {entry.path for entry in set(old) & set(new)}
+    starts = np.searchsorted(after.numbers("file"), np.arange(len(after.paths)))
+    start_of = {path: int(start) for path, start in zip(after.paths, starts, strict=True) if path in same}
+    of_file = np.array([start_of.get(path, -1) for path in before.paths], np.int64)[before.numbers("file")]
+    return np.where(of_file < 0, -1, of_file + before.numbers("row_group"))
+
+
+def _piece(index: Index, group: int, first: int, rows: int) -> Piece:
+    path = index.paths[index.table["file"][group].as_py()]
+    return Piece(path, index.table["row_group"][group].as_py(), group, first, rows, rows == index.rows[group])
+
+
+def _pieces(index: Index, indexed: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Piece]:
+    """Return the row groups that are not indexed yet."""
+    files, numbers, rows = index.numbers("file"), index.numbers("row_group"), index.rows
+    wanted = np.flatnonzero(~indexed & (rows > 0)).tolist()
+    return [Piece(index.paths[files[i]], int(numbers[i]), i, 0, int(rows[i]), True) for i in wanted]
+
+
+def _make_runs(
+    root: Path,
+    pieces: Sequence[Piece],
+    field: pa.Field,
+    directory: Path,
+    on_event: OnEvent,
+    jobs: int | None,
+    number: int = 0,
+) -> tuple[list[Run], dict[str, list[int]]]:
+    """Write the runs of some rows into ``directory``, durably; return them, from ``number`` on, and their stretches."""
+    stretches: dict[str, list[int]] = {name: [] for name in STRETCHES.names}
+    writing: deque[Future[Run]] = deque()
+    durable: list[Future[None]] = []
+    runs: list[Run] = []
+    jobs = jobs or min(JOBS, os.cpu_count() or 1)
+    on_event(Started("index", sum(piece.rows for piece in pieces), "rows"))
+    with ThreadPoolExecutor(jobs) as pool, ThreadPoolExecutor(1) as disk:
+
+        def write() -> None:
+            writing.append(pool.submit(_write_run, directory, buffer))
+            while len(writing) > jobs:
+                wrote(writing.popleft().result())
+
+        def wrote(run: Run) -> None:
+            runs.append(run)
+            if run.keys:
+                durable.append(disk.submit(fsync_path, directory / run.file))
+
+        buffer = _Buffer(is_hashed(field.type))
+        for task, found in _read_all(pool, root, pieces, field, jobs):
+            waiting = iter(task)
+            piece, done = next(waiting), 0
+            for keys in found:
+                at = 0
+                while at < len(keys):
+                    if done == piece.rows:
+                        piece, done = next(waiting), 0
+                    count = min(len(keys) - at, piece.rows - done, ROWS - buffer.rows)
+                    values = (number + len(runs) + len(writing), buffer.rows, count, piece.group, piece.first + done)
+                    for name, value in zip(STRETCHES.names, values, strict=True):
+                        stretches[name].append(value)
+                    buffer.take(keys, at, count)
+                    at, done = at + count, done + count
+                    if buffer.rows == ROWS:
+                        write()
+                        buffer = _Buffer(is_hashed(field.type))
+            on_event(Advanced("index", sum(piece.rows for piece in task)))
+        if buffer.rows:
+            write()
+        for future in writing:
+            wrote(future.result())
+        for synced in durable:
+            synced.result()
+    return runs, stretches
+
+
+class _Buffer:
+    """The keys of up to ``ROWS`` rows that follow each other."""
+
+    def __init__(self, hashed: bool) -> None:
+        self.rows = 0
+        self.first = np.empty(ROWS, np.uint64)
+        self.second = np.empty(ROWS, np.uint64) if hashed else None
+        self.valid: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+
+    def take(self, keys: Keys, at: int, count: int) -> None:
+        """Append some of ``keys``."""
+        here, there = slice(self.rows, self.rows + count), slice(at, at + count)
+        self.first[here] = keys.first[there]
+        if self.second is not None and keys.second is not None:
+            self.second[here] = keys.second[there]
+        if keys.valid is not None and self.valid is None:
+            self.valid = np.ones(ROWS, np.bool_)
+        if self.valid is not None:
+            self.valid[here] = True if keys.valid is None else keys.valid[there]
+        self.rows += count
+
+
+def _write_run(directory: Path, buffer: _Buffer) -> Run:
+    """Sort a buffer's keys and write them; the buffer is used up."""
+    first, second = buffer.first[: buffer.rows], buffer.second
+    valid = None if buffer.valid is None else buffer.valid[: buffer.rows]
+    there = first if valid is None else first[valid]
+    if not len(there):
+        return Run("", buffer.rows, 0, False)
+    low = high = None
+    if second is None:
+        low, high = int(there.min()), int(there.max())
+        if high - low >= 1 << (64 - BITS):
+            first, second = mixed(first), first
+    words = first
+    if second is None:
+        assert low is not None
+        words -= np.uint64(low)
+        words <<= np.uint64(BITS)
+    else:
+        words &= ~np.uint64(ROWS - 1)
+    for start in range(0, buffer.rows, _BLOCK):
+        stop = min(start + _BLOCK, buffer.rows)
+        words[start:stop] |= np.arange(start, stop, dtype=np.uint64)
+    if valid is not None:
+        words = words[valid]
+    words.sort()
+    parts = [words] if second is None else [words, second[(words & np.uint64(ROWS - 1)).view(np.int64)]]
+    run = Run(f"{os.urandom(8).hex()}.npy", buffer.rows, len(words), second is not None, low, high)
+    with (directory / run.file).open("xb") as file:
+        about = {"descr": "<u8", "fortran_order": False, "shape": (len(parts), len(words))}
+        np.lib.format.write_array_header_1_0(file, about)
+        for part in parts:
+            file.write(part.data)
+        os.fchmod(file.fileno(), 0o444)
+    return run
+
+
+def _read_all(
+    pool: ThreadPoolExecutor, root: Path, pieces: Sequence[Piece], field: pa.Field, jobs: int
+) -> Iterator[tuple[list[Piece], Iterable[Keys]]]:
+    """Yield all pieces in order with their rows' keys, decoded ahead on threads unless they are very large."""
+    footers: dict[Path, pq.FileMetaData] = {}
+    ahead: deque[tuple[list[Piece], Future[list[Keys]] | None]] = deque()
+    tasks = _tasks(pieces)
+    while True:
+        for task in islice(tasks, jobs + 1 - len(ahead)):
+            large = sum(piece.rows for piece in task) > ROWS
+            ahead.append((task, None if large else pool.submit(_read_whole, root, task, field, footers)))
+        if not ahead:
+            return
+        task, future = ahead.popleft()
+        yield task, _read(root, task, field, footers) if future is None else future.result()
+
+
+def _read_whole(root: Path, task: Sequence[Piece], field: pa.Field, footers: dict[Path, pq.FileMetaData]) -> list[Keys]:
+    return list(_read(root, task, field, footers))
+
+
+def _tasks(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield what is read at once: row groups of one file that follow each other, or a part of one."""
+    task: list[Piece] = []
+    rows = 0
+    for piece in pieces:
+        if task and (piece.path != task[0].path or not (piece.whole and task[0].whole) or rows + piece.rows > _TASK):
+            yield task
+            task, rows = [], 0
+        task.append(piece)
+        rows += piece.rows
+    if task:
+        yield task
+
+
+def _read(root: Path, task: Sequence[Piece], field: pa.Field, footers: dict[Path, pq.FileMetaData]) -> Iterator[Keys]:
+    """Yield the keys of some row groups of a file, or of a part of one; what it lacks are nulls."""
+    path, skip, left = root / task[0].path, task[0].first, sum(piece.rows for piece in task)
+    try:
+        with pq.ParquetFile(path, metadata=footers.get(path), memory_map=True) as file:
+            if len(footers) > _FOOTERS:
+                footers.clear()
+            footers[path] = file.metadata
+            names = _names_in(file.schema_arrow, field.name)
+            if names is None:
+                yield from _nulls(left, is_hashed(field.type))
+                return
+            groups = [piece.row_group for piece in task]
+            for batch in file.iter_batches(_AT_ONCE, groups, [".".join(names)], use_threads=False):
+                column = batch.column(0)
+                if names[1:]:
+                    column = pc.struct_field(column, names[1:])
+                column = column.slice(skip, left)
+                skip = max(0, skip - batch.num_rows)
+                left -= len(column)
+                if len(column):
+                    yield keys_of(column, field.type)
+                if not left:
+                    return
+    except FileNotFoundError as error:
+        raise ParquetError(f"{path}: the file is gone") from error
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(f"{path}: column {field.name!r} cannot be indexed ({first_line(error)})") from error
+    raise ParquetError(f"{path}: has {left:,} rows less than the row-group index says; verify the cache")
+
+
+def _names_in(schema: pa.Schema, column: str) -> list[str] | None:
+    """Return where a file has a column, ``a.b`` inside of structs too, as a list of names; None where it lacks it."""
+    if column in schema.names:
+        return [column]
+    names = column.split(".")
+    kind = schema.field(names[0]).type if names[0] in schema.names else pa.null()
+    for name in names[1:]:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return None
+        kind = kind.field(name).type
+    return names if names[0] in schema.names else None
+
+
+def _nulls(rows: int, hashed: bool) -> Iterator[Keys]:
+    for low in range(0, rows, _AT_ONCE):
+        codes = np.zeros(min(_AT_ONCE, rows - low), np.uint64)
+        yield Keys(codes, codes if hashed else None, codes.astype(np.bool_))

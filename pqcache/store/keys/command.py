@@ -1,0 +1,153 @@
+"""The key indexes of a cache: made, listed and dropped; syncs and repartitions keep them true from then on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pqcache.errors import DamagedError, UsageError
+from pqcache.events import OnEvent, ignore
+from pqcache.store.cache import Cache, Snapshot
+from pqcache.store.config import read_config, write_config
+from pqcache.store.keys.build import build_key_index
+from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of, field_of
+from pqcache.store.sync.download import Stopwatch, disk_errors
+from pqcache.store.workdir import discard
+from pqcache.system.disk import fsync_path, remove_tree
+
+
+@dataclass(frozen=True)
+class KeyView:
+    """A key index: its column, the type that keys are compared in, rows of the snapshot in it, bytes on disk.
+
+    ``damage`` says why it cannot be used, and is None if it can; then the others are empty.
+    """
+
+    column: str
+    type: str
+    rows: int
+    bytes: int
+    damage: str | None = None
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What was built and dropped, and all key indexes that the current snapshot has now."""
+
+    cache: str
+    snapshot: str
+    built: tuple[str, ...]
+    dropped: tuple[str, ...]
+    keys: tuple[KeyView, ...]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+def index(
+    cache: str | os.PathLike[str],
+    *,
+    keys: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    jobs: int | None = None,
+    wait: float = 0.0,
+    on_event: OnEvent = ignore,
+) -> IndexReport:
+    """Make key indexes, with which ``Cache.lookup`` finds the rows of a key without scanning.
+
+    The cache remembers them: each snapshot that sync or repartition publish has them too, made from the previous
+    one's and from what is new. Without ``keys`` and ``drop`` nothing is done, and the report lists what there is.
+
+    Args:
+        cache: the cache's directory.
+        keys: columns; ``a.b`` inside of a struct. A key index that is there and whole is left as it is.
+        drop: columns to have no key index any more.
+        jobs: threads; each takes up to 150 MB. By default as many as there are processors, at most 4.
+        wait: seconds to wait for another run to end.
+        on_event: called with what happens.
+
+    Raises UsageError, ParquetError, CacheError or CacheLocked; what was there before stays.
+    """
+    watch = Stopwatch()
+    target = Cache.open(cache)
+    if any(isinstance(names, str) or not all(isinstance(name, str) for name in names) for names in (keys, drop)):
+        raise UsageError("keys and drop: give lists of names")
+    if not (keys or drop):
+        snapshot, lease = target.lease()
+        with lease:
+            return _report(target, snapshot, (), (), watch)
+    with disk_errors(target.path), target.lock(wait):
+        _sweep(target.tmp_dir)
+        snapshot, config = target.snapshot(), read_config(target.path)
+        row_groups = snapshot.whole_index()
+        for column in keys:
+            field_of(row_groups, column)
+        for column in drop:
+            if column not in (*config.keys, *columns_indexed(snapshot.path)) or column in keys:
+                raise UsageError(f"--drop {column}: {target.path} has no key index of it")
+        built = [column for column in dict.fromkeys(keys) if not _is_whole(snapshot, column)]
+        for column in built:
+            scratch = target.tmp_dir / f"keys-{os.getpid()}-{os.urandom(4).hex()}"
+            scratch.mkdir()
+            try:
+                build_key_index(snapshot.path, row_groups, column, scratch, on_event, jobs)
+                _put(scratch, directory_of(snapshot.path, column), target)
+            finally:
+                remove_tree(scratch)
+        for column in drop:
+            _put(None, directory_of(snapshot.path, column), target)
+        remembered = [column for column in dict.fromkeys([*config.keys, *keys]) if column not in drop]
+        write_config(target.path, replace(config, keys=tuple(remembered)))
+        return _report(target, snapshot, tuple(built), tuple(drop), watch)
+
+
+def _sweep(tmp: Path) -> None:
+    """Remove what runs that died have left, but for what a sync brought: the next one takes that over."""
+    for left in tmp.iterdir():
+        if not left.is_dir() or left.name.startswith(("keys-", "removed-")):
+            discard(left)
+
+
+def _is_whole(snapshot: Snapshot, column: str) -> bool:
+    with suppress(DamagedError):
+        check_key_index(directory_of(snapshot.path, column), deep=True)
+        return True
+    return False
+
+
+def _put(built: Path | None, place: Path, cache: Cache) -> None:
+    """Put a key index that is whole and durable in its place, or nothing; what was there goes first, in one step."""
+    place.parent.mkdir(exist_ok=True)
+    if place.exists():
+        grave = cache.tmp_dir / f"removed-{os.urandom(8).hex()}"
+        place.rename(grave)
+        remove_tree(grave)
+    if built is not None:
+        built.rename(place)
+    fsync_path(place.parent)
+    fsync_path(place.parent.parent)
+
+
+def _report(
+    cache: Cache, snapshot: Snapshot, built: tuple[str, ...], dropped: tuple[str, ...], watch: Stopwatch
+) -> IndexReport:
+    return IndexReport(str(cache.path), snapshot.id, built, dropped, tuple(key_views(cache, snapshot)), watch.seconds)
+
+
+def key_views(cache: Cache, snapshot: Snapshot) -> list[KeyView]:
+    """Return the key indexes of a snapshot, those that it should have but has not among them."""
+    found = []
+    for column in sorted({*columns_indexed(snapshot.path), *read_config(cache.path).keys}):
+        try:
+            known = check_key_index(directory_of(snapshot.path, column))
+            kind = str(known.field.type).removeprefix("large_")
+            found.append(KeyView(column, kind, known.rows, known.size))
+        except DamagedError as error:
+            found.append(KeyView(column, "", 0, 0, str(error)))
+    return found

@@ -1,0 +1,306 @@
+"""Key indexes: which rows have a key, found by binary search in files that are mapped into memory.
+
+    _pqcache/keys/user_id/
+      index.arrow      which rows of the snapshot each run is about
+      checksums.json   of index.arrow and of the runs
+      0a1b2c3d.npy     a run: the keys of up to two million rows, sorted
+
+A run is sorted by itself, so building needs memory for a few runs and no merging, and a lookup searches each run whose
+keys may be those wanted: tens of microseconds each. The next snapshot links the runs whose rows it still has, and makes
+new ones for new rows only. ``docs/cache-format.md`` has the format.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pqcache.errors import CacheError, DamagedError, UsageError
+from pqcache.reader.selection.selection import SelectedRows
+from pqcache.store.cache import Snapshot
+from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, mixed, wanted
+from pqcache.store.row_group_index import Index
+from pqcache.system.checksum import checksum_of, is_true
+from pqcache.system.disk import fsync_path
+
+FORMAT = 1
+KEYS = "_pqcache/keys"
+BITS = 21
+ROWS = 1 << BITS  # of a run: its row numbers take these bits of a word, and its keys the rest
+_INDEX = "index.arrow"
+CHECKSUMS = "checksums.json"
+_HEADER = 128  # bytes of a .npy file before its numbers, at most
+STRETCHES = pa.schema(
+    [
+        ("run", pa.int32()),
+        ("start", pa.int64()),
+        ("length", pa.int64()),
+        ("group", pa.int64()),
+        ("first", pa.int64()),
+    ]
+)
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A file of sorted keys: ``keys`` rows of its ``rows`` have one.
+
+    Keys between ``low`` and ``high`` (as numbers) may be in it; both are None where keys are hashed. ``wide`` runs have
+    a second word for each key, because it does not fit into the first one beside the row number.
+    """
+
+    file: str
+    rows: int
+    keys: int
+    wide: bool
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its words."""
+        return 8 * self.keys * (2 if self.wide else 1)
+
+
+@dataclass(frozen=True)
+class KeyIndex:
+    """A key index of one snapshot; ``field`` is the column, with the type that its keys are compared in.
+
+    ``stretches`` has one row for each stretch of rows that follow each other in a run and in a row group: ``run``, the
+    ``start`` of its ``length`` rows in the run, its row ``group`` in the snapshot's index, -1 if that is gone, and the
+    ``first`` of them there.
+    """
+
+    directory: Path
+    field: pa.Field
+    runs: tuple[Run, ...]
+    stretches: pa.Table
+
+    def numbers(self, name: str) -> Ints:
+        """Return a column of ``stretches``."""
+        return np.asarray(self.stretches[name].to_numpy(), np.int64)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the snapshot that have been looked at."""
+        return int(self.numbers("length")[self.numbers("group") >= 0].sum())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all runs."""
+        return sum(run.size for run in self.runs)
+
+
+def directory_of(snapshot: Path, column: str) -> Path:
+    """Return where a snapshot has the key index of a column; a name that no directory can have raises UsageError."""
+    name = quote(column, safe="").replace(".", "%2E")
+    if not name or len(name) > 255:
+        raise UsageError(f"--key {column}: the name is {'too long' if name else 'empty'} for a key index")
+    return snapshot / KEYS / name
+
+
+def columns_indexed(snapshot: Path) -> list[str]:
+    """Return the columns of which a snapshot has a key index, whole or not, by name."""
+    try:
+        return sorted(unquote(name) for name in os.listdir(snapshot / KEYS))
+    except FileNotFoundError:
+        return []
+
+
+def lookup(snapshot: Snapshot, column: str, values: Any) -> SelectedRows:
+    """Return the rows that have one of the keys ``values``; see ``Cache.lookup``."""
+    directory = directory_of(snapshot.path, column)
+    if directory.is_dir():
+        index = read_key_index(directory)
+        return _selected(*find(index, wanted(column, values, index.field.type)), snapshot.id)
+    index_of_groups = snapshot.index()
+    if column in index_of_groups.partitions.column_names:
+        return _selected(*_in_partitions(index_of_groups, column, values), snapshot.id)
+    field_of(index_of_groups, column)
+    raise CacheError(f"{column}: {snapshot.id} has no key index of it; run '{command_for(directory)}'")
+
+
+def field_of(index: Index, column: str) -> pa.Field:
+    """Return a column, or ``a.b`` inside of structs, with the type its keys are compared in; raises UsageError."""
+    if column in index.partitions.column_names:
+        raise UsageError(f"--key {column}: is a partition column, which Cache.lookup finds without a key index")
+    schema, outer = index.data_schema, column
+    if column not in schema.names and "." in column:
+        outer = column.partition(".")[0]
+    if outer not in schema.names:
+        names = ", ".join(index.schema.names)
+        raise UsageError(f"{column}: there is no such column; choose one of {names}")
+    kind = schema.field(outer).type
+    for name in column.split(".")[1:] if outer != column else ():
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            raise UsageError(f"{column}: there is no {name!r} in it, it is {kind}")
+        kind = kind.field(name).type
+    return pa.field(column, key_type(column, kind))
+
+
+def _selected(groups: Ints, rows: Ints, snapshot: str) -> SelectedRows:
+    found, starts = np.unique(groups, return_index=True)
+    return SelectedRows(found, np.append(starts, len(rows)).astype(np.int64), rows, snapshot)
+
+
+def find(index: KeyIndex, keys: Keys) -> tuple[Ints, Ints]:
+    """Return the row groups and the rows in them that have one of ``keys``, in order."""
+    of_run = np.searchsorted(index.numbers("run"), np.arange(len(index.runs) + 1))
+    starts, groups, firsts = index.numbers("start"), index.numbers("group"), index.numbers("first")
+    found_groups, found_rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number, run in enumerate(index.runs):
+        low, high = of_run[number], of_run[number + 1]
+        at = _search(index.directory, run, keys)
+        if not len(at):
+            continue
+        if at.max() >= run.rows:
+            raise _damaged(index.directory / run.file)
+        stretch = np.searchsorted(starts[low:high], at, side="right") - 1 + low
+        here = groups[stretch] >= 0
+        stretch = stretch[here]
+        found_groups.append(groups[stretch])
+        found_rows.append(firsts[stretch] + at[here] - starts[stretch])
+    group, row = np.concatenate(found_groups), np.concatenate(found_rows)
+    order = np.lexsort((row, group))
+    return group[order], row[order]
+
+
+def _search(directory: Path, run: Run, keys: Keys) -> Ints:
+    """Return the rows of a run that have one of ``keys``, in the order of the keys."""
+    first, second = keys.first, keys.second
+    least = np.uint64(run.low or 0)
+    if run.low is not None and run.high is not None:
+        first = first[np.searchsorted(first, least) : np.searchsorted(first, np.uint64(run.high), "right")]
+    if not len(first) or not run.keys:
+        return np.zeros(0, np.int64)
+    words = _words_of(directory, run)
+    mask = np.uint64(ROWS - 1)
+    if not run.wide:
+        first = (first - least) << np.uint64(BITS)
+    elif second is None:
+        first, second = mixed(first), first
+    low = np.searchsorted(words[0], first & ~mask)
+    counts = np.searchsorted(words[0], first | mask, "right") - low
+    if not counts.any():
+        return np.zeros(0, np.int64)
+    which = np.repeat(np.arange(len(first)), counts)
+    at: Ints = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + low[which]
+    if second is not None:
+        at = at[words[1][at] == second[which]]
+    return np.asarray(words[0][at] & mask, np.int64)
+
+
+def _words_of(directory: Path, run: Run) -> Codes:
+    """Map a run into memory: one row of words, or two; a file of another size raises DamagedError."""
+    path = directory / run.file
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    header = len(mapped) - run.size
+    if not 0 < header <= _HEADER:
+        raise _damaged(path)
+    return np.frombuffer(mapped, np.uint64, -1, header).reshape(-1, run.keys)
+
+
+def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
+    """Return all rows of the files whose partition has one of the keys ``values``."""
+    held = index.partitions[column].combine_chunks()
+    kind = key_type(column, held.type)
+    here = keys_of(held, kind)
+    match = np.isin(here.first, wanted(column, values, kind).first)
+    if here.valid is not None:
+        match &= here.valid
+    groups = np.flatnonzero(match[index.numbers("file")] & (index.rows > 0))
+    rows = index.rows[groups]
+    return np.repeat(groups, rows), np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)
+
+
+def write_key_index(
+    directory: Path, field: pa.Field, runs: Sequence[Run], stretches: pa.Table, known: Mapping[str, str]
+) -> None:
+    """Write which runs there are and what they are about, durably; ``known`` has checksums of runs by file name."""
+    about = {"pqcache": json.dumps({"format": FORMAT, "runs": [asdict(run) for run in runs]})}
+    about["pqcache.schema"] = pa.schema([field]).serialize().to_pybytes()
+    with pa.OSFile(str(directory / _INDEX), "wb") as sink:
+        schema = STRETCHES.with_metadata(about)
+        with pa.ipc.new_file(sink, schema) as writer:
+            writer.write_table(stretches.cast(schema).combine_chunks())
+    sums = {run.file: known.get(run.file) or checksum_of(directory / run.file) for run in runs if run.keys}
+    sums[_INDEX] = checksum_of(directory / _INDEX)
+    (directory / CHECKSUMS).write_text(json.dumps(sums) + "\n")
+    for name in (_INDEX, CHECKSUMS):
+        fsync_path(directory / name)
+    fsync_path(directory)
+
+
+def read_key_index(directory: Path) -> KeyIndex:
+    """Read which runs there are and what they are about; a damaged one raises DamagedError."""
+    path = directory / _INDEX
+    try:
+        with pa.ipc.open_file(pa.py_buffer(path.read_bytes())) as reader:  # mapping it takes longer, until 10 MB
+            stretches = reader.read_all()
+        metadata = stretches.schema.metadata or {}
+        about = json.loads(metadata[b"pqcache"])
+        if about["format"] != FORMAT:
+            raise CacheError(
+                f"{path}: written in format {about['format']}, this pqcache reads format {FORMAT}; upgrade pqcache"
+            )
+        runs = tuple(Run(**run) for run in about["runs"])
+        field = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"])).field(0)
+    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise _damaged(path) from error
+    return KeyIndex(directory, field, runs, stretches.replace_schema_metadata(None))
+
+
+def read_checksums(directory: Path) -> dict[str, str]:
+    """Return the checksums of a key index's files by name; DamagedError where they cannot be read."""
+    path = directory / CHECKSUMS
+    try:
+        return {str(name): str(checksum) for name, checksum in json.loads(path.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged(path) from error
+
+
+def check_key_index(directory: Path, deep: bool = False) -> KeyIndex:
+    """Return a key index after comparing it with its checksum, and its runs with their sizes; raises DamagedError.
+
+    With ``deep`` the runs are compared with their checksums too.
+    """
+    sums = read_checksums(directory)
+    try:
+        if not is_true(sums.get(_INDEX, ""), directory / _INDEX):
+            raise _damaged(directory / _INDEX)
+        index = read_key_index(directory)
+        for run in index.runs:
+            path = directory / run.file
+            if run.keys and not (0 < path.stat().st_size - run.size <= _HEADER):
+                raise _damaged(path)
+            if run.keys and deep and not is_true(sums.get(run.file, ""), path):
+                raise _damaged(path)
+    except OSError as error:
+        raise _damaged(Path(str(error.filename))) from error
+    return index
+
+
+def command_for(directory: Path) -> str:
+    """Return the command that builds the key index in ``directory``."""
+    column = shlex.quote(unquote(directory.name))
+    return f"pqcache index {shlex.quote(str(directory.parents[4]))} --key {column}"
+
+
+def _damaged(path: Path) -> DamagedError:
+    return DamagedError(f"{path}: is missing, or not as it was written; '{command_for(path.parent)}' rebuilds it")

@@ -1,0 +1,255 @@
+"""Which list columns of a table can be dense, and as what: one answer for all files, since they share one schema."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, UsageError, first_line
+from pqcache.events import OnEvent, ignore
+from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, dense_of, item_dtype, restored, smallest
+from pqcache.parquet.rewrite.source_reader import open_source
+from pqcache.parquet.row_group_stats import read_footer, top_level_names
+from pqcache.parquet.schema_merge import unified
+from pqcache.store.cache import cache_at
+from pqcache.store.drivers.base import local_path, redact, url_scheme
+from pqcache.store.drivers.base import open_source as open_dataset
+from pqcache.store.sync.listing import list_source
+
+_JOBS = 8
+_SAMPLE = 1024  # rows
+_BATCH = 4096  # rows decoded at once
+
+File = tuple[Path, pq.FileMetaData, pa.Schema]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A list column that can be dense: its type, what a row would hold, and that with ``--narrow``."""
+
+    column: str
+    type: str
+    dense: str
+    narrow: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the proposal as plain values."""
+        return asdict(self)
+
+
+def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: bool) -> dict[str, str]:
+    """Return as what each of ``columns`` is to be stored in all of ``paths``, as in ``uint16[512]``.
+
+    None for ``columns`` takes those that are dense already. The length is that of the first row; whether all rows
+    have it turns out when they are rewritten. With ``narrow``, integers take the smallest type that holds all.
+
+    Raises:
+        UsageError: a column is not there, or no list of numbers.
+        ParquetError: the first row is null or empty, or a file is damaged.
+    """
+    files = _files(paths)
+    schema = _schema(files)
+    if columns is None:
+        columns = list(dict.fromkeys(name for _, _, known in files for name in dense_in(known)))
+        if not columns:
+            raise UsageError("--narrow: no column is dense; name one with --dense COLUMN")
+    found = {}
+    for name in columns:
+        if schema.names.count(name) != 1:
+            kind = "is there twice" if name in schema.names else "is not there"
+            raise UsageError(f"--dense {name}: that column {kind}; there are {', '.join(schema.names)}")
+        dtype = item_dtype(schema.field(name).type)
+        if dtype is None:
+            kind = schema.field(name).type
+            raise UsageError(f"--dense {name}: it is {kind}; only lists of numbers, all of one length, can be dense")
+        length = _first_length(files, name)
+        if length is None:
+            raise UsageError(f"--dense {name}: no file has a row, so there is no length to go by")
+        if narrow and dtype.strip("u").startswith("int"):
+            dtype = smallest(*_extremes(files, name))
+        as_dense(schema.field(name), Dense(dtype, length))  # raises where that is too wide
+        found[name] = Dense(dtype, length).text
+    return found
+
+
+def propose_dense(paths: Sequence[Path]) -> list[Proposal]:
+    """Return the columns whose lists seem to have one length, by the footers and the first rows."""
+    files = _files(paths)
+    found = []
+    for field in _schema(files):
+        dtype = item_dtype(field.type)
+        if dtype is None or any(field.name in dense_in(schema) for _, _, schema in files):
+            continue
+        length = _common_length(files, field.name)
+        if length is not None:
+            narrow = smallest(*_extremes(files, field.name)) if dtype.strip("u").startswith("int") else dtype
+            found.append(Proposal(field.name, str(field.type), Dense(dtype, length).text, Dense(narrow, length).text))
+    return found
+
+
+def _files(paths: Sequence[Path]) -> list[File]:
+    with ThreadPoolExecutor(_JOBS) as pool:
+        return [(path, *footer) for path, footer in zip(paths, pool.map(read_footer, paths), strict=True)]
+
+
+def _schema(files: Sequence[File]) -> pa.Schema:
+    """Return the schema of all files, with lists in place of dense columns."""
+    named: list[tuple[str, pa.Schema]] = []
+    for path, _, schema in files:
+        if not any(schema.equals(known, check_metadata=True) for _, known in named):
+            named.append((str(path), schema))
+    return unified([(name, as_lists(schema)) for name, schema in named])
+
+
+def _lists(file: File, name: str, rows: int | None = None, groups: Sequence[int] | None = None) -> Any:
+    """Yield a column in arrays of lists; with ``rows`` only its first rows."""
+    path, _, schema = file
+    field = schema.field(name)
+    stored = dense_of(field)
+    try:
+        with open_source(path) as opened:
+            for batch in opened.iter_batches(rows or _BATCH, row_groups=groups, columns=[name], use_threads=False):
+                array = batch.column(0)
+                yield array if stored is None else restored(array, stored, as_list(field).type)
+                if rows is not None:
+                    return
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(f"{path}: cannot be decoded ({first_line(error)}); fetch the file again") from error
+
+
+def _first_length(files: Sequence[File], name: str) -> int | None:
+    for file in files:
+        path, metadata, schema = file
+        if name not in schema.names or not metadata.num_rows:
+            continue
+        (value,) = next(_lists(file, name, 1)).to_pylist()
+        if not value:
+            what = "null" if value is None else "empty"
+            raise ParquetError(f"{path}: column {name!r}, row 0 is {what}, so it cannot be dense; leave it out")
+        return len(value)
+    return None
+
+
+def _common_length(files: Sequence[File], name: str) -> int | None:
+    """Return the length that a column's lists have on average in every row group, and in the first rows."""
+    lengths = set()
+    for _, metadata, schema in files:
+        if not metadata.num_rows:
+            continue
+        if name not in schema.names:
+            return None
+        for group, leaf in _leaves(metadata, schema, name):
+            if group.num_rows:
+                lengths.add(leaf.num_values / group.num_rows)
+        if len(lengths) > 1:
+            return None
+    length = int(next(iter(lengths), 0))
+    if length < 1 or lengths != {length}:
+        return None
+    first = next(file for file in files if file[1].num_rows)
+    sample = next(_lists(first, name, _SAMPLE))
+    constant = not sample.null_count and pc.all(pc.equal(pc.list_value_length(sample), length)).as_py()
+    return length if constant and not pc.list_flatten(sample).null_count else None
+
+
+def _leaves(metadata: pq.FileMetaData, schema: pa.Schema, name: str) -> Any:
+    """Yield each row group with the only leaf of a column in it."""
+    position = top_level_names(metadata, schema).index(name)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        yield group, group.column(position)
+
+
+def _extremes(files: Sequence[File], name: str) -> tuple[int, int]:
+    """Return the smallest and the largest number of a column: from statistics, or decoded where there are none."""
+    lows, highs = [0], [0]
+    for file in files:
+        _, metadata, schema = file
+        if name not in schema.names:
+            continue
+        unknown = []
+        for number, (group, leaf) in enumerate(_leaves(metadata, schema, name)):
+            known = leaf.statistics if dense_of(schema.field(name)) is None else None
+            if known is not None and known.has_min_max:
+                lows.append(int(known.min))
+                highs.append(int(known.max))
+            elif group.num_rows:
+                unknown.append(number)
+        for array in _lists(file, name, groups=unknown) if unknown else ():
+            found = pc.min_max(pc.list_flatten(array)).as_py()
+            if found["min"] is not None:
+                lows.append(found["min"])
+                highs.append(found["max"])
+    return min(lows), max(highs)
+
+
+def dense_proposals(
+    source: str | os.PathLike[str], *, options: Mapping[str, str] | None = None, on_event: OnEvent = ignore
+) -> list[Proposal]:
+    """Return the list columns of a cache or a local directory that ``dense`` would make faster to read.
+
+    Goes by the footers and the first rows; a repartition looks at every row.
+
+    >>> dense_proposals("cache/shop")  # its lists have many lengths
+    []
+
+    Raises UsageError (not local), SourceError or ParquetError.
+    """
+    text = os.fspath(source)
+    cache = cache_at(text)
+    if cache is not None:
+        snapshot, lease = cache.lease()
+        with lease:
+            return propose_dense([snapshot.path / entry.path for entry in snapshot.manifest().files])
+    root = local_root(text)  # refused before anything is contacted
+    opened = open_dataset(text, options)
+    try:
+        files = sorted(list_source(opened, on_event).files, key=lambda file: file.path)
+    finally:
+        opened.close()
+    return propose_dense([root / file.path for file in files])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The columns that are to be dense (None: those that are), and whether as the smallest type."""
+
+    columns: Sequence[str] | None
+    narrow: bool
+
+    @property
+    def nothing(self) -> bool:
+        """Whether everything stays as it is."""
+        return self.columns is None and not self.narrow
+
+    @property
+    def looks(self) -> bool:
+        """Whether the files have to be looked at, as all but ``--dense none`` does."""
+        return bool(self.columns) or self.narrow
+
+    def resolved(self, paths: Sequence[Path]) -> dict[str, str]:
+        """Return as what each column is to be stored."""
+        if self.columns is not None and not self.columns:
+            if self.narrow:
+                raise UsageError("--narrow: goes with --dense COLUMN, and not with --dense none")
+            return {}
+        return resolve_dense(paths, self.columns, self.narrow)
+
+
+def local_root(url: str) -> Path:
+    """Return the directory of a local source; another one raises UsageError."""
+    if url_scheme(url) not in ("", "file"):
+        raise UsageError(
+            f"--dense: every file has to be looked at first, and {redact(url)} is not local; bring it here with "
+            f"'pqcache sync {redact(url)} CACHE', then run 'pqcache repartition CACHE'"
+        )
+    root = Path(os.path.abspath(os.path.expanduser(local_path(url))))
+    return root.parent if root.is_file() else root

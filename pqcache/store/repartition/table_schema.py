@@ -1,0 +1,192 @@
+"""What the files of a whole table have to agree on before its partitions are rewritten apart from one another.
+
+It is worked out once, from the footers: one schema that holds every value, one unit for INT96 time stamps, and which
+columns are dense.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.events import OnEvent, ignore
+from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in, is_alike
+from pqcache.parquet.rewrite.sizes import fixed_width
+from pqcache.parquet.rewrite.source_reader import int96_columns, int96_span, int96_unit
+from pqcache.parquet.schema_merge import unified
+from pqcache.store.drivers.base import Source, file_url, open_source
+from pqcache.store.manifest import FileEntry, Identity, SourceFile
+from pqcache.store.sync.download import RETRIES, in_parallel, with_retries
+from pqcache.store.sync.remote_footer import read_remote_footer
+
+T = TypeVar("T")
+_JOBS = 16  # footers read at once
+
+
+@dataclass(frozen=True)
+class Table:
+    """What all files have in common.
+
+    Attributes:
+        schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
+        int96: the unit that INT96 time stamps are read in, or None where there are none.
+        dense: the columns that are stored dense, alike in every file that has them; None if no file has any.
+        decoded: for each file the bytes that its rows take in memory, about.
+        others: the paths of files whose own schema is another one, or that have INT96 which is not kept.
+    """
+
+    schema: pa.Schema
+    int96: str | None
+    dense: tuple[tuple[str, Dense], ...] | None
+    decoded: Mapping[SourceFile, int] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+
+    @property
+    def digest(self) -> str:
+        """A name for what decides how a file is written."""
+        parts = self.schema.serialize().to_pybytes(), repr((self.int96, self.dense)).encode()
+        return hashlib.sha256(b"|".join(parts)).hexdigest()
+
+
+def table_of(
+    source: Source, files: Sequence[SourceFile], on_event: OnEvent = ignore, keep_int96: bool = False
+) -> Table:
+    """Return what all of ``files`` agree on, by their footers; INT96 columns are read, as no footer tells of them.
+
+    Raises:
+        ParquetError: a file is damaged, or types do not mix without loss; names the two files and the types.
+        SourceError: a file cannot be read.
+    """
+
+    def of_each(call: Callable[[SourceFile], T], some: Sequence[SourceFile]) -> list[T]:
+        calls = [partial(with_retries, partial(call, file), file.path, RETRIES, on_event) for file in some]
+        return in_parallel(calls, _JOBS)
+
+    found = of_each(lambda file: _schema_of(source, file, "us"), files)
+    columns = {file: names for file, (_, names, _) in zip(files, found, strict=True) if names}
+    unit = None
+    if columns:
+        spans = of_each(lambda file: _span_of(source, file, columns[file]), list(columns))
+        unit = int96_unit([(file_url(source, file.path), *span) for file, span in zip(columns, spans, strict=True)])
+    if unit == "ns":
+        found = of_each(lambda file: _schema_of(source, file, "ns"), files)
+    kinds = Kinds()
+    for file, (schema, _, _) in zip(files, found, strict=True):
+        kinds.add(file_url(source, file.path), schema)
+    schemas = [schema for _, schema in kinds.distinct.values()]
+    dense = tuple(sorted(common_dense(schemas).items())) if any(map(dense_in, schemas)) else None
+    stored = applied(kinds.schema, dict(dense or ()))
+    alike = {key for key, (_, schema) in kinds.distinct.items() if is_alike(schema, stored)}
+    return Table(
+        kinds.schema,
+        unit,
+        dense,
+        {file: size for file, (_, _, size) in zip(files, found, strict=True)},
+        frozenset(
+            file.path
+            for file, (schema, names, _) in zip(files, found, strict=True)
+            if (names and not keep_int96) or Kinds.key(schema) not in alike
+        ),
+    )
+
+
+def table_in(root: Path, entries: Sequence[FileEntry], keep_int96: bool = False) -> Table:
+    """Return what the files ``entries`` below a local directory agree on."""
+    source = open_source(os.path.abspath(root))
+    files = [SourceFile(entry.path, Identity(entry.size, 0)) for entry in entries]
+    return table_of(source, files, keep_int96=keep_int96)
+
+
+def table_like(schema: pa.Schema) -> Table:
+    """Return what files that all have ``schema`` agree on, where none has INT96."""
+    return Table(as_lists(schema).remove_metadata(), None, tuple(sorted(dense_in(schema).items())) or None)
+
+
+class Kinds:
+    """The different schemas among many files, and the one that holds the rows of all."""
+
+    def __init__(self) -> None:
+        self.distinct: dict[bytes, tuple[str, pa.Schema]] = {}
+        self.schema = pa.schema([])
+
+    @staticmethod
+    def key(schema: pa.Schema) -> bytes:
+        """Return what is equal for files of one kind."""
+        # pandas' key-value is another one in each file
+        return bytes(schema.remove_metadata().serialize().to_pybytes())
+
+    def add(self, name: str, schema: pa.Schema) -> None:
+        """Add a file; types that do not mix without loss raise ParquetError, which names two files and the types."""
+        key = self.key(schema)
+        if key in self.distinct:
+            return
+        before = [("", self.schema)] if self.distinct else []
+        self.distinct[key] = name, schema.remove_metadata()
+        try:
+            self.schema = unified([*before, (name, as_lists(schema.remove_metadata()))])
+        except ParquetError:
+            unified([(name, as_lists(schema)) for name, schema in self.distinct.values()])  # which names the two files
+            raise
+
+
+def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str], int]:
+    """Return a file's Arrow schema, the paths of its INT96 columns, and the bytes of its rows in memory, about."""
+    metadata, schema = read_remote_footer(source, file, unit)
+    size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    size = max(size, int(metadata.num_rows * sum(fixed_width(field.type) for field in schema)))
+    return schema, int96_columns(metadata) if metadata.num_rows else [], size
+
+
+def _span_of(source: Source, file: SourceFile, columns: list[str]) -> tuple[bool, bool]:
+    try:
+        with _opened(source, file, "us") as coarse, _opened(source, file, "ns") as fine:
+            return int96_span(coarse, fine, columns)
+    except pa.ArrowException as error:
+        name = file_url(source, file.path)
+        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); write it again at the source") from error
+
+
+@contextmanager
+def _opened(source: Source, file: SourceFile, unit: str) -> Iterator[pq.ParquetFile]:
+    stream = io.BufferedReader(_Remote(source, file), 1 << 20)
+    with pq.ParquetFile(pa.PythonFile(stream, "r"), coerce_int96_timestamp_unit=unit, pre_buffer=True) as opened:
+        yield opened
+
+
+class _Remote(io.RawIOBase):
+    """A source's file as Python's files are read."""
+
+    def __init__(self, source: Source, file: SourceFile) -> None:
+        self.source, self.file, self.at = source, file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.file.identity.size}[whence]
+        self.at = base + offset
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        length = max(0, min(len(buffer), self.file.identity.size - self.at))
+        data = b"".join(self.source.read(self.file.path, self.at, length)) if length else b""
+        buffer[: len(data)] = data
+        self.at += len(data)
+        return len(data)

@@ -1,0 +1,345 @@
+"""The row-group index: one line per row group of a snapshot.
+
+Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it takes milliseconds whatever
+its size). Its columns:
+
+==================== ========= ==========================================================================
+file                 int32     position of the file in path order; in the file a dictionary of the paths
+row_group            int32     position of the row group in its file
+rows                 int64     number of rows
+offset               int64     where its first page begins in the file, in bytes
+bytes                int64     compressed size on disk: what counts against ``--row-group-size``
+uncompressed         int64     size of its pages after decompression
+``C:bytes``          int64     the same two for each top-level column ``C`` of the schema
+``C:uncompressed``   int64
+``C:codec``          string    ``SNAPPY``; several joined by ``+`` where the leaves of ``C`` differ
+``C:nulls``          int64     number of nulls, where the file says so
+``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one
+``C:min``, ``C:max`` type of C from the file's statistics; only for flat columns, null where unknown
+==================== ========= ==========================================================================
+
+The schema's metadata holds the dataset's Arrow schema. Partition values are not repeated: they are in the path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
+from pqcache.parquet.dense import dense_in, is_alike
+from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
+from pqcache.store.hive import parent, partition_table
+from pqcache.system.fork_safe_threads import Threads
+
+FORMAT = 1
+_BATCH = 8_192  # files, or row groups, handled at once
+
+
+@dataclass(frozen=True)
+class Index:
+    """Every row group of a dataset, in path order and then in file order.
+
+    ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the
+    schema of the columns in the files; ``partitions`` has one row per file and a column per partition column.
+    ``uniform`` says that every file has just this schema; an index of an early version does not know.
+    """
+
+    paths: tuple[str, ...]
+    table: pa.Table
+    data_schema: pa.Schema
+    partitions: pa.Table
+    uniform: bool = False
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The dataset's columns: those in the files, then the partition columns, whose path value wins."""
+        fields = [f for f in self.data_schema if f.name not in self.partitions.column_names]
+        return pa.schema([*fields, *self.partitions.schema], self.data_schema.metadata)
+
+    @cached_property
+    def recorded(self) -> frozenset[str]:
+        """The columns of ``table``, of which a wide dataset has thousands."""
+        return frozenset(self.table.column_names)
+
+    def numbers(self, column: str) -> npt.NDArray[np.int64]:
+        """Return an integer column of ``table`` as an array of int64, one item per row group."""
+        return np.asarray(self.table[column].to_numpy(), dtype=np.int64)
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """Rows of each row group."""
+        return self.numbers("rows")
+
+    def uncompressed(self, columns: Sequence[str] | None = None) -> npt.NDArray[np.int64]:
+        """Return each row group's size in memory after decompression, in bytes, for the named columns."""
+        if columns is None:
+            return self.numbers("uncompressed")
+        names = [f"{name}:uncompressed" for name in columns]
+        present = [name for name in names if name in self.recorded]
+        total = np.zeros(len(self), np.int64)
+        for name in present:
+            total += np.nan_to_num(self.table[name].to_numpy()).astype(np.int64)
+        return total
+
+
+def build_index(root: Path, paths: Sequence[str], jobs: int = 8) -> Index:
+    """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers."""
+    builder = IndexBuilder()
+    ordered = sorted(paths)
+    with Threads(jobs) as pool:
+        footers = pool.map(lambda path: read_footer(root / path), ordered)
+        for path, footer in zip(ordered, footers, strict=True):
+            builder.add(path, *footer)
+    return builder.finish(ordered)
+
+
+class IndexBuilder:
+    """Collects files in any order and makes an index of them.
+
+    Rows wait in small lists per schema and are packed into Arrow tables every few thousand row groups, so
+    that 100,000 files do not mean 100,000 tables.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+        self._schemas: list[tuple[str, pa.Schema]] = []
+        self._waiting: list[dict[str, list[Any]]] = []
+        self._tables: list[pa.Table] = []
+
+    def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+        """Add one file by its footer and Arrow schema."""
+        if len(set(schema.names)) < len(schema.names):
+            twice = next(name for name in schema.names if schema.names.count(name) > 1)
+            raise ParquetError(f"{path}: has two columns named {twice!r}; rename one at the source")
+        try:
+            columns = row_group_columns(metadata, schema)
+        except (LookupError, ValueError) as error:
+            raise ParquetError(
+                f"{path}: its footer contradicts itself ({type(error).__name__}: {first_line(error)}); "
+                "write it again at the source, or move it away"
+            ) from error
+        file = self._ids.setdefault(path, len(self._ids))
+        columns["file"] = [file] * metadata.num_row_groups
+        position = self._schema_position(path, schema)
+        waiting = self._waiting[position]
+        for name, values in columns.items():
+            waiting.setdefault(name, []).extend(values)
+        if len(waiting["file"]) >= 4096:
+            self._pack(position)
+
+    def finish(self, paths: Sequence[str], previous: Index | None = None) -> Index:
+        """Return the index of ``paths``, which are sorted; those not added come from ``previous``."""
+        uniform = self.is_uniform(paths, previous)
+        parts, schema, columns = self._gather(paths, previous)
+        table = pa.concat_tables([columns.empty_table(), *_merged(parts, len(paths), columns)])
+        return Index(tuple(paths), table.combine_chunks(), schema, partitions_of(paths), uniform)
+
+    def is_uniform(self, paths: Sequence[str], previous: Index | None) -> bool:
+        """Return whether all files of what ``finish`` would return have the same schema, as far as is known."""
+        schemas = [schema for _, schema in self._schemas]
+        if previous is not None and not self._ids.keys() >= set(paths):
+            if not previous.uniform:
+                return False
+            schemas.append(previous.data_schema)
+        return all(is_alike(schema, schemas[0]) for schema in schemas)
+
+    def write(self, paths: Sequence[str], previous: Index | None, path: Path) -> None:
+        """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable."""
+        uniform = self.is_uniform(paths, previous)
+        parts, schema, columns = self._gather(paths, previous)
+        with _writer(path, paths, schema, columns, uniform) as write:
+            for block in _merged(parts, len(paths), columns):
+                write(block)
+
+    def _gather(self, paths: Sequence[str], previous: Index | None) -> tuple[list[_Part], pa.Schema, pa.Schema]:
+        """Return the rows of the index in parts, the dataset's schema, and the index's."""
+        for position in range(len(self._schemas)):
+            self._pack(position)
+        position_of = {path: position for position, path in enumerate(paths)}
+        schemas, parts = list(self._schemas), []
+        unify(schemas)  # before the statistics are joined: it names the files that do not fit
+        if self._tables:
+            added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
+            parts.append(_part(_join(self._tables), added))
+            self._tables = []
+        if previous is not None:
+            kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
+            if max(kept, default=-1) >= 0:
+                parts.append(_part(previous.table, np.array(kept, np.int32)))
+                schemas.insert(0, (previous.paths[kept.index(max(kept))], _still_there(previous, parts[-1])))
+        columns = _join([BASE.empty_table(), *(part.table.slice(0, 0) for part in parts)]).schema
+        return parts, unify(schemas), columns
+
+    def _schema_position(self, path: str, schema: pa.Schema) -> int:
+        for position, (_, known) in enumerate(self._schemas):
+            if is_alike(known, schema):
+                return position
+        self._schemas.append((path, schema))
+        self._waiting.append({})
+        return len(self._schemas) - 1
+
+    def _pack(self, position: int) -> None:
+        if self._waiting[position].get("file"):
+            self._tables.append(columns_table(self._waiting[position], self._schemas[position][1]))
+            self._waiting[position] = {}
+
+
+def _join(tables: Sequence[pa.Table]) -> pa.Table:
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        raise ParquetError(f"the types of two files do not fit together: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of an index and the position in path order that each row's file has now, -1 where it is gone."""
+
+    table: pa.Table
+    files: npt.NDArray[np.int32]
+
+
+def _part(table: pa.Table, position_of: npt.NDArray[np.int32]) -> _Part:
+    return _Part(table, position_of[table["file"].to_numpy()])
+
+
+def _merged(parts: Sequence[_Part], files: int, columns: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of ``parts`` in the order of files and row groups, a few thousand files at a time."""
+    for first in range(0, files, _BATCH):
+        pieces = [columns.empty_table()]
+        for part in parts:
+            inside = np.nonzero((part.files >= first) & (part.files < first + _BATCH))[0]
+            if len(inside):
+                low, high = int(inside[0]), int(inside[-1]) + 1
+                piece = part.table.slice(low, high - low)
+                if len(inside) < high - low:
+                    piece = piece.take(inside - low)
+                pieces.append(piece.set_column(0, BASE.field("file"), pa.array(part.files[inside])))
+        block = _join(pieces)
+        order = np.lexsort((block["row_group"].to_numpy(), block["file"].to_numpy()))
+        yield block.take(order).combine_chunks()
+
+
+def _still_there(previous: Index, part: _Part) -> pa.Schema:
+    """Return the previous schema without the columns that no kept row group has any more."""
+    here = part.files >= 0
+    if not here.any():
+        return previous.data_schema
+    fields = []
+    for field in previous.data_schema:
+        known = previous.table[f"{field.name}:bytes"].is_valid().to_numpy()
+        if (known & here).any():
+            fields.append(field)
+    return pa.schema(fields, previous.data_schema.metadata)
+
+
+def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+    """Return one schema for all files; types that do not widen without loss raise ParquetError by file."""
+    result: pa.Schema | None = None
+    first = ""
+    for path, schema in schemas:
+        if result is None:
+            result, first = schema, path
+            continue
+        here, there = dense_in(schema), dense_in(result)
+        for name in here.keys() & there.keys():
+            if here[name] != there[name]:
+                raise ParquetError(
+                    f"{path}: column {name!r} is stored as {here[name].text}, and as {there[name].text} in {first}; "
+                    f"make them alike with 'pqcache repartition --dense {name}'"
+                )
+        try:
+            result = pa.unify_schemas([result, schema], promote_options="permissive")
+        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            raise ParquetError(
+                f"{path}: its schema does not fit {first} ({error}); rewrite one of them with the other's types"
+            ) from error
+    return result if result is not None else pa.schema([])
+
+
+def write_index(index: Index, path: Path) -> None:
+    """Write ``index`` to ``path``; the caller makes it durable."""
+    with _writer(path, index.paths, index.data_schema, index.table.schema, index.uniform) as write:
+        write(index.table)
+
+
+@contextmanager
+def _writer(
+    path: Path, paths: Sequence[str], data: pa.Schema, columns: pa.Schema, uniform: bool
+) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield a function that appends rows; file numbers become codes into a dictionary of the paths."""
+    names = pa.array(paths, pa.string())
+    field = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
+    about = {
+        "pqcache": json.dumps({"format": FORMAT, "uniform": uniform}),
+        "pqcache.schema": data.serialize().to_pybytes(),
+    }
+    schema = columns.set(0, field).with_metadata(about)
+
+    def write(table: pa.Table) -> None:
+        codes = pa.DictionaryArray.from_arrays(table["file"].combine_chunks(), names)
+        writer.write_table(table.set_column(0, field, codes).combine_chunks())
+
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        write(columns.empty_table())  # so that the dictionary is there even without a row group
+        yield write
+
+
+def partitions_of(paths: Sequence[str]) -> pa.Table:
+    """Return one row per file and one column per partition column."""
+    directories = [parent(path) for path in paths]
+    position = {directory: i for i, directory in enumerate(dict.fromkeys(directories))}
+    table = partition_table(list(position))
+    if not table.num_columns:
+        return partition_table([""] * len(paths))
+    return table.take(pa.array([position[directory] for directory in directories], pa.int64()))
+
+
+def read_index(path: Path) -> Index:
+    """Open an index by memory-mapping it."""
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            table = reader.read_all()
+        metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
+        about = json.loads(metadata.get(b"pqcache", b"{}"))
+        if about.get("format") != FORMAT:
+            raise CacheError(
+                f"{path}: written in format {about.get('format')}, this pqcache reads format {FORMAT}; "
+                "upgrade pqcache, or sync into a new directory"
+            )
+        schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
+        chunks = table["file"].chunks
+        codes = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
+        paths = tuple(chunks[0].dictionary.to_pylist())
+    except PermissionError as error:
+        raise CacheError(f"{path}: permission denied; make it readable for this user") from error
+    except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise DamagedError(
+            f"{path}: the row-group index cannot be read ({error}); the next sync makes it anew"
+        ) from error
+    numbered = table.set_column(0, BASE.field("file"), codes).replace_schema_metadata(None)
+    return Index(paths, numbered, schema, partitions_of(paths), about.get("uniform") is True)
+
+
+def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each file's path and its rows of the index, zero-copy."""
+    files = index.numbers("file")
+    starts = np.searchsorted(files, np.arange(len(index.paths)))
+    ends = np.searchsorted(files, np.arange(len(index.paths)), side="right")
+    for position, path in enumerate(index.paths):
+        start, end = int(starts[position]), int(ends[position])
+        yield path, index.table.slice(start, end - start)

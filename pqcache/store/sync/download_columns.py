@@ -1,0 +1,292 @@
+"""Only the wanted columns and row groups of a remote Parquet file, fetched as byte ranges into a local one.
+
+The end of the file is read first; from its footer follow the bytes of every column chunk. Those wanted are copied
+as they are, one behind the other, and get a footer of their own: nothing is decoded unless rows are to be
+filtered (see `pqcache.store.sync.filter_rows`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, SourceUnavailable, UsageError
+from pqcache.filters.expression import Condition, condition_columns
+from pqcache.filters.pruning import Outcomes, prune_row_groups
+from pqcache.filters.sql import parse_condition
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
+from pqcache.parquet.rewrite.file_writer import told
+from pqcache.parquet.row_group_stats import columns_table, footer_in, not_parquet, row_group_columns
+from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
+from pqcache.store.drivers.base import Source
+from pqcache.store.manifest import SourceFile
+from pqcache.store.sync.filter_rows import condition_schema, write_matching
+
+_TAIL = 64 << 10  # most footers fit
+_GAP = 64 << 10  # bytes that are cheaper to read and throw away than to ask around
+
+
+@dataclass(frozen=True)
+class End:
+    """The end of a remote file: what is known of it before any column is read.
+
+    Attributes:
+        name: the file's URL, for errors.
+        tail: the last bytes of the file.
+        start: the offset of ``tail`` in the file.
+        limit: the offset of the footer.
+        fields: the footer.
+        columns: the names of the top-level columns.
+    """
+
+    name: str
+    tail: bytes
+    start: int
+    limit: int
+    fields: Struct
+    columns: tuple[str, ...]
+
+
+def fetch_projected(
+    source: Source,
+    file: SourceFile,
+    target: Path,
+    columns: Sequence[str] | None,
+    where: str | None,
+    partitions: Mapping[str, pa.Scalar],
+    on_bytes: Callable[[int], None],
+    stopped: Callable[[], bool],
+    types: Mapping[str, pa.DataType] = MappingProxyType({}),
+) -> None:
+    """Write the wanted columns of those rows of ``file`` that satisfy ``where`` to ``target``, durably.
+
+    Without a condition on its own columns, or where min and max decide it, the chunks are copied byte for byte.
+    Otherwise row groups that cannot match are not fetched, those of which every row must match are copied, and the
+    rest is decoded and filtered. No row left makes a file without rows. Memory is some MiB beside the footer, and
+    about 100 MiB while rows are filtered.
+
+    What is fetched lies in ``<target's name>.<key>`` until it is whole; called again after an error, with equal
+    arguments, it goes on there. While rows are filtered, that needs space beside ``target``.
+
+    Args:
+        source: where ``file`` is.
+        file: as it was listed; its size is believed.
+        target: the file to make; one that is there is replaced.
+        columns: top-level columns to keep, None for all, in the file's order. Names in ``partitions`` that the file
+            lacks are skipped: they are in its path.
+        where: a condition, None for all rows.
+        partitions: the values of the partition columns, typed as the dataset's `partition_table` has them; they win
+            over columns of the file.
+        on_bytes: called with the number of bytes received since the last call.
+        stopped: asked between reads; true raises KeyboardInterrupt.
+        types: columns of the dataset that the file may lack: it has nulls in them.
+
+    Raises:
+        UsageError: a column is neither in the file nor in ``types``, or ``where`` makes no sense for it.
+        ParquetError: not Parquet, or damaged; names the file.
+        SourceUnavailable: the source ended early; worth another try.
+        PqcacheError: ``target`` cannot be written.
+    """
+
+    def read(offset: int, length: int) -> Iterator[bytes]:
+        return _received(source, file, offset, length, on_bytes, stopped)
+
+    end = read_end(f"{source.url}/{file.path}", file.identity.size, read)
+    wanted = _wanted(end, columns, {*partitions, *types})
+    here = set(map(str.lower, end.columns))
+    nulls = {name: pa.scalar(None, kind) for name, kind in types.items() if name.lower() not in here}
+    partitions = {**nulls, **partitions}
+    groups: Sequence[int] = range(len(footer.row_groups_of(end.fields, end.name)))
+    every = True
+    used: set[str] = set()
+    if where:
+        condition = _condition(end, where, partitions)
+        used = {name for name in condition_columns(condition) if name not in partitions}
+        outcomes = prune(end, condition, partitions, used)
+        groups = np.flatnonzero(outcomes.some).tolist()
+        every = bool(outcomes.every[groups].all())
+    fetched = wanted if every else [a or name in used for a, name in zip(wanted, end.columns, strict=True)]
+    projection = project(end.fields, fetched, groups, end.limit, end.name)
+    part = target.with_name(f"{target.name}.{_key(end, projection)}")
+    with told(target):
+        _copy(projection, part, end, read)
+        if every:
+            os.replace(part, target)
+    if not every:
+        assert where is not None
+        keep = [kept for kept, here in zip(wanted, fetched, strict=True) if here]
+        whole = part.with_name(f"{part.name}.rows")
+        flags = outcomes.every[groups].tolist()
+        write_matching(part, whole, keep, where, partitions, flags, stopped, end.name)
+        with told(target):
+            os.replace(whole, target)
+            part.unlink()
+
+
+def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) -> End:
+    """Return the end of a file of ``size`` bytes, read by ``read(offset, length)``.
+
+    What is no Parquet raises ParquetError.
+    """
+    start = max(0, size - _TAIL)
+    tail = b"".join(read(start, size - start))
+    if tail[-4:] == b"PARE":
+        raise ParquetError(f"{name}: the footer is encrypted, which cannot be read; decrypt it first")
+    if size < 12 or tail[-4:] != MAGIC:
+        raise not_parquet(name, ValueError("no PAR1 at its end"))
+    length = int.from_bytes(tail[-8:-4], "little")
+    limit = size - 8 - length
+    if limit < len(MAGIC):
+        raise not_parquet(name, ValueError(f"a footer of {length:,} bytes in a file of {size:,}"))
+    if limit < start:
+        tail = b"".join(read(limit, start - limit)) + tail
+        start = limit
+    fields = thrift.decode(tail[limit - start : -8], name)
+    if 8 in fields:
+        raise ParquetError(f"{name}: columns are encrypted, which cannot be read; decrypt it first")
+    schema = footer.schema_of(fields, name)
+    columns = [schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name)]
+    return End(name, tail, start, limit, fields, tuple(columns))
+
+
+def prune(end: End, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]) -> Outcomes:
+    """Return what ``condition`` may be for each row group of a file; ``used`` are its columns in the file."""
+    groups = footer.row_groups_of(end.fields, end.name)
+    wanted = [name in used for name in end.columns]
+    if used:  # a footer of these columns alone, because the statistics of hundreds take a while
+        fields = project(end.fields, wanted, range(len(groups)), end.limit, end.name).fields
+        metadata, schema = _opened(fields, end.name)
+        columns = row_group_columns(metadata, schema)
+        columns["file"] = [0] * len(groups)
+        table = columns_table(columns, schema)
+    else:
+        table = pa.table({"rows": pa.array([number_of(group, 3, end.name) for group in groups], pa.int64())})
+    constants = {name: pa.array([value] * len(groups), value.type) for name, value in partitions.items()}
+    return prune_row_groups(condition, table, constants)
+
+
+def _received(
+    source: Source,
+    file: SourceFile,
+    offset: int,
+    length: int,
+    on_bytes: Callable[[int], None],
+    stopped: Callable[[], bool],
+) -> Iterator[bytes]:
+    """Yield exactly ``length`` bytes of the file from ``offset``."""
+    left = length
+    for data in source.read(file.path, offset, length) if length else ():
+        piece = data[:left]
+        left -= len(piece)
+        on_bytes(len(data))
+        yield piece
+        if stopped():
+            raise KeyboardInterrupt
+    if left:
+        raise SourceUnavailable(
+            f"{source.url}/{file.path}: the connection ended after {length - left:,} of {length:,} bytes "
+            f"from {offset:,}"
+        )
+
+
+def _wanted(end: End, columns: Sequence[str] | None, elsewhere: Collection[str]) -> list[bool]:
+    if columns is None:
+        return [True] * len(end.columns)
+    here = set(map(str.lower, end.columns))
+    for name in columns:
+        if name not in end.columns and (name not in elsewhere or name.lower() in here):
+            known = ", ".join(end.columns) or "none"
+            raise UsageError(f"{end.name}: there is no column {name}; there are: {known}")
+    wanted = [name in columns for name in end.columns]
+    if not any(wanted):
+        known = ", ".join(end.columns) or "none"
+        raise UsageError(f"{end.name}: none of its columns is wanted; name one of: {known}")
+    return wanted
+
+
+def _condition(end: End, where: str, partitions: Mapping[str, pa.Scalar]) -> Condition:
+    _, schema = _opened({**end.fields, 4: (LIST, Items(STRUCT, [])), 3: (I64, 0)}, end.name)
+    try:
+        return parse_condition(where, condition_schema(schema, partitions))
+    except UsageError as error:
+        raise UsageError(f"{end.name}: {error}") from error
+
+
+def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
+    return footer_in(MAGIC + footer.frame(fields), name, "us")  # INT96 in microseconds, which hold the year 9999
+
+
+def _key(end: End, projection: Projection) -> str:
+    """Return a name for what is fetched, so that another version's or other columns' bytes never mix with it."""
+    digest = hashlib.sha256(thrift.encode(end.fields))
+    digest.update(repr((end.limit, projection.spans)).encode())
+    digest.update(thrift.encode(projection.fields))
+    return digest.hexdigest()[:16]
+
+
+def _copy(projection: Projection, part: Path, end: End, read: Callable[[int, int], Iterator[bytes]]) -> None:
+    """Write the file that ``projection`` describes to ``part``, durably; what it holds already is kept."""
+    with part.open("ab") as out:
+        held = out.tell()
+        if held < len(MAGIC) or held > projection.size:
+            held = min(projection.size, held) if held > projection.size else 0
+            out.truncate(held)
+        if not held:
+            out.write(MAGIC)
+            held = len(MAGIC)
+        for offset, length, spans in _ranges(_remaining(projection.spans, held - len(MAGIC))):
+            at = offset
+            waiting = iter(spans)
+            span: Span | None = next(waiting)
+            for data in _pieces(offset, length, end, read):
+                view = memoryview(data)
+                while span is not None and span.offset < at + len(view):
+                    out.write(view[max(0, span.offset - at) : span.end - at])
+                    if span.end > at + len(view):
+                        break
+                    span = next(waiting, None)
+                at += len(view)
+        out.write(footer.frame(projection.fields))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _pieces(offset: int, length: int, end: End, read: Callable[[int, int], Iterator[bytes]]) -> Iterator[bytes]:
+    """Yield a range of the file; what was read with its footer is not read again."""
+    here = max(0, min(length, end.start - offset))
+    if here:
+        yield from read(offset, here)
+    if here < length:
+        first = offset + here - end.start
+        yield end.tail[first : first + length - here]
+
+
+def _remaining(spans: Sequence[Span], done: int) -> Iterator[Span]:
+    """Yield what is left of ``spans`` when the first ``done`` bytes of them are there."""
+    for span in spans:
+        gone = min(done, span.length)
+        done -= gone
+        if gone < span.length:
+            yield Span(span.offset + gone, span.length - gone)
+
+
+def _ranges(spans: Iterator[Span]) -> Iterator[tuple[int, int, list[Span]]]:
+    """Yield offset and length of each range to read, with the spans in it; near ones are read in one go."""
+    together: list[Span] = []
+    for span in spans:
+        if together and not 0 <= span.offset - together[-1].end <= _GAP:
+            yield together[0].offset, together[-1].end - together[0].offset, together
+            together = []
+        together.append(span)
+    if together:
+        yield together[0].offset, together[-1].end - together[0].offset, together

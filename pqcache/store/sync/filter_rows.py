@@ -1,0 +1,254 @@
+"""The rows of a local Parquet file that satisfy a condition, as a file of their own.
+
+Row groups of which every row matches are copied as bytes. The others are decoded in pieces, filtered, and encoded
+as they were: with the same codecs, dictionaries and statistics, under the same schema and key-value metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.filters.expression import condition_columns, expression_of, rows_where
+from pqcache.filters.sql import parse_condition
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.projection import keyvalues_of, project
+from pqcache.parquet.rewrite.concat_chunks import alone, encode
+from pqcache.parquet.rewrite.direct_io_file import WRITERS
+from pqcache.parquet.rewrite.encodings import Encodings
+from pqcache.parquet.rewrite.file_writer import Form, Layout, RowGroupFile, form_of, told, widened
+from pqcache.parquet.rewrite.source_reader import Source, open_source, sources_of
+from pqcache.parquet.schema_merge import conformed, working
+
+_PIECE = 4 << 20  # Arrow bytes decoded at once, guessed
+_MAX_PIECE_ROWS = 32 << 10  # dictionaries can make the guess far too low
+_ROW_GROUP = 32 << 20  # Arrow bytes encoded at once
+_COPY = 1 << 20
+
+
+def condition_schema(schema: pa.Schema, partitions: Mapping[str, pa.Scalar]) -> pa.Schema:
+    """Return the columns that a condition may name: the file's, then the partition columns, whose values win."""
+    own = [column for column in working(schema) if column.name not in partitions]
+    return pa.schema([*own, *(pa.field(name, value.type) for name, value in partitions.items())])
+
+
+def write_matching(
+    source: Path,
+    target: Path,
+    wanted: Sequence[bool],
+    where: str,
+    partitions: Mapping[str, pa.Scalar],
+    every: Sequence[bool],
+    stopped: Callable[[], bool],
+    name: str,
+) -> None:
+    """Write the rows of ``source`` that satisfy ``where`` to ``target``, durably.
+
+    Args:
+        source: a local Parquet file.
+        target: the file to make; one that is there is replaced.
+        wanted: for each top-level column, whether to keep it; the others serve the condition only.
+        where: the condition.
+        partitions: the values of the partition columns; they win over columns of the file.
+        every: for each row group, whether all its rows are known to match.
+        stopped: asked between pieces; true raises KeyboardInterrupt.
+        name: the file to blame.
+
+    Raises:
+        UsageError: ``where`` makes no sense for the file.
+        ParquetError: the file is damaged.
+        PqcacheError: ``target`` cannot be written.
+    """
+    [opened] = sources_of([source])
+    condition = parse_condition(where, condition_schema(opened.schema, partitions))
+    used = [column for column in condition_columns(condition) if column not in partitions]
+    expression = expression_of(condition, partitions)
+    with told(target):
+        target.unlink(missing_ok=True)
+    disk = ThreadPoolExecutor(WRITERS, thread_name_prefix="pqcache-disk")
+    output = _output_of(opened, target, wanted, disk, name)
+    try:
+        for group, whole in enumerate(every):
+            if whole and output.copies:
+                output.flush()
+                output.copy(group)
+                continue
+            for table in _tables(opened, group, name):
+                if stopped():
+                    raise KeyboardInterrupt
+                output.add(_filtered(table, used, expression).select(output.positions), group)
+        output.flush()
+        output.finish()
+    except BaseException as error:
+        output.file.abandon()
+        if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):
+            raise ParquetError(f"{name}: cannot be written as Parquet ({error})") from error
+        raise
+    finally:
+        disk.shutdown()
+
+
+@dataclass
+class _Output:
+    """The file that is being written, and the rows that wait for it.
+
+    ``wanted`` says which top-level columns of ``source`` it holds, ``positions`` says the same. ``copies`` tells
+    whether row groups can be copied: their columns are stored as those encoded here.
+    """
+
+    source: Source
+    name: str
+    wanted: Sequence[bool]
+    positions: list[int]
+    fields: thrift.Struct
+    limit: int
+    layout: Layout
+    form: Form
+    file: RowGroupFile
+    as_integer: bool
+    copies: bool
+    encodings: Encodings | None = None
+    template: thrift.Struct | None = None
+    waiting: list[pa.Table] = field(default_factory=list)
+    size: int = 0
+    dictionaries: dict[str, int] = field(default_factory=dict)
+
+    def add(self, table: pa.Table, group: int) -> None:
+        """Take rows in that come from row group ``group``."""
+        if not table.num_rows:
+            return
+        if self.encodings is None:
+            self.encodings = _encodings_of(self.source, group, self.wanted, self.form, self.as_integer, self.name)
+        self.waiting.append(table)
+        self.size += table.nbytes
+        if self.size >= _ROW_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the waiting rows as a row group."""
+        if not self.waiting:
+            return
+        table = pa.concat_tables(self.waiting)
+        if any(pt.is_dictionary(column.type) for column in table.schema):
+            table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
+            for column, values in zip(table.schema.names, table.columns, strict=True):
+                if pt.is_dictionary(values.type):
+                    size = len(values.chunk(0).dictionary)
+                    self.dictionaries[column] = max(self.dictionaries.get(column, 0), size)
+        assert self.encodings is not None
+        self.file.append(alone(encode(table, self.encodings, self.name)))
+        self.waiting, self.size = [], 0
+
+    def copy(self, group: int) -> None:
+        """Append a row group of the source as it is."""
+        at, number = self.file.position, len(self.file.groups)
+        found = project(self.fields, self.wanted, [group], self.limit, self.name, at, number)
+        with told(self.file.path), self.source.path.open("rb") as pages:
+            out = self.file.open()
+            for span in found.spans:
+                pages.seek(span.offset)
+                left = span.length
+                while left and (data := pages.read(min(left, _COPY))):
+                    out.write(data)
+                    left -= len(data)
+        self.file.groups.append(found.fields[4][1].values[0])
+        self.file.rows += self.source.metadata.row_group(group).num_rows
+        self.file.position = found.size
+        # Which statistics can be trusted follows from who wrote the file: here the more doubtful of the two.
+        self.template = found.fields
+
+    def finish(self) -> None:
+        """Write the footer and bring everything to disk."""
+        if self.template is not None:
+            self.file.template = self.template
+        self.file.finish(widened(self.layout, self.dictionaries).keyvalues)
+
+
+def _output_of(opened: Source, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
+    data = footer.read_footer(opened.path)
+    fields = thrift.decode(data, name)
+    limit = opened.size - 8 - len(data)
+    empty = project(fields, wanted, [], limit, name).fields
+    elements = footer.schema_of(empty, name)
+    keyvalues = keyvalues_of(empty)
+    positions = [number for number, keep in enumerate(wanted) if keep]
+    declared = pa.schema([opened.schema.field(number) for number in positions], metadata=opened.schema.metadata)
+    layout = Layout(working(declared), declared, elements, keyvalues)
+    leaves = [opened.metadata.schema.column(leaf) for leaf in _leaves(opened, wanted, name)]
+    as_integer = any(
+        leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in leaves
+    )
+    form = form_of(layout, Encodings(decimal_as_integer=as_integer))
+    return _Output(
+        source=opened,
+        name=name,
+        wanted=wanted,
+        positions=positions,
+        fields=fields,
+        limit=limit,
+        layout=layout,
+        form=form,
+        file=RowGroupFile(target, form, disk, cached=True),
+        as_integer=as_integer,
+        copies=form.schema == elements,
+    )
+
+
+def _leaves(source: Source, wanted: Sequence[bool], name: str) -> list[int]:
+    """Return the positions of the leaves of the wanted columns."""
+    leaves = footer.leaves_of(source.elements, name)
+    return [number for number, leaf in enumerate(leaves) if wanted[leaf.column]]
+
+
+def _encodings_of(
+    source: Source, group: int, wanted: Sequence[bool], form: Form, as_integer: bool, name: str
+) -> Encodings:
+    """Return the settings that a row group of the source was written with."""
+    written = footer.leaves_of(footer.schema_of(form.template, name), name)
+    paths = [".".join(part.decode("utf-8", "replace") for part in leaf.path) for leaf in written]
+    metadata = source.metadata.row_group(group)
+    chunks = dict(zip(paths, map(metadata.column, _leaves(source, wanted, name)), strict=True))
+    codecs = {path: chunk.compression.lower() for path, chunk in chunks.items()}
+    known_as = {"uncompressed": "none", "lz4_raw": "lz4"}
+    return Encodings(
+        codecs={path: known_as.get(codec, codec) for path, codec in codecs.items()},
+        dictionary=[path for path, chunk in chunks.items() if chunk.has_dictionary_page],
+        statistics=[path for path, chunk in chunks.items() if chunk.is_stats_set],
+        decimal_as_integer=as_integer,
+    )
+
+
+def _tables(source: Source, group: int, name: str) -> Iterator[pa.Table]:
+    """Yield the rows of a row group in pieces of bounded size."""
+    metadata = source.metadata.row_group(group)
+    width = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
+    rows = min(max(1, _PIECE // width), _MAX_PIECE_ROWS)
+    schema = working(source.schema)
+    found = 0
+    try:
+        with open_source(source.path, source.int96) as file:
+            for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
+                found += batch.num_rows
+                yield conformed(pa.Table.from_batches([batch]), schema, name)
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); fetch the file again") from error
+    if found != metadata.num_rows:
+        raise ParquetError(
+            f"{name}: row group {group} of those fetched holds {found:,} rows, and {metadata.num_rows:,} in the "
+            "footer; fetch the file again"
+        )
+
+
+def _filtered(table: pa.Table, used: Sequence[str], expression: pc.Expression) -> pa.Table:
+    """Return the rows for which ``expression`` on the columns ``used`` is true, in order."""
+    kept = rows_where(table.select(used), expression)
+    if len(kept) == table.num_rows:
+        return table
+    return table.take(kept)

@@ -1,0 +1,53 @@
+"""What there is at a source to be taken: its Parquet files, hostile names refused, partitions chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pqcache.errors import SourceIncomplete
+from pqcache.events import Listed, OnEvent
+from pqcache.store.drivers.base import FIRST, Source
+from pqcache.store.hive import is_data
+from pqcache.store.manifest import SourceFile
+from pqcache.store.sync.download import RETRIES, with_retries
+from pqcache.store.sync.safety_checks import check_listing
+from pqcache.store.sync.subset import Subset, select
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The Parquet files to take, the paths of everything at the source, and what to take of each file."""
+
+    files: list[SourceFile]
+    paths: list[str]
+    subset: Subset
+
+
+def list_source(
+    source: Source,
+    on_event: OnEvent,
+    retries: int = RETRIES,
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Listing:
+    """List the source, hostile names refused and partitions pruned by ``where``.
+
+    A source without any Parquet file raises SourceIncomplete: an empty listing never replaces what is held.
+    """
+    found: list[SourceFile] = []
+
+    def list_once() -> None:
+        found[:] = source.list()
+
+    with_retries(list_once, source.url, min(retries, 2), on_event, within=FIRST / 2)  # a silent server: once
+    check_listing(found, source.url)
+    files = [file for file in found if is_data(file.path)]
+    if not files:
+        others = f" among its {len(found):,} files" if found else ""
+        raise SourceIncomplete(f"{source.url}: no Parquet file{others}; check the URL and what wrote it")
+    files, subset = select(source, files, where, columns)
+    if not files:
+        raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}")
+    on_event(Listed(len(files), sum(file.identity.size for file in files)))
+    return Listing(files, [file.path for file in found], subset)

@@ -1,0 +1,209 @@
+"""What a sync or a repartition is going to do, worked out without touching anything.
+
+A plan is a plain value: ``--dry-run`` shows the same one that a real run applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pqcache.parquet.rewrite.options import shuffle_of
+from pqcache.store.hive import parent
+from pqcache.store.manifest import FileEntry, SourceFile
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a snapshot's files are made from the source's: what is fetched of each, and how they are rewritten.
+
+    Both are texts that compare; empty means all of it, and as it is.
+    """
+
+    fetch: str = ""
+    rewrite: str = ""
+
+    @property
+    def text(self) -> str:
+        """The recipe as an entry remembers it; empty for a plain copy."""
+        return f"{self.fetch}|{self.rewrite}" if self.fetch or self.rewrite else ""
+
+
+PLAIN = Recipe()
+
+
+def fetch_of(recipe: str) -> str:
+    """Return what was fetched, of an entry's recipe: a condition may hold ``|``, how it was rewritten may not."""
+    return recipe.rpartition("|")[0]
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file that goes into a rewritten directory: a source file, or an entry the cache holds already."""
+
+    file: SourceFile | None
+    entry: FileEntry | None
+
+    @property
+    def path(self) -> str:
+        """The path that decides the row order within the directory."""
+        known = self.entry if self.entry is not None else self.file
+        assert known is not None
+        return known.path
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        if self.entry is not None:
+            return self.entry.size
+        assert self.file is not None
+        return self.file.identity.size
+
+
+@dataclass(frozen=True)
+class DirectoryPlan:
+    """What happens to one partition directory.
+
+    ``keep`` is linked from the current snapshot, ``fetch`` is copied from the source as it is, and
+    ``rewrite`` is what the directory is made anew from, in row order.
+    """
+
+    directory: str
+    keep: tuple[FileEntry, ...] = ()
+    fetch: tuple[SourceFile, ...] = ()
+    rewrite: tuple[Input, ...] = ()
+
+    @property
+    def downloads(self) -> list[SourceFile]:
+        """The source files to bring."""
+        return [*self.fetch, *(item.file for item in self.rewrite if item.entry is None and item.file)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens to every partition directory, and the counts a person wants to see.
+
+    ``added``, ``changed``, ``removed`` and ``unchanged`` count source files.
+    """
+
+    directories: tuple[DirectoryPlan, ...]
+    recipe: Recipe
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    removed: tuple[str, ...]
+    unchanged: int
+
+    @property
+    def downloads(self) -> list[SourceFile]:
+        """All source files to bring."""
+        return [file for directory in self.directories for file in directory.downloads]
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Bytes to bring from the source."""
+        return sum(file.identity.size for file in self.downloads)
+
+    @property
+    def rewrite_bytes(self) -> int:
+        """Bytes that rewriting reads, and at most about as many that it writes."""
+        return sum(item.size for directory in self.directories for item in directory.rewrite)
+
+    @property
+    def rewrites(self) -> int:
+        """Directories to rewrite."""
+        return sum(1 for directory in self.directories if directory.rewrite)
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether the current snapshot is already what this plan would make."""
+        return not (self.removed or any(d.fetch or d.rewrite for d in self.directories))
+
+
+def plan_sync(
+    listing: Sequence[SourceFile],
+    held: Iterable[FileEntry],
+    recipe: Recipe = PLAIN,
+    damaged: frozenset[str] = frozenset(),
+    others: frozenset[str] = frozenset(),
+) -> Plan:
+    """Return how to get from the entries ``held`` to the source files ``listing``.
+
+    ``damaged`` names held paths that cannot be used any more, ``others`` those that do not have the table's schema.
+    Equal identity means unchanged.
+    """
+    entries = sorted((entry for entry in held), key=lambda entry: entry.path)
+    before: dict[str, SourceFile] = {f.path: f for entry in entries for f in entry.sources}
+    after = {file.path: file for file in listing}
+    held_by_directory: dict[str, list[FileEntry]] = {}
+    for entry in entries:
+        held_by_directory.setdefault(parent(entry.path), []).append(entry)
+    ordered = sorted(listing, key=lambda file: (parent(file.path), file.path))
+    directories = tuple(
+        _plan_directory(directory, tuple(files), held_by_directory.get(directory, []), recipe, damaged, others)
+        for directory, files in groupby(ordered, key=lambda file: parent(file.path))
+    )
+    return Plan(
+        directories,
+        recipe,
+        added=tuple(path for path in after if path not in before),
+        changed=tuple(path for path, file in after.items() if path in before and before[path] != file),
+        removed=tuple(path for path in before if path not in after),
+        unchanged=sum(1 for path, file in after.items() if before.get(path) == file),
+    )
+
+
+def plan_repartition(held: Iterable[FileEntry], recipe: Recipe, others: frozenset[str] = frozenset()) -> Plan:
+    """Return how to rewrite what is held by ``recipe``; what is to be fetched for it, a cache cannot do alone.
+
+    ``others`` names what does not have the table's schema.
+    """
+    entries = tuple(held)
+    sources = {file.path: file for entry in entries for file in entry.sources}
+    return plan_sync(tuple(sources.values()), entries, recipe, others=others)
+
+
+def _plan_directory(
+    directory: str,
+    files: tuple[SourceFile, ...],
+    entries: Sequence[FileEntry],
+    recipe: Recipe,
+    damaged: frozenset[str],
+    others: frozenset[str],
+) -> DirectoryPlan:
+    whole = not any(entry.path in damaged for entry in entries)
+    complete = whole and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
+    if complete and all(entry.recipe == recipe.text and entry.path not in others for entry in entries):
+        return DirectoryPlan(directory, keep=tuple(entries))
+    fetched = [entry for entry in entries if fetch_of(entry.recipe) == recipe.fetch]
+    seed = shuffle_of(recipe.text)
+    ordered = [entry for entry in fetched if shuffle_of(entry.recipe) is None]
+    seeds = {shuffle_of(entry.recipe) for entry in fetched}
+    if len(ordered) < len(fetched) and not (complete and seed is not None and len(seeds) == 1):
+        fetched = ordered  # the order of rows that were shuffled among others is lost
+    usable = _single_source(fetched, damaged)
+    if not recipe.rewrite:
+        plain = {f: e for f, e in usable.items() if e.recipe == recipe.text and e.path == f.path}
+        return DirectoryPlan(
+            directory,
+            keep=tuple(plain[file] for file in files if file in plain),
+            fetch=tuple(file for file in files if file not in plain),
+        )
+    if complete and len(fetched) == len(
+        entries
+    ):  # rewriting loses nothing, so what was rewritten before serves as well as the source
+        return DirectoryPlan(directory, rewrite=tuple(Input(None, entry) for entry in entries))
+    return DirectoryPlan(directory, rewrite=tuple(Input(file, usable.get(file)) for file in files))
+
+
+def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dict[SourceFile, FileEntry]:
+    """Return the entries that hold exactly one source file, all of it."""
+    uses: dict[SourceFile, int] = {}
+    for entry in entries:
+        for file in entry.sources:
+            uses[file] = uses.get(file, 0) + 1
+    return {
+        entry.sources[0]: entry
+        for entry in entries
+        if len(entry.sources) == 1 and uses[entry.sources[0]] == 1 and entry.path not in damaged
+    }

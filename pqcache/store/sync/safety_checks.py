@@ -1,0 +1,202 @@
+"""What keeps a bad night at the source from reaching the snapshot: markers, settling, and limits on loss."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pqcache.errors import PqcacheError, SourceError, SourceIncomplete, UsageError
+from pqcache.store.drivers.base import check_path, printable
+from pqcache.store.hive import parent
+from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.sync.plan import Plan
+from pqcache.units import format_count, format_size
+
+MAX_DELETE = "50%"
+_LEAST_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Which files of a source are not taken yet.
+
+    A partition is taken when it, or a partition directory above it, holds a file named ``marker``. Files
+    younger than ``settle`` seconds at ``now`` (seconds since the epoch) are left for the next run.
+    """
+
+    marker: str | None = None
+    settle: float = 0.0
+    now: float = 0.0
+
+
+def taken(
+    files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], waiting: Waiting
+) -> list[SourceFile]:
+    """Return ``files`` without those that have to wait; what is held of those stays as it is.
+
+    A held directory stays as it is, as a whole, while it is there without its marker, be it with nothing but
+    a writer's temporary files in it, and while it has lost files and those that replace them are young.
+
+    ``all_paths`` are the paths of everything at the source, markers and hidden files included.
+    """
+    if waiting.marker is None and not waiting.settle:
+        return list(files)
+    before = {file.path: file for entry in held for file in entry.sources}
+    names = list(all_paths)
+    marked = {parent(p) for p in names if p.rpartition("/")[2] == waiting.marker}
+    deadline = (waiting.now - waiting.settle) * 1e9
+    result: dict[str, SourceFile] = {}
+    young: set[str] = set()  # directories that new files have begun to arrive in
+    for file in files:
+        if waiting.marker is not None and not _is_marked(parent(file.path), marked):
+            continue
+        if waiting.settle and file.identity.mtime_ns > deadline:
+            if file.path in before:
+                result[file.path] = before[file.path]
+            else:
+                young.add(parent(file.path))
+        else:
+            result[file.path] = file
+    listed = {file.path for file in files}
+    there = _directories(names)
+    unmarked = {d for d in map(parent, before) if waiting.marker is not None and not _is_marked(d, marked)}
+    losing = {parent(path) for path in before if path not in listed}
+    as_held = (unmarked & there) | (losing & young)
+    result = {path: file for path, file in result.items() if parent(path) not in as_held}
+    result.update((path, file) for path, file in before.items() if parent(path) in as_held)
+    return list(result.values())
+
+
+def _directories(paths: Iterable[str]) -> set[str]:
+    """Return every directory in which, or below which, one of ``paths`` lies."""
+    found = {""}
+    for path in paths:
+        directory = parent(path)
+        while directory not in found:
+            found.add(directory)
+            directory = parent(directory)
+    return found
+
+
+def _is_marked(directory: str, marked: set[str]) -> bool:
+    """Return whether a directory or a partition directory above it has the marker.
+
+    The root's own marker counts only for files that lie there: an old one would vouch for every partition.
+    """
+    if not directory:
+        return "" in marked
+    while directory:
+        if directory in marked:
+            return True
+        directory = parent(directory)
+    return False
+
+
+def check_listing(listing: Sequence[SourceFile], source: str) -> None:
+    """Raise SourceError by name when a source path must not be used as a local path.
+
+    Two names that cannot both exist on disk (a file and a directory of one name) are refused as well.
+    """
+    names = {file.path for file in listing}
+    for path in names:
+        problem = check_path(path)
+        if problem is not None:
+            raise SourceError(
+                f"{printable(source)}/{printable(path)}: {problem}; nothing was published, rename it at the source"
+            )
+    for both in names & _directories(names):
+        raise SourceError(
+            f"{source}/{both}: is both a file and a directory; nothing was published, rename one at the source"
+        )
+
+
+def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> None:
+    """Raise SourceError when two names differ only in case and the file system of ``scratch`` folds case."""
+    folded: dict[str, str] = {}
+    for file in listing:
+        name = file.path
+        while name:
+            other = folded.setdefault(name.casefold(), name)
+            if other != name and folds_case(scratch):
+                raise SourceError(
+                    f"{source}/{name}: is one name with {other} on the cache's file system, which ignores case; "
+                    "nothing was published, rename one at the source or use another file system"
+                )
+            name = parent(name)
+
+
+def folds_case(directory: Path) -> bool:
+    """Return whether the file system of ``directory`` takes ``a`` and ``A`` for one name."""
+    probe = directory / f"case-{os.getpid()}-{os.urandom(4).hex()}"
+    probe.touch()
+    try:
+        return probe.with_name(probe.name.upper()).exists()
+    finally:
+        probe.unlink()
+
+
+def parse_max_delete(text: str) -> tuple[float, bool]:
+    """Return the limit in ``--max-delete`` and whether it is a percentage.
+
+    >>> parse_max_delete("50%"), parse_max_delete("1000")
+    ((50.0, True), (1000.0, False))
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    if match is None or (match[2] and float(match[1]) > 100):
+        raise UsageError(f"--max-delete {text!r}: write a number of files like 1000, or a share like 50%")
+    return float(match[1]), bool(match[2])
+
+
+def check_deletions(
+    plan: Plan, held: Sequence[FileEntry], max_delete: str, elsewhere: frozenset[str] = frozenset(), shard: str = ""
+) -> None:
+    """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
+
+    Files are replaced, not dropped, where all that a partition held goes and others arrive: jobs that overwrite
+    or compact a partition write new names. In a table without partitions only as many as arrive are replaced.
+
+    ``elsewhere`` are source files that other nodes hold. They count only where ``shard`` says how the shares have
+    changed: the few that change nodes as the source changes are not lost.
+    """
+    limit, percent = parse_max_delete(max_delete)
+    total = len({file.path for entry in held for file in entry.sources})
+    removed, added = set(plan.removed), Counter(map(parent, plan.added))
+    staying = {parent(file.path) for entry in held for file in entry.sources if file.path not in removed}
+    replaced = {directory for directory in added if directory and directory not in staying}
+    moved = removed & elsewhere
+    lost = removed if shard else removed - moved
+    dropped = sum(1 for path in lost if parent(path) not in replaced)
+    dropped -= min(added[""], sum(1 for path in lost if not parent(path)))
+    if dropped > (total * limit / 100 if percent else limit):
+        if shard and moved:
+            raise SourceIncomplete(
+                f"{shard}: {format_count(len(moved), 'file')} of the {total:,} in the snapshot would be other nodes', "
+                f"more than --max-delete {max_delete}; nothing was published, say --force if that is meant"
+            )
+        raise SourceIncomplete(
+            f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more than "
+            f"--max-delete {max_delete} (gone at the source, or left out by --where); nothing was published, "
+            "check the source and the condition, or say --force if they are meant to go"
+        )
+
+
+def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
+    """Raise PqcacheError when the plan needs more bytes than the cache's disk has free.
+
+    Rewriting needs room for its output beside its input; links need none, nor do the ``already`` bytes that
+    an earlier run brought. How much some columns and rows of a file take is not known beforehand.
+    """
+    known = max(0, plan.fetch_bytes - already) + plan.rewrite_bytes
+    spare = min(_SPARE, _LEAST_SPARE + known // 20)
+    needed = spare if plan.recipe.fetch else known + spare
+    free = shutil.disk_usage(cache).free
+    if needed > free:
+        raise PqcacheError(
+            f"{cache}: needs {format_size(needed)} of free space, has {format_size(free)}; "
+            "free some, take fewer partitions with --where, or put the cache on a larger disk"
+        )

@@ -1,0 +1,118 @@
+"""Which columns and rows of a source are taken, and which partitions that leaves to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.store.drivers.base import Source
+from pqcache.store.hive import parent, partition_table
+from pqcache.store.manifest import SourceFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Subset:
+    """The columns (None for all) and rows (None for all) that are taken of every file.
+
+    ``where`` is a condition that partition columns alone do not decide. ``partitions`` holds the typed
+    partition values of each directory. ``types`` are those of the named columns that are in files: a file from before
+    one was added has nulls in it.
+    """
+
+    columns: tuple[str, ...] | None = None
+    where: str | None = None
+    partitions: Mapping[str, Mapping[str, pa.Scalar]] = field(default_factory=dict, compare=False)
+    types: Mapping[str, pa.DataType] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether files are copied as they are."""
+        return self.columns is None and self.where is None
+
+    @property
+    def recipe(self) -> str:
+        """The text by which a file remembers what was taken of it; empty for all."""
+        parts = [] if self.columns is None else [f"columns={','.join(sorted(self.columns))}"]
+        return " ".join([*parts, *([] if self.where is None else [f"where={self.where}"])])
+
+
+def select(
+    source: Source, files: Sequence[SourceFile], where: str | None, columns: Sequence[str] | None
+) -> tuple[list[SourceFile], Subset]:
+    """Return the files that may hold wanted rows, and what is to be taken of each.
+
+    Partitions are pruned by their values. Where ``where`` or ``columns`` name columns in the files, one to three
+    footers are read for their types; rows are then filtered while they are fetched. A column that none of them has
+    raises UsageError.
+    """
+    if not where and columns is None:
+        return list(files), Subset()
+    import pyarrow as pa  # which a plain sync need not wait for
+
+    directories = sorted({parent(file.path) for file in files})
+    table = partition_table(directories)
+    row_where = None
+    names = table.column_names
+    in_files: set[str] = set()
+    if where:
+        from pqcache.filters.pruning import prune_row_groups
+        from pqcache.filters.sql import matching, parse_condition, where_columns  # as in transfer.py
+
+        in_files = {name.lower() for name in where_columns(where)} - {name.lower() for name in names}
+    types = _types(source, files, [name for name in columns or () if name not in names], in_files)
+    if where:
+        if not in_files:
+            taken = set(matching(table, where))
+        else:
+            row_where = where
+            condition = parse_condition(where, pa.schema([*types.items(), *table.schema]))
+            rows = pa.table({"rows": pa.array([1] * len(directories), pa.int64())})
+            constants = {name: table[name] for name in table.column_names}
+            some = prune_row_groups(condition, rows, constants).some
+            taken = {position for position in range(len(directories)) if some[position]}
+        kept = {directories[position] for position in taken}
+        files = [file for file in files if parent(file.path) in kept]
+    if columns is None and row_where is None:
+        return list(files), Subset()
+    values = {d: {name: table[name][i] for name in names} for i, d in enumerate(directories)}
+    return list(files), Subset(None if columns is None else tuple(columns), row_where, values, types)
+
+
+def _types(
+    source: Source, files: Sequence[SourceFile], names: Sequence[str], lower: Collection[str]
+) -> dict[str, pa.DataType]:
+    """Return the types of columns by their names in the files: as in the first, the last or one in between.
+
+    ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time, and a name
+    that is in none of these files is a slip.
+    """
+    from pqcache.store.sync.remote_footer import read_remote_footer  # as above
+
+    found: dict[str, pa.DataType] = {}
+    known: dict[str, None] = {}
+    exact, folded = dict.fromkeys(names), dict.fromkeys(sorted(lower))
+    for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]]):
+        if not (exact or folded):
+            break
+        try:
+            _, schema = read_remote_footer(source, file)
+        except ParquetError:
+            if file is files[0]:
+                raise
+            continue  # one that is being written, perhaps; it is named if it is to be fetched
+        known |= dict.fromkeys(schema.names)
+        for column in schema:
+            if column.name in exact or column.name.lower() in folded:
+                found.setdefault(column.name, column.type)
+        for name in schema.names:
+            exact.pop(name, None)
+            folded.pop(name.lower(), None)
+    if missing := [*exact, *folded]:
+        choices = ", ".join(known) or "none"
+        raise UsageError(f"{source.url}: there is no column {missing[0]}; there are: {choices}")
+    return found

@@ -1,0 +1,323 @@
+"""Verify: whether a cache is what it was when it was published; and repair, which fetches again what is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pqcache.errors import DamagedError, PqcacheError, UsageError
+from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
+from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Cache, Snapshot
+from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
+from pqcache.store.manifest import FileEntry, Manifest
+from pqcache.store.sync.download import Stopwatch
+from pqcache.store.sync.incremental import find_damaged
+from pqcache.store.verify.repair import changes_at_source, fetch_again
+from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
+from pqcache.units import format_count
+
+FASTPARQUET = "fastparquet"
+_TOGETHER = 64  # files whose footers are compared at once where nothing else is
+_SECONDS = 60.0  # for the smallest step of reading a file, after which it counts as hanging
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One thing that is wrong: a path below the snapshot, the row group and the column where known, and what it is."""
+
+    path: str
+    row_group: int | None
+    column: str | None
+    message: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What a verify found in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
+
+    ``damage`` is empty if all is well. ``unrecorded`` counts files without a recorded checksum. ``changed`` lists
+    source files that are not, or no longer, as the cache has them (None without ``source``). ``unread`` maps columns
+    that the second engine could not read to the reason. ``repaired`` is the new snapshot if one was made; then
+    ``damage`` is what was found before, and ``left`` what is still wrong in the new one.
+    """
+
+    cache: str
+    snapshot: str
+    deep: bool
+    engine: str | None
+    files: int
+    rows: int
+    bytes: int
+    unrecorded: int
+    damage: tuple[Damage, ...]
+    changed: tuple[str, ...] | None
+    unread: Mapping[str, str]
+    repaired: str | None
+    left: tuple[Damage, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged, or all of it was repaired."""
+        return not self.left if self.repaired is not None else not self.damage
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {**asdict(self), "ok": self.ok}
+
+    def raise_if_not_ok(self) -> None:
+        """Raise DamagedError if there is damage, or PqcacheError if only the source has changed."""
+        if not self.ok:
+            wrong = self.damage if self.repaired is None else self.left
+            paths = sorted({item.path for item in wrong})
+            more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
+            how = "--deep --repair" if self.deep else "--repair"  # what only --deep finds, only --deep mends
+            advice = f"'pqcache verify {self.cache} {how}' fetches that again"
+            if all(path.startswith(KEYS) for path in paths):
+                columns = " ".join(f"--key {shlex.quote(str(item.column))}" for item in wrong)
+                advice = f"'pqcache index {self.cache} {columns}' rebuilds that"
+            if self.repaired is not None:
+                advice = "it comes like this from the source: have it written again there"
+            raise DamagedError(f"{self.cache}: damaged: {', '.join(paths[:3])}{more}; {advice}")
+        if self.changed:
+            raise PqcacheError(
+                f"{self.cache}: {format_count(len(self.changed), 'file')} changed at the source; "
+                f"run 'pqcache sync {self.cache}'"
+            )
+
+
+def verify(
+    cache: str | os.PathLike[str],
+    *,
+    deep: bool = False,
+    source: bool = False,
+    engine: str | None = None,
+    repair: bool = False,
+    options: Mapping[str, str] | None = None,
+    jobs: int | None = None,
+    wait: float = 0.0,
+    on_event: OnEvent = ignore,
+) -> VerifyReport:
+    """Check that the current snapshot of ``cache`` is as it was published.
+
+    Every file of the manifest has to be there, of the recorded size, with a footer that parses and agrees with
+    manifest and index. Files are read in processes of their own, with bounded memory and time, since damaged Parquet
+    may crash what reads it.
+
+    Args:
+        cache: the cache's directory.
+        deep: also compare checksums, decode every page, and compare row counts and statistics with the values.
+        source: also ask the source whether the identities of its files are still those recorded.
+        engine: ``fastparquet`` to read every value with that as well and compare; implies ``deep``.
+        repair: fetch what is damaged again, into a new snapshot.
+        options: the source's options, for secrets that the cache does not remember.
+        jobs: processes that read; by default as many as there are processors.
+        wait: with ``repair``, seconds to wait for another run to end.
+        on_event: called with what happens, from several threads.
+
+    >>> report = verify("cache/shop", deep=True)
+    >>> report.ok, report.files, report.damage
+    (True, 6, ())
+
+    Damage is in the report and is not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
+    SourceIncomplete.
+    """
+    watch = Stopwatch()
+    if engine not in (None, FASTPARQUET):
+        raise UsageError(f"--engine {engine}: there is only {FASTPARQUET}")
+    if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:
+        raise UsageError(f"--engine {FASTPARQUET}: it is not installed; pip install 'pqcache[{FASTPARQUET}]'")
+    check = _Check(deep or engine is not None, engine, jobs or os.cpu_count() or 1, on_event)
+    target = Cache.open(cache)
+    snapshot, lease = target.lease()
+    with lease:
+        manifest, damage = check.snapshot(snapshot)
+        changed = None
+        if source and manifest is not None:
+            changed = changes_at_source(target, snapshot, manifest, options, on_event)
+    repaired: Snapshot | None = None
+    left: tuple[Damage, ...] = ()
+    if repair and damage:
+        repaired, left = _repair(target, snapshot, manifest, damage, check, options, wait, on_event)
+    entries = manifest.files if manifest is not None else ()
+    return VerifyReport(
+        cache=str(target.path),
+        snapshot=snapshot.id,
+        deep=check.deep,
+        engine=engine,
+        files=len(entries),
+        rows=sum(entry.rows for entry in entries),
+        bytes=sum(entry.size for entry in entries),
+        unrecorded=sum(1 for entry in entries if not entry.checksum),
+        damage=damage,
+        changed=changed,
+        unread=dict(sorted(check.unread.items())),
+        repaired=None if repaired is None else repaired.id,
+        left=left,
+        seconds=watch.seconds,
+    )
+
+
+def _repair(
+    cache: Cache,
+    snapshot: Snapshot,
+    manifest: Manifest | None,
+    damage: Sequence[Damage],
+    check: _Check,
+    options: Mapping[str, str] | None,
+    wait: float,
+    on_event: OnEvent,
+) -> tuple[Snapshot, tuple[Damage, ...]]:
+    """Repair, and check the files that came anew: the source may hold the same damage."""
+    damaged = frozenset(item.path for item in damage)
+    repaired = fetch_again(cache, snapshot, manifest, damaged, options, wait, on_event)
+    kept = frozenset(manifest.files if manifest is not None else ())
+    _, left = check.snapshot(repaired, kept)
+    return repaired, left
+
+
+class _Check:
+    """Checks snapshots and gathers what is found, from several threads."""
+
+    def __init__(self, deep: bool, engine: str | None, jobs: int, on_event: OnEvent) -> None:
+        self.deep = deep
+        self.engine = engine
+        self.unread: dict[str, str] = {}
+        self._jobs = jobs
+        self._on_event = on_event
+        self._lock = threading.Lock()
+
+    def snapshot(
+        self, snapshot: Snapshot, but: frozenset[FileEntry] = frozenset()
+    ) -> tuple[Manifest | None, tuple[Damage, ...]]:
+        """Return the manifest of a snapshot, None if it is damaged, and the damage; entries in ``but`` are left out."""
+        found: list[Damage] = []
+        manifest = None
+        if self._metadata(snapshot, FILES, found):
+            manifest = snapshot.manifest()
+        indexed = self._metadata(snapshot, ROW_GROUPS, found)
+        if (snapshot.path / SUMMARY).exists():  # not in a snapshot from before there were any
+            try:
+                snapshot.check(SUMMARY)
+            except DamagedError as error:
+                if (damage := _of_metadata(snapshot, SUMMARY, error)) not in found:
+                    self._tell(found, damage)
+        self._keys(snapshot, found)
+        if manifest is not None:
+            self._files(snapshot, [entry for entry in manifest.files if entry not in but], indexed, found)
+        return manifest, tuple(sorted(found, key=lambda item: (item.path, item.row_group or 0, item.column or "")))
+
+    def _metadata(self, snapshot: Snapshot, name: str, found: list[Damage]) -> bool:
+        """Return whether the manifest or the index can be read here without danger."""
+        before = len(found)
+        try:
+            recorded = snapshot.check(name)
+        except DamagedError as error:
+            damage = _of_metadata(snapshot, name, error)
+            if damage not in found:  # the manifest may have met the same
+                self._tell(found, damage)
+            return False
+        if not recorded:  # nothing vouches for it: let another process try
+            request = {"what": "metadata", "path": name}
+            with closing(Checker(snapshot.path)) as checker:
+                for answer in checker.ask(request):
+                    self._answer(found, name, answer)
+        if len(found) == before:
+            try:
+                snapshot.manifest() if name == FILES else snapshot.index()
+            except DamagedError as error:
+                self._tell(found, Damage(name, None, None, _reason(error)))
+        return len(found) == before
+
+    def _keys(self, snapshot: Snapshot, found: list[Damage]) -> None:
+        """Look for damage in key indexes; with ``deep`` in their runs too."""
+        for column in columns_indexed(snapshot.path):
+            directory = directory_of(snapshot.path, column)
+            try:
+                check_key_index(directory, self.deep)
+            except DamagedError as error:
+                message = f"{_reason(error)}; '{command_for(directory)}' rebuilds it"
+                self._tell(found, Damage(f"{KEYS}/{directory.name}", None, column, message))
+
+    def _files(self, snapshot: Snapshot, entries: Sequence[FileEntry], indexed: bool, found: list[Damage]) -> None:
+        misplaced = find_damaged(snapshot, entries)
+        weight = {entry.path: entry.size if self.deep else 1 for entry in entries}
+        self._on_event(Started("verify", sum(weight.values()), "bytes" if self.deep else "files"))
+        requests: list[Request] = []
+        for entry in entries:
+            if entry.path in misplaced:
+                self._tell(found, Damage(entry.path, None, None, _misplaced(snapshot.path / entry.path, entry.size)))
+                self._on_event(Advanced("verify", weight[entry.path]))
+                continue
+            requests.append(
+                {
+                    "what": "file",
+                    "path": entry.path,
+                    "rows": entry.rows,
+                    "row_groups": entry.row_groups,
+                    "checksum": entry.checksum,
+                    "deep": self.deep,
+                    "engine": self.engine,
+                    "seconds": _SECONDS,
+                }
+            )
+        requests.sort(key=lambda request: -weight[request["path"]])  # large ones first, so that all end together
+        count = min(self._jobs, len(requests))
+        if not self.deep and len(requests) > _TOGETHER:  # asked and answered alone, each would take a millisecond
+            several = (requests[i : i + _TOGETHER] for i in range(0, len(requests), _TOGETHER))
+            requests = [{"what": "files", "files": files, "seconds": _SECONDS} for files in several]
+
+        def answer(request: Request, said: Answer) -> None:
+            self._answer(found, request["path"], said)
+
+        def end(request: Request) -> None:
+            self._on_event(Advanced("verify", weight[request["path"]]))
+
+        opening = {"what": "index"} if indexed else None
+        words = [] if self.engine is None else [self.engine]
+        ask_all([Checker(snapshot.path, opening, words) for _ in range(count)], requests, answer, end)
+
+    def _answer(self, found: list[Damage], path: str, answer: Answer) -> None:
+        if "unread" in answer:
+            with self._lock:
+                self.unread.setdefault(answer["unread"], answer["why"])
+            return
+        message = answer["damage"]
+        if answer.get("index"):
+            path, message = ROW_GROUPS, f"{path}: {message}"
+        self._tell(found, Damage(path, answer.get("row_group"), answer.get("column"), message))
+
+    def _tell(self, found: list[Damage], damage: Damage) -> None:
+        with self._lock:
+            found.append(damage)
+        self._on_event(Damaged(damage.path, damage.row_group, damage.column, damage.message))
+
+
+def _misplaced(path: Path, size: int) -> str:
+    if path.is_symlink():
+        return "is a symbolic link"
+    if not path.exists():
+        return "is missing"
+    if not path.is_file():
+        return "is not a file"
+    found = path.stat().st_size
+    if found != size:
+        return f"has {found:,} bytes instead of {size:,}"
+    return "is behind a symbolic link"
+
+
+def _of_metadata(snapshot: Snapshot, name: str, error: DamagedError) -> Damage:
+    """Return the damage that a check of ``name`` found: in it, or in the file that has its checksum."""
+    of_checksums = str(error).startswith(f"{snapshot.path / CHECKSUMS}: ")
+    return Damage(CHECKSUMS if of_checksums else name, None, None, _reason(error))
+
+
+def _reason(error: DamagedError) -> str:
+    return str(error).partition(": ")[2].rpartition("; ")[0]

@@ -1,0 +1,258 @@
+"""Looks at a snapshot's files in a process of its own: damaged Parquet may end it, or ask for any amount of memory.
+
+``watched.py`` starts this with a snapshot's path and writes one request a line to it. Each request is answered by
+lines of JSON: ``step`` (what comes next, and how many seconds it may take), ``damage``, ``unread`` (a column that the
+second engine cannot read), ``well`` (nothing is wrong with any of several files) and ``end``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pqcache.errors import PqcacheError, first_line
+from pqcache.parquet.row_group_stats import columns_table, read_footer, row_group_columns
+from pqcache.store.cache import Snapshot
+from pqcache.store.row_group_index import rows_by_file
+from pqcache.system.checksum import is_true
+from pqcache.system.startup import without_pandas
+
+MEMORY = 2 << 30  # bytes that a file may take to be decoded, a page or a batch at a time
+_BATCH = 16 << 20  # bytes of a column decoded at once
+_SLOWEST = 4e6  # bytes a second: what takes longer than this does not end
+_MOST = 20  # pieces of damage that are told of one file
+
+Tell = Callable[..., None]
+
+
+class _Enough(Exception):
+    """So much of this file is damaged that telling more would not help."""
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints
+    if not sys.argv[2:]:  # the second engine needs it
+        without_pandas()
+    snapshot = Snapshot(Path(sys.argv[1]))
+    tables: dict[str, pa.Table] = {}
+    limit_memory()
+    for line in sys.stdin:
+        request = json.loads(line)
+        told = 0
+
+        def tell(**answer: Any) -> None:
+            nonlocal told
+            answers.write(json.dumps(answer) + "\n")
+            told += "damage" in answer
+            if told >= _MOST:
+                raise _Enough
+
+        try:
+            if request["what"] == "metadata":
+                check_arrow(snapshot.path / request["path"], tell)
+            elif request["what"] == "index":
+                tables = dict(rows_by_file(snapshot.index()))
+            elif request["what"] == "files":
+                tell(step="footers", seconds=request["seconds"])
+                if all_well(snapshot.path, request["files"], tables):
+                    tell(well=True)
+            else:
+                check_file(snapshot.path, request, tables.get(request["path"]), tell)
+        except _Enough:
+            pass
+        except PqcacheError as error:
+            tell(damage=str(error))
+        except MemoryError:
+            tell(damage=f"cannot be read in {MEMORY >> 30} GB of memory")
+        except Exception as error:  # noqa: BLE001  what damage does to a file is not to be foreseen
+            tell(damage=f"cannot be checked ({type(error).__name__}: {first_line(error)[:200]})")
+        answers.write('{"end": true}\n')
+
+
+def limit_memory() -> None:
+    """Let this process have ``MEMORY`` more bytes of address space than it has, where the system can do that."""
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    except (OSError, ValueError):
+        return
+
+
+def check_arrow(path: Path, tell: Tell) -> None:
+    """Read a manifest or an index and see that nothing in it points outside of it."""
+    try:
+        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
+            reader.read_all().validate(full=True)
+    except Exception as error:  # noqa: BLE001  whatever damage makes the reader raise is the finding
+        tell(damage=f"cannot be read ({first_line(error)[:200]})")
+
+
+def all_well(root: Path, requests: list[dict[str, Any]], tables: dict[str, pa.Table]) -> bool:
+    """Return whether all these files' footers agree with manifest and index: a tenth of the time of one by one."""
+    alike: list[tuple[pa.Schema, dict[str, list[Any]], list[pa.Table]]] = []
+    for request in requests:
+        with pq.ParquetFile(root / request["path"]) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+        if (metadata.num_rows, metadata.num_row_groups) != (request["rows"], request["row_groups"]):
+            return False
+        if request["path"] not in tables:  # no index to compare with, or none of its row groups is there
+            if tables and metadata.num_row_groups:
+                return False
+            continue
+        columns = row_group_columns(metadata, schema)
+        columns["file"] = [0] * metadata.num_row_groups
+        for known, together, indexed in alike:
+            if known.equals(schema):
+                for name, values in columns.items():
+                    together[name] += values
+                indexed.append(tables[request["path"]])
+                break
+        else:
+            alike.append((schema, columns, [tables[request["path"]]]))
+    for schema, together, indexed in alike:
+        for _ in compare_index(columns_table(together, schema), pa.concat_tables(indexed)):
+            return False
+    return True
+
+
+def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, tell: Tell) -> None:
+    """Check one data file against its entry, against the index, and with ``deep`` page by page."""
+    path = root / request["path"]
+    seconds = request["seconds"]
+    tell(step="footer", seconds=seconds)
+    try:
+        metadata, schema = read_footer(path)
+        columns = row_group_columns(metadata, schema)
+        columns["file"] = [0] * metadata.num_row_groups
+        footer = columns_table(columns, schema)
+    except Exception as error:  # noqa: BLE001  as above
+        tell(damage=f"its footer cannot be read ({first_line(error)[:200]})")
+        footer = None
+    if footer is not None:
+        for what, count in (("rows", metadata.num_rows), ("row_groups", metadata.num_row_groups)):
+            if count != request[what]:
+                kind = what.replace("_", " ")
+                tell(damage=f"its footer says {count:,} {kind}, the manifest {request[what]:,}")
+        if indexed is not None:
+            _tell_of_index(path, request, footer, indexed, tell)
+    if not request["deep"]:
+        return
+    size = path.stat().st_size
+    tell(step="checksum", seconds=seconds + size / _SLOWEST)
+    same = not request["checksum"] or is_true(request["checksum"], path)
+    if not same:
+        tell(damage="its checksum is not the one that was recorded")
+    if footer is not None:
+        decode(path, schema, footer, size, seconds, tell)
+        if request["engine"] and same:
+            from pqcache.store.verify.fastparquet_check import compare_engines
+
+            compare_engines(path, schema, seconds + size / _SLOWEST, tell)
+
+
+def _tell_of_index(path: Path, request: dict[str, Any], footer: pa.Table, indexed: pa.Table, tell: Tell) -> None:
+    """Compare the index's lines with the footer; where the file is whole by its checksum, the index is damaged."""
+    wrong = list(compare_index(footer, indexed))
+    whole = bool(wrong and request["checksum"]) and is_true(request["checksum"], path)
+    for damage, group, column in wrong:
+        tell(damage=damage, row_group=group, column=column, index=whole)
+
+
+def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, int | None, str | None]]:
+    """Yield what the footer and the index's lines disagree on: text, row group, column."""
+    if footer.num_rows != indexed.num_rows:
+        yield f"the footer has {footer.num_rows:,} row groups, the index {indexed.num_rows:,}", None, None
+        return
+    known = set(footer.column_names)
+    for name in indexed.column_names:
+        if name == "file":
+            continue
+        column_name, colon, what = name.rpartition(":")
+        column, there = column_name if colon else None, indexed[name]
+        try:
+            here = footer[name] if name in known else pa.chunked_array([pa.nulls(len(there), there.type)])
+            here = here if here.type == there.type else here.cast(there.type)
+        except pa.ArrowException:
+            yield f"the index has a {there.type} as {what}, the footer a {footer[name].type}", None, column
+            continue
+        if here.equals(there):
+            continue
+        for group, (one, other) in enumerate(zip(here, there, strict=True)):
+            if one.equals(other) or (what in ("min", "max") and not (one.is_valid and other.is_valid)):
+                continue  # a minimum or maximum that one has not is fine: not every process can hold all of them
+            yield f"the index has {_text(other)} as {what}, the footer {_text(one)}", group, column
+            break
+
+
+def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: float, tell: Tell) -> None:
+    """Decode every page, and compare row counts and statistics with what is there."""
+    with pq.ParquetFile(path, buffer_size=1 << 20, page_checksum_verification=True) as file:
+        for group in range(footer.num_rows):
+            line = {name: footer[name][group] for name in footer.column_names}
+            for field in schema:
+                stored = min(line[f"{field.name}:bytes"].as_py() or 0, size)
+                tell(step=[group, field.name], seconds=seconds + stored / _SLOWEST)
+                try:
+                    wrong = _decode_column(file, group, field, line)
+                except _Enough:
+                    raise
+                except MemoryError:
+                    wrong = f"cannot be decoded in {MEMORY >> 30} GB of memory"
+                except Exception as error:  # noqa: BLE001  as above
+                    wrong = f"cannot be decoded ({first_line(error)[:200]})"
+                if wrong:
+                    tell(damage=wrong, row_group=group, column=field.name)
+
+
+def _decode_column(file: pq.ParquetFile, group: int, field: pa.Field, line: dict[str, Any]) -> str | None:
+    """Return what is wrong with a column of a row group, or None."""
+    name, rows = field.name, line["rows"].as_py()
+    each = max(1, (line[f"{name}:uncompressed"].as_py() or 0) // max(1, rows))
+    low, high = line.get(f"{name}:min"), line.get(f"{name}:max")
+    count = nulls = 0
+    for batch in file.iter_batches(max(1, min(65536, _BATCH // each)), [group], [name], use_threads=False):
+        column = batch.column(0)
+        column.validate()
+        count, nulls = count + len(column), nulls + column.null_count
+        if low is not None and high is not None and low.is_valid and high.is_valid:
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            try:
+                found = pc.min_max(column)
+                outside = found["min"].is_valid and (_is_less(found["min"], low) or _is_less(high, found["max"]))
+            except pa.ArrowNotImplementedError:  # a type without an order here
+                outside = False
+            if outside:
+                return f"holds values outside of its statistics ({_text(low)} to {_text(high)})"
+    if count != rows:
+        return f"holds {count:,} rows, its footer says {rows:,}"
+    stated = line[f"{name}:nulls"].as_py()
+    if stated is not None and stated != nulls:
+        return f"holds {nulls:,} nulls, its statistics say {stated:,}"
+    return None
+
+
+def _is_less(one: pa.Scalar, other: pa.Scalar) -> bool:
+    return bool(pc.less(one, other if other.type == one.type else other.cast(one.type)).as_py())
+
+
+def _text(value: pa.Scalar) -> str:
+    try:
+        return repr(value.as_py())
+    except (ValueError, OverflowError):  # a time that Python's types cannot hold
+        return str(value.value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Processes that look at files which may be damaged, watched from outside: one that dies or hangs is a finding."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+from pqcache.errors import PqcacheError
+
+_START = 120.0  # seconds in which a process has to have loaded its libraries
+_ROOT = Path(__file__).resolve().parents[3]
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX")  # each thread reserves address space
+
+Request = dict[str, Any]
+Answer = dict[str, Any]
+WELL: Answer = {"well": True}
+
+
+class Checker:
+    """One process of ``checkup.py``, started by the first request, and anew by the first after it died.
+
+    ``opening`` is a request that every new process gets before any other; ``words`` are further arguments of it.
+    """
+
+    def __init__(self, snapshot: Path, opening: Request | None = None, words: Sequence[str] = ()) -> None:
+        self._arguments = [str(snapshot), *words]
+        self._opening = opening
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pending = b""
+
+    def ask(self, request: Request) -> Iterator[Answer]:
+        """Yield the answers to a request; of a process that dies or does not end, the last one is ``damage``."""
+        if self._process is None:
+            self._start()
+            if self._opening is not None:
+                yield from self._answers(self._opening)
+        if self._process is not None:
+            yield from self._answers(request)
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process, self._pending = self._process, None, b""
+        if process is not None:
+            process.kill()
+            process.communicate()
+            self._said.close()
+
+    def _start(self) -> None:
+        found = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+        environment = {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+        self._said = TemporaryFile()  # noqa: SIM115  closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pqcache.store.verify.file_checks", *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env={**environment, **dict.fromkeys(_ONE_THREAD, "1")},
+            start_new_session=True,  # Ctrl-C is for the command
+        )
+
+    def _answers(self, request: Request) -> Iterator[Answer]:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it is dead, as its answer will say
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        seconds = _START
+        where: Answer = {}
+        while True:
+            line = self._line(seconds)
+            if not line:
+                why = f"did not end within {seconds:.0f} s" if line is None else self._end(process.wait())
+                self.close()
+                yield {"damage": f"the process that read it {why}", **where}
+                return
+            answer = json.loads(line)
+            if "end" in answer:
+                return
+            if "step" in answer:
+                step, seconds = answer["step"], answer["seconds"]
+                where = {"row_group": step[0], "column": step[1]} if isinstance(step, list) else {}
+            else:
+                yield answer
+
+    def _end(self, status: int) -> str:
+        """Return how the process died; one that gave up by itself was not ended by damage, and raises PqcacheError."""
+        if status < 0:
+            return f"was ended by {signal.Signals(-status).name}"
+        self._said.seek(0)
+        last = (self._said.read().decode(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
+        if "MemoryError" in last:
+            return "had too little memory"
+        raise PqcacheError(
+            f"the process that checks files cannot work: {last}; see that it has memory and its libraries"
+        )
+
+    def _line(self, seconds: float) -> bytes | None:
+        """Return the next line, an empty one at the end, or None where there is none in so many seconds."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return None
+            more = os.read(descriptor, 1 << 16)
+            if not more:
+                return b""
+            self._pending += more
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+
+def ask_all(
+    checkers: Sequence[Checker],
+    requests: Sequence[Request],
+    on_answer: Callable[[Request, Answer], None],
+    on_end: Callable[[Request], None],
+) -> None:
+    """Put all requests to some processes and end these; the callbacks are called from as many threads.
+
+    A request with ``files``, which are requests too, is answered by ``WELL`` or not; if not, each of them is put alone.
+    """
+    waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
+    for request in requests:
+        waiting.put(request)
+    stopped = threading.Event()
+    errors: list[BaseException] = []
+
+    def work(checker: Checker) -> None:
+        try:
+            while not stopped.is_set():
+                request = waiting.get_nowait()
+                several = request.get("files", ())
+                well = bool(several) and list(checker.ask(request)) == [WELL]
+                for one in several or (request,):
+                    for answer in () if well or stopped.is_set() else checker.ask(one):
+                        on_answer(one, answer)
+                    on_end(one)
+        except queue.Empty:
+            pass
+        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
+            errors.append(error)
+            stopped.set()
+        finally:
+            checker.close()
+
+    threads = [threading.Thread(target=work, args=(checker,), daemon=True) for checker in checkers]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stopped.set()
+        for checker in checkers:
+            checker.close()
+    for error in errors:
+        raise error

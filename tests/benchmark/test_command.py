@@ -1,0 +1,219 @@
+"""What bench measures and advises; rates themselves are not tested, since they are the machine's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
+from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.open import open_data
+from pqcache.reader.read_plan import View, view_of
+from pqcache.system.process_stats import disk_bytes, pss
+from tests import ROOT
+from tests.datasets import write_shop
+
+QUICK = 0.05  # seconds
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bench")
+    pqcache.sync(root / "cache", str(write_shop(root / "shop", rows=600)))
+    return root / "cache"
+
+
+def state_of(cache: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in sorted(cache.rglob("*"))}
+
+
+def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    found = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([sys.executable, "-m", "pqcache", "bench", *words], capture_output=True, text=True, env=found)
+
+
+def test_a_real_run(cache: Path) -> None:
+    before = state_of(cache)
+    report = bench(cache, workers=[0, 1], seconds=QUICK, batch_size=64)
+    assert state_of(cache) == before
+    assert [item.workers for item in report.measured] == [0, 1]
+    assert (report.rows, report.row_groups, len(report.columns)) == (5400, 18, 7)
+    assert report.snapshot == pqcache.Cache.open(cache).snapshot().id
+    assert 0 < report.bytes <= sum(path.stat().st_size for path in (cache / "current").rglob("*.parquet"))
+    for item in report.measured:
+        assert item.rows_per_second > 0
+        assert item.of_limit == pytest.approx(item.rows_per_second / report.limit)
+        assert item.bytes_per_second == pytest.approx(item.rows_per_second * report.decoded / report.rows)
+        assert item.window == 16
+        if sys.platform == "linux":
+            assert item.memory is not None
+            assert item.memory > 50 << 20  # Python, Arrow and torch are there
+    assert report.recommended in (0, 1)
+
+
+def test_the_command_line(cache: Path) -> None:
+    words = [str(cache), "--columns", "id,price,dt", "--filters", "dt = '2026-11-02'", "--workers", "0"]
+    done = run(*words, "--seconds", str(QUICK), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) - {"event"} == {field.name for field in fields(BenchReport)}
+    assert found["columns"] == ["id", "price", "dt"]
+    assert found["rows"] == 1800
+    (measured,) = found["measured"]
+    assert set(measured) == {field.name for field in fields(Measured)}
+    assert all(set(item) == {field.name for field in fields(Advice)} for item in found["advice"])
+    shown = run(*words, "--seconds", str(QUICK))
+    assert "recommended  num_workers=0" in shown.stdout
+    assert "limit" in shown.stdout
+
+
+def test_without_torch(cache: Path, tmp_path: Path) -> None:
+    """As where torch is not installed: every process of the bench refuses to import it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'torch':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+    )
+    done = run(str(cache), "--seconds", str(QUICK), "--json", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [item["workers"] for item in found["measured"]] == [None]
+    assert found["measured"][0]["rows_per_second"] > 0
+    assert found["recommended"] is None
+    assert any("pqcache[torch]" in item["text"] for item in found["advice"])
+
+
+@pytest.mark.filterwarnings("error")  # one line says it
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"columns": ["nope"]}, "no column 'nope'"),
+        ({"filters": "dt = '2027-01-01'"}, "no row to read that satisfies"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"seconds": 0}, "--seconds"),
+        ({"workers": [-1]}, "--workers"),
+    ],
+)
+def test_what_makes_no_sense_is_named(cache: Path, how: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        bench(cache, **{"seconds": QUICK, **how})
+
+
+def test_errors_of_the_measuring_processes_are_told(cache: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"s": [f"text {i}" for i in range(1000)]}), tmp_path / "a.parquet", compression="zstd")
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[100:200] = bytes(100)
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(ParquetError, match=r"a.parquet: row group 0 cannot be read"):
+        bench(tmp_path, workers=[0], seconds=QUICK)
+    assert run(str(tmp_path / "nothing")).returncode == 2
+
+
+def test_a_share_is_read_by_itself(tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", rows=100)
+    pqcache.sync(tmp_path / "cache", str(shop), shard="1/3")
+    report = bench(tmp_path / "cache", workers=[0], seconds=QUICK)
+    assert 0 < report.rows < 900
+
+
+def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
+    def rates(*found: float) -> list[Measured]:
+        return [Measured(workers, rate, 0, 0, 0, None, None, 16) for workers, rate in enumerate(found)]
+
+    assert recommended(rates(100, 50, 90)) == 0
+    assert recommended(rates(97, 100, 90)) == 0
+    assert recommended(rates(50, 97, 100)) == 1
+    assert recommended([Measured(None, 5, 0, 0, 0, None, None, 16)]) is None
+
+
+def advice_for(
+    view: View, window: int = 16, of_limit: float = 0.9, dense: dict[str, float] | None = None
+) -> list[Advice]:
+    report = BenchReport(
+        target=str(view.data.root),
+        snapshot="",
+        columns=view.columns,
+        batch_size=4096,
+        memory=64 << 20,
+        cores=2,
+        seconds=1,
+        rows=int(view.counts.sum()),
+        row_groups=len(view.groups),
+        bytes=1,
+        decoded=int(view.sizes.sum()),
+        limit=1,
+        limit_from_disk=None,
+        measured=(Measured(2, 1.0, 1.0, of_limit, 0.1, None, None, window),),
+        recommended=2,
+        advice=(),
+    )
+    return list(advise(report, view, dense or {}))
+
+
+def view_with(root: Path, groups: int, rows: int, columns: int = 1) -> View:
+    root.mkdir()
+    table = pa.table({f"c{i}": np.random.default_rng(i).random(groups * rows) for i in range(columns)})
+    pq.write_table(table, root / "a.parquet", row_group_size=rows)
+    return view_of(open_data(root)[0], None, None)
+
+
+def test_advice(tmp_path: Path) -> None:
+    fine = view_with(tmp_path / "fine", 40, 200_000)
+    assert advice_for(fine) == []
+    (dense,) = advice_for(fine, dense={"tokens": 0.9, "box": 0.1})
+    assert dense.command == f"pqcache repartition {fine.data.root} DEST --dense tokens"
+    (narrow,) = advice_for(fine, window=3)
+    assert "mixes 3 row groups" in narrow.text
+    assert "--row-group-size" in (narrow.command or "")
+    (few,) = advice_for(view_with(tmp_path / "few", 3, 1_000_000))
+    assert "3 row groups are few" in few.text
+    small, batch = advice_for(view_with(tmp_path / "small", 100, 1000), of_limit=0.2)
+    assert "larger ones are read faster" in small.text
+    assert "larger batches are read faster" in batch.text
+
+
+def test_advised_sizes_are_taken_by_repartition(tmp_path: Path) -> None:
+    view = view_with(tmp_path / "few", 3, 300_000)
+    (few,) = advice_for(view)
+    words = (few.command or "").split()
+    size = pqcache.parse_size(words[words.index("--row-group-size") + 1])
+    pqcache.repartition(view.data.root, tmp_path / "out", row_group_size=size)
+    assert len(view_of(open_data(tmp_path / "out")[0], None, None).groups) >= 4
+
+
+SHARES_AND_WAITS = """
+import os, sys
+held = b"x" * (64 << 20)
+child = os.fork()
+if child:
+    print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_memory_counts_children_and_what_is_shared_once() -> None:
+    words = [sys.executable, "-c", SHARES_AND_WAITS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        taken = pss(process.pid)
+        read = disk_bytes(process.pid)
+    assert taken is not None
+    assert 64 << 20 < taken < 110 << 20
+    assert read is not None
+    assert pss(process.pid) is None  # it has ended

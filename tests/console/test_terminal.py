@@ -1,0 +1,193 @@
+"""The command line where shells, pipes and full devices meet it: completion, no arguments, early Ctrl-C, reports."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.reader.open import open_data
+from tests import ROOT
+from tests.datasets import write_shop
+
+PQCACHE = [sys.executable, "-m", "pqcache"]
+COMPLETE = """
+pqcache() {{ {python} -m pqcache "$@"; }}
+eval "$(_PQCACHE_COMPLETE=source_bash pqcache)"
+env() {{  # the completion calls "env NAME=VALUE ... pqcache"
+    local -a set=()
+    while [[ $1 == *=* ]]; do set+=("$1"); shift; done
+    command env "${{set[@]}}" {python} -m "$@"
+}}
+COMP_WORDS=({words}) COMP_CWORD={last}
+_pqcache_completion pqcache
+echo "${{COMPREPLY[*]}}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("pqcache ver", "verify"), ("pqcache sync --ma", "--marker --max-delete"), ("pqcache gc --older", "--older-than")],
+)
+def test_bash_completes_commands_and_options(words: str, expected: str) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("NOT CHECKED: bash is not installed")
+    script = COMPLETE.format(python=sys.executable, words=words, last=len(words.split()) - 1)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == expected.split(), done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_there_for(shell: str) -> None:
+    done = subprocess.run(
+        PQCACHE, capture_output=True, text=True, timeout=60, env={**os.environ, "_PQCACHE_COMPLETE": f"source_{shell}"}
+    )
+    assert "_PQCACHE_COMPLETE=complete_" + shell in done.stdout
+
+
+def test_no_arguments_show_the_help_and_are_a_usage_error() -> None:
+    done = subprocess.run(PQCACHE, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Usage: pqcache ")
+    assert "error" not in done.stderr
+
+
+def test_a_report_has_all_versions_and_a_bug_asks_for_it() -> None:
+    done = subprocess.run([*PQCACHE, "--version", "-v"], capture_output=True, text=True, timeout=60)
+    lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
+    assert lines["pqcache"] == pqcache.__version__
+    assert {"platform", "Python", "pyarrow", "fsspec", "botocore", "hdfs-native", "torch"} <= set(lines)
+    code = "import pqcache.cli as c, pqcache.store.gc as g; g.gc = None; import sys; sys.exit(c.run(['gc', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "TypeError" in done.stderr
+    assert "'pqcache --version -v'" in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [["--help"], ["inspect", "shop"], ["inspect", "shop", "--json"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line(words: list[str], tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PQCACHE, *words], stdout=full, stderr=-1, text=True, cwd=tmp_path, env=env, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert re.fullmatch(r"pqcache: error: .*No space left on device", line)
+
+
+IMPORTING = """
+import builtins, time
+import pqcache.__main__ as entry
+imported = builtins.__import__
+def slowly(name, *rest):
+    if name == "pqcache.cli":
+        print(flush=True)
+        time.sleep(60)
+    return imported(name, *rest)
+builtins.__import__ = slowly
+entry.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_rest_is_imported_is_quiet(number: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", IMPORTING], stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "")
+
+
+def test_the_public_names_are_there() -> None:
+    assert set(pqcache.__all__) <= set(dir(pqcache))
+    for name in pqcache.__all__:
+        assert getattr(pqcache, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = pqcache.nothing  # type: ignore[attr-defined]
+    done = subprocess.run(
+        [sys.executable, "-c", "import pqcache, sys; print('pyarrow' in sys.modules)"], capture_output=True, text=True
+    )
+    assert done.stdout == "False\n"
+
+
+def without_override() -> list[str]:
+    """Return words before a command that make permissions count for root, too; none for anyone else."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip(
+            "NOT CHECKED: permissions do not count for root, and setpriv (Debian package util-linux) is missing"
+        )
+    caps = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--bounding-set={caps}", f"--inh-caps={caps}"]
+
+
+def test_what_may_not_be_read_is_neither_damage_nor_a_wrong_use(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1, rows=10)
+    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"))
+    manifest = (tmp_path / "cache" / "current" / "_pqcache" / "files.arrow").resolve()
+    for path, commands in (
+        (manifest, ["sync", "verify", "inspect"]),
+        (tmp_path / "cache", ["sync", "verify", "inspect", "log", "gc"]),
+    ):
+        mode = path.stat().st_mode
+        path.chmod(0)
+        for command in commands:
+            words = [*without_override(), *PQCACHE, command, tmp_path / "cache"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 1, (command, done)
+            (line,) = done.stderr.splitlines()
+            assert re.search(r"[Pp]ermission denied; make it (readable|accessible) for this user$", line)
+        path.chmod(mode)
+
+
+def test_a_directory_that_may_not_be_listed_is_not_passed_over(tmp_path: Path) -> None:
+    """What trains on a plain directory has all its rows, or says why not; links are followed as sync follows them."""
+    write_shop(tmp_path / "shop", days=3, files=1, rows=10)
+    day = tmp_path / "shop" / "dt=2026-11-02"
+    code = "import sys; from pqcache.reader.open import open_data; print(open_data(sys.argv[1])[0].index.paths)"
+    words = [*without_override(), sys.executable, "-c", code, tmp_path / "shop"]
+    day.chmod(0)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    day.chmod(0o755)
+    assert f"{day}: cannot be listed (Permission denied); make it readable for this user" in done.stderr
+    day.rename(tmp_path / "moved")
+    day.symlink_to(tmp_path / "moved")
+    assert pqcache.inspect(tmp_path / "shop").rows == 30
+    assert sum(open_data(tmp_path / "shop")[0].index.numbers("rows")) == 30
+
+
+def test_gc_of_a_cache_with_nothing_in_it(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1, rows=10)
+    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"))
+    (tmp_path / "cache" / "current").unlink()
+    shutil.rmtree(tmp_path / "cache" / "snapshots")
+    done = subprocess.run([*PQCACHE, "gc", tmp_path / "cache"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "removed nothing, kept nothing\n"
+
+
+def test_closed_streams_change_no_exit_code(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1)
+    for words, code in (("nowhere", 2), ("shop cache", 0)):
+        command = f"exec {shlex.join(PQCACHE)} sync {words} >&- 2>&-"
+        assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60).returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_after_all_is_done_changes_nothing(number: int) -> None:
+    """While Python tidies up it has put the handlers of signals away: the process would die of one."""
+    code = (
+        f"import atexit, os; atexit.register(os.kill, os.getpid(), {int(number)}); from pqcache.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

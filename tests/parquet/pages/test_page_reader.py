@@ -1,0 +1,402 @@
+"""Column chunks read page by page: the same values as pyarrow's, or none at all."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.pages.binary_views import views_of
+from pqcache.parquet.pages.page_format import unpacked
+from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
+from pqcache.system.buffer_pool import Arena, Pool
+
+KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
+CODECS = ["none", "snappy", "lz4", "zstd", "gzip", "brotli"]
+
+
+def opened(path: Path) -> tuple[pq.FileMetaData, Leaf | None]:
+    file = pq.ParquetFile(path)
+    return file.metadata, leaf_of(file.metadata, file.schema_arrow.names[0], file.schema_arrow.field(0).type)
+
+
+def read(path: Path, length: int, reader: Reader | None = None) -> np.ndarray[Any, Any] | None:
+    """Return the values of the first column of all row groups, or None as soon as one of them is not read."""
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    reader = reader or Reader(Pool())
+    file = os.open(path, os.O_RDONLY)
+    try:
+        found = [
+            reader.values(file, metadata.row_group(number).column(leaf.number), leaf, length)
+            for number in range(metadata.num_row_groups)
+        ]
+    finally:
+        os.close(file)
+    whole = [values for values in found if values is not None]
+    return np.concatenate(whole) if len(whole) == len(found) else None
+
+
+def lists(values: Any, length: int, kind: pa.DataType, large: bool = False) -> pa.Array:
+    made = pa.LargeListArray if large else pa.ListArray
+    ends = np.arange(len(values) // length + 1, dtype=np.int64 if large else np.int32) * length
+    return made.from_arrays(pa.array(ends), pa.array(values, kind))
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data())
+def test_lists_of_one_length_are_what_pyarrow_reads(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("lists") / "t.parquet"
+    kind = data.draw(st.sampled_from(KINDS))
+    length, rows = data.draw(st.integers(2, 40)), data.draw(st.integers(1, 300))
+    few = data.draw(st.sampled_from([2, 100, 127]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 5)))
+    values = rng.integers(0, few, rows * length).astype(kind.to_pandas_dtype())
+    encoding = data.draw(st.sampled_from(["PLAIN", "RLE_DICTIONARY", "BYTE_STREAM_SPLIT", "DELTA_BINARY_PACKED"]))
+    if encoding == "DELTA_BINARY_PACKED" and pa.types.is_floating(kind):
+        encoding = "PLAIN"
+    how: dict[str, Any] = {"use_dictionary": encoding == "RLE_DICTIONARY"}
+    if not how["use_dictionary"]:
+        how["column_encoding"] = {"t.list.element": encoding}
+    table = pa.table({"t": lists(values, length, kind, data.draw(st.booleans()))})
+    if data.draw(st.booleans()):
+        inner = pa.field("element", kind, nullable=False)
+        table = table.cast(pa.schema([pa.field("t", pa.list_(inner), nullable=data.draw(st.booleans()))]))
+    pq.write_table(
+        table,
+        path,
+        row_group_size=data.draw(st.integers(1, 300)),
+        compression=data.draw(st.sampled_from(CODECS)),
+        data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
+        data_page_size=data.draw(st.sampled_from([1, 100, 1 << 20])),
+        write_batch_size=data.draw(st.sampled_from([1, 7, 1024])),
+        dictionary_pagesize_limit=data.draw(st.sampled_from([40, 1 << 20])),
+        write_page_index=data.draw(st.booleans()),
+        **how,
+    )
+    found = read(path, length)
+    assert found is not None
+    assert found.dtype == values.dtype
+    assert np.array_equal(found, values)
+
+
+@pytest.mark.parametrize("limit", [None, 40, 400, 1 << 20])  # no dictionary; given up at once, half way, never
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+def test_values_are_put_where_they_are_wanted(tmp_path: Path, limit: int | None, codec: str) -> None:
+    path = tmp_path / "t.parquet"
+    values = np.arange(600, dtype=np.int16)
+    how: dict[str, Any] = {"use_dictionary": limit is not None, "dictionary_pagesize_limit": limit or 1}
+    table = pa.table({"t": lists(values, 3, pa.int16())})
+    pq.write_table(table, path, compression=codec, data_page_size=200, write_batch_size=50, **how)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    arena = Arena(Pool(), 2048, 2)
+    with path.open("rb") as file:
+        found = Reader(Pool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3, arena)
+    assert found is not None
+    assert np.array_equal(found, values)
+    assert arena.at(found) is not None
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1, 2], [3, None]],
+        [[1, 2], None],
+        [[1, 2], None, [3, 4, 5, 6]],
+        [[1, 2], [3], [4, 5, 6]],
+        [[1, 2], [], [3, 4, 5, 6]],
+        [[1], [2, 3], [4]],
+    ],
+)
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_other_lists_are_left_to_pyarrow(tmp_path: Path, rows: list[Any], dictionary: bool) -> None:
+    pq.write_table(
+        pa.table({"t": pa.array(rows, pa.list_(pa.int32()))}), tmp_path / "t.parquet", use_dictionary=dictionary
+    )
+    assert read(tmp_path / "t.parquet", 2) is None
+
+
+def test_nulls_of_later_pages_are_seen(tmp_path: Path) -> None:
+    rows: list[Any] = [[n, n] for n in range(3000)]
+    rows[2500] = None
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        pa.table({"t": pa.array(rows, pa.list_(pa.int32()))}),
+        path,
+        use_dictionary=False,
+        data_page_size=100,
+        write_batch_size=10,
+    )
+    assert read(path, 2) is None
+
+
+def test_one_reader_tells_lengths_apart(tmp_path: Path) -> None:
+    """Levels are remembered, so those of another length must not pass for them."""
+    reader = Reader(Pool())
+    for length in (2, 3, 6):
+        path = tmp_path / f"{length}.parquet"
+        pq.write_table(
+            pa.table({"t": lists(np.arange(60, dtype=np.int32), length, pa.int32())}), path, use_dictionary=False
+        )
+        for asked in (2, 3, 6):
+            found = read(path, asked, reader)
+            assert (found is not None) == (asked == length)
+
+
+@pytest.mark.parametrize("kind", [pa.binary(16), pa.binary(600)])
+def test_bytes_of_one_width(tmp_path: Path, kind: pa.DataType) -> None:
+    rows = [bytes([n % 256]) * kind.byte_width for n in range(3000)]
+    table = pa.table({"t": pa.array(rows, kind)})
+    pq.write_table(table, tmp_path / "t.parquet", use_dictionary=False)
+    found = read(tmp_path / "t.parquet", 0)
+    assert found is not None
+    assert found.tobytes() == b"".join(rows)
+
+
+@pytest.mark.parametrize(
+    "column", [["a"], [True], [{"x": 1}], [[[1]]], [__import__("decimal").Decimal("1.5")], [[b"x"]]]
+)
+def test_types_that_are_not_read_have_no_leaf_or_no_values(tmp_path: Path, column: list[Any]) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": pa.array(column)}), path)
+    leaf = opened(path)[1]
+    assert leaf is None or leaf.stored.itemsize == 0 or read(path, 0) is None
+
+
+byte_strings = st.lists(
+    st.one_of(st.binary(max_size=20), st.binary(min_size=100, max_size=2000)), min_size=1, max_size=60
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), rows=byte_strings)
+def test_long_rows_are_what_pyarrow_reads(
+    data: st.DataObject, rows: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("bytes") / "t.parquet"
+    kind = data.draw(st.sampled_from([pa.binary(), pa.large_binary()]))
+    pq.write_table(
+        pa.table({"t": pa.array(rows, kind)}),
+        path,
+        use_dictionary=data.draw(st.booleans()),
+        dictionary_pagesize_limit=data.draw(st.sampled_from([300, 5000, 1 << 20])),  # from there on plain
+        compression=data.draw(st.sampled_from(CODECS)),
+        data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
+        data_page_size=data.draw(st.sampled_from([1, 1000, 1 << 20])),
+        write_batch_size=data.draw(st.sampled_from([1, 7, 1024])),
+    )
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    file = os.open(path, os.O_RDONLY)
+    try:
+        found = Reader(Pool()).byte_arrays(file, metadata.row_group(0).column(0), leaf)
+    finally:
+        os.close(file)
+    assert found is not None
+    views = views_of(found)
+    views.validate(full=True)
+    assert views.cast(pa.binary()).to_pylist() == rows
+
+
+def test_byte_arrays_with_nulls_are_left_to_pyarrow(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": pa.array([b"a" * 1000, None], pa.binary())}), path, use_dictionary=False)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    with path.open("rb") as file:
+        assert Reader(Pool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf) is None
+
+
+@pytest.mark.parametrize("distinct", [1, 2, 3, 255, 256, 257, 3000])
+def test_indices_of_any_width_are_read(tmp_path: Path, distinct: int) -> None:
+    rows = [b"%d" % (i * 7919 % distinct) for i in range(3 * distinct)] + [b"0"] * 100
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": pa.array(rows, pa.binary())}), path, use_dictionary=True)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    with path.open("rb") as file:
+        found = Reader(Pool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf)
+    assert found is not None
+    assert views_of(found).cast(pa.binary()).to_pylist() == rows
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    place=st.floats(0, 1),
+    byte=st.integers(0, 255),
+    binary=st.booleans(),
+    codec=st.sampled_from(["none", "snappy"]),
+    dictionary=st.booleans(),
+    limit=st.sampled_from([400, 1 << 20]),
+)
+def test_damage_is_never_an_exception(
+    place: float,
+    byte: int,
+    binary: bool,
+    codec: str,
+    dictionary: bool,
+    limit: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    path = tmp_path_factory.mktemp("damage") / "t.parquet"
+    column = pa.array([b"x" * 700] * 20) if binary else lists(np.arange(600, dtype=np.int32), 3, pa.int32())
+    how: dict[str, Any] = {"dictionary_pagesize_limit": limit, "data_page_size": 200, "write_batch_size": 50}
+    pq.write_table(pa.table({"t": column}), path, compression=codec, use_dictionary=dictionary, **how)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    whole = bytearray(path.read_bytes())
+    whole[4 + int(place * (metadata.row_group(0).column(0).total_compressed_size - 1))] = byte
+    path.write_bytes(whole)
+    reader = Reader(Pool())
+    with path.open("rb") as file:
+        chunk = metadata.row_group(0).column(0)
+        if binary:
+            arrays = reader.byte_arrays(file.fileno(), chunk, leaf)
+            assert arrays is None or len(views_of(arrays)) == 20
+        else:
+            values = reader.values(file.fileno(), chunk, leaf, 3)
+            assert values is None or len(values) == 600
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_pages_that_come_out_shorter_are_not_read(tmp_path: Path, codec: str, version: str) -> None:
+    """Damage inside compressed data often makes fewer bytes of it, so that all values move."""
+    path = tmp_path / "t.parquet"
+    values = np.tile(np.arange(8, dtype=np.int32), 3000)
+    values[::97] = 99
+    table = pa.table({"t": lists(values, 8, pa.int32())})
+    pq.write_table(table, path, use_dictionary=False, compression=codec, data_page_version=version)
+    good = path.read_bytes()
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    noticed = 0
+    for place in range(4, chunk.total_compressed_size, max(1, chunk.total_compressed_size // 150)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1 << place % 8]) + good[place + 1 :])
+        found = read(path, 8)
+        try:
+            column = pq.ParquetFile(path).read()["t"].combine_chunks()
+            lengths = set(column.value_lengths().to_pylist())
+            wanted = column.flatten().to_numpy() if lengths == {8} else None
+        except OSError:
+            noticed += 1
+            wanted = values
+        assert found is None or (wanted is not None and np.array_equal(found, wanted))
+    assert noticed or codec == "none"
+
+
+def test_a_file_that_ends_early_is_left_to_pyarrow(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": lists(np.arange(60_000, dtype=np.int32), 3, pa.int32())}), path, use_dictionary=False)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    path.write_bytes(path.read_bytes()[:1000])
+    with path.open("rb") as file:
+        assert Reader(Pool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3) is None
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 40)), max_size=8), st.integers(0, 500))
+def test_levels_are_unpacked(runs: list[tuple[bool, int, int]], count: int) -> None:
+    """Runs and packed bits, of two bits a level, written as Encodings.md has it."""
+    data, wanted = b"", []
+    for packed, level, size in runs:
+        if packed:
+            levels = [(level + n) % 4 for n in range(8 * size)]
+            bits = sum(one << (2 * n) for n, one in enumerate(levels))
+            data += _varint(size << 1 | 1) + bits.to_bytes(2 * size, "little")
+            wanted += levels
+        else:
+            data += _varint(size << 1) + bytes([level])
+            wanted += [level] * size
+    assert unpacked(data, 2, count).tolist() == wanted[:count]
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    thrift.put_varint(out, number)
+    return bytes(out)
+
+
+def test_checksums_of_pages_do_not_matter_here(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    values = np.arange(600, dtype=np.int32)
+    pq.write_table(pa.table({"t": lists(values, 3, pa.int32())}), path, use_dictionary=False, write_page_checksum=True)
+    assert zlib.crc32(np.asarray(read(path, 3)).tobytes()) == zlib.crc32(values.tobytes())
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy"])
+def test_no_byte_of_a_page_header_or_level_gives_other_values(
+    tmp_path: Path, codec: str, version: str, nullable: bool
+) -> None:
+    """A header that swallows the first value would have the page reach into what lies behind it."""
+    path = tmp_path / "t.parquet"
+    values = np.array([93, 186, 279, 372, 465], np.int32) << 16  # zeros, where a struct might end
+    schema = pa.schema([pa.field("t", pa.int32(), nullable)])
+    how: dict[str, Any] = {"compression": codec, "use_dictionary": False, "data_page_version": version}
+    pq.write_table(pa.table([values], schema=schema), path, write_statistics=False, **how)
+    metadata, leaf = opened(path)
+    assert leaf is not None
+    chunk = metadata.row_group(0).column(0)
+    good = path.read_bytes()
+    assert read(path, 0).tolist() == values.tolist()  # type: ignore[union-attr]
+    end = chunk.data_page_offset + chunk.total_compressed_size - (values.nbytes if codec == "none" else 0)
+    with path.open("r+b", buffering=0) as file:
+        for at in range(chunk.data_page_offset, end):
+            for byte in range(0, 256, 1 if codec == "none" else 8):
+                os.pwrite(file.fileno(), bytes([byte]), at)
+                found = Reader(Pool()).values(file.fileno(), chunk, leaf, 0)
+                if found is not None and found.tolist() != values.tolist():
+                    assert found.tolist() == pq.read_table(path)["t"].to_pylist()  # values that were compressed
+            os.pwrite(file.fileno(), good[at : at + 1], at)
+
+
+@pytest.mark.parametrize("levels", [3, 10, 1 << 30, -1])
+@pytest.mark.parametrize("version", [1, 2])
+def test_levels_longer_than_their_page_are_left_to_pyarrow(tmp_path: Path, version: int, levels: int) -> None:
+    path = tmp_path / "t.parquet"
+    values = np.arange(10, dtype=np.int64)
+
+    def page(length: int, counts: tuple[int, int]) -> bytes:
+        run = b"\x14\x01"
+        before = (length & 0xFFFF_FFFF).to_bytes(4, "little") if version == 1 else b""
+        body = before + run + values.tobytes()
+        numbers = {1: 0 if version == 1 else 3, 2: len(body), 3: len(body)}
+        first = {1: counts[0], 2: 0, 3: 3, 4: 3}
+        second = {1: counts[1], 2: 0, 3: 10, 4: 0, 5: length, 6: 0}
+        header: thrift.Struct = {key: (thrift.I32, number) for key, number in numbers.items()}
+        if version == 1 or counts[0] != 10:
+            header[5] = (thrift.STRUCT, {key: (thrift.I32, number) for key, number in first.items()})
+        if version == 2:
+            about: thrift.Struct = {key: (thrift.I32, number) for key, number in second.items()}
+            header[8] = (thrift.STRUCT, {**about, 7: (thrift.BOOL, False)})
+        return thrift.encode(header) + body
+
+    def stored(data: bytes) -> np.ndarray[Any, Any] | None:
+        pq.write_table(pa.table({"t": values}), path, compression="none", use_dictionary=False, write_statistics=False)
+        tail = path.read_bytes()
+        size = int.from_bytes(tail[-8:-4], "little")
+        about = thrift.decode(tail[-8 - size : -8], "t")
+        meta = about[4][1].values[0][1][1].values[0][3][1]
+        meta[6] = meta[7] = (thrift.I64, len(data))
+        path.write_bytes(footer.MAGIC + data + footer.frame(about))
+        return read(path, 0)
+
+    good = stored(page(2, (10, 10)))
+    assert good is not None
+    assert good.tolist() == values.tolist()
+    assert stored(page(levels, (10, 10))) is None
+    if version == 2:
+        assert stored(page(42, (5, 10))) is None  # the other struct's count, and levels that take the rest

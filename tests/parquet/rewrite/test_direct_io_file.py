@@ -1,0 +1,76 @@
+"""Files that grow at their end hold what was written, with and without the page cache."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pqcache.parquet.rewrite import direct_io_file
+from pqcache.parquet.rewrite.direct_io_file import WRITERS, GrowingFile
+from pqcache.system.checksum import checksum_of, new_checksum
+from pqcache.system.disk import BLOCK
+
+SIZES = st.one_of(st.integers(0, 30), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 11 * BLOCK + 7]))
+STEPS = st.lists(st.tuples(st.sampled_from(["write", "skip", "again"]), SIZES), max_size=9)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_io_file, "_BUFFER", 2 * BLOCK)
+    monkeypatch.setattr(direct_io_file, "_LARGE", BLOCK)
+    monkeypatch.setattr(direct_io_file, "_TOGETHER", BLOCK)
+    path = tmp_path / "file"
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(STEPS)
+    def check(steps: list[tuple[str, int]]) -> None:
+        path.unlink(missing_ok=True)
+        expected, checksum = b"", new_checksum()
+        with ThreadPoolExecutor(WRITERS) as disk:
+            file = GrowingFile(path, disk, checksum, cached, fresh=True)
+            for number, (step, size) in enumerate([*steps, ("write", 1)]):
+                if step == "write":
+                    data = bytes((number + n) % 251 for n in range(size))
+                    file.write_all([data, data[:9], data])
+                    expected += data + data[:9] + data
+                elif step == "skip" and size:
+                    file.skip(size)
+                    file.write(b"x")  # something always follows
+                    expected += bytes(size) + b"x"
+                elif step == "again":
+                    assert file.close() == checksum_of(path)
+                    assert path.read_bytes() == expected
+                    file = GrowingFile(path, disk, checksum, cached, fresh=False)
+            found = file.close()
+        assert path.read_bytes() == expected
+        assert found == checksum_of(path)
+
+    check()
+
+
+def test_holes_take_no_place(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(WRITERS) as disk:
+        file = GrowingFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
+        file.write(b"a")
+        file.skip(64 << 20)
+        file.write(b"b")
+        file.close()
+    found = (tmp_path / "file").stat()
+    assert found.st_size == (64 << 20) + 2
+    assert found.st_blocks * 512 < 1 << 20
+
+
+def test_a_failed_write_is_told_when_the_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    with ThreadPoolExecutor(WRITERS) as disk:
+        file = GrowingFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
+        monkeypatch.setattr("os.pwrite", full)
+        file.write(bytes(direct_io_file._BUFFER))
+        with pytest.raises(OSError, match="No space left"):
+            file.close()

@@ -1,0 +1,414 @@
+"""The writer hits its size in bytes, whatever the rows are like."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import fastparquet
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pqcache.errors import ParquetError, PqcacheError
+from pqcache.parquet.rewrite import row_group_writer as w
+from pqcache.parquet.rewrite.file_writer import Layout, RowGroupFile
+from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.prefetch import joined, prefetched
+from pqcache.parquet.rewrite.rewrite import rewrite_directory, row_group_bytes
+from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.schema_merge import working
+from tests.pages import indexed_pages, real_pages
+
+KB = 1 << 10
+
+
+def pieces_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[Piece]:
+    ratios = np.full(table.num_columns, ratio)
+    for first in range(0, max(1, table.num_rows), rows):
+        part = table.slice(first, rows)
+        yield piece_of(part, ratios, range(first, first + part.num_rows), first + part.num_rows)
+
+
+def layout_of(table: pa.Table) -> Layout:
+    return Layout(working(table.schema), table.schema, None, {})
+
+
+def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Settings:
+    return w.Settings(size, max_file, lambda leaf: codec, lambda number: f"source.parquet: row {number:,}")
+
+
+def write(
+    table: pa.Table, target: Path, size: int, rows: int = 1000, ratio: float = 1.0, codec: str = "lz4"
+) -> w.Written:
+    return w.write_row_groups(pieces_of(table, rows, ratio), target, layout_of(table), settings_of(size, codec))
+
+
+def sizes_of(written: w.Written) -> list[tuple[int, int]]:
+    found = []
+    for output in written.outputs:
+        metadata = pq.read_metadata(output.path)
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            size = sum(group.column(position).total_compressed_size for position in range(group.num_columns))
+            found.append((size, group.num_rows))
+    return found
+
+
+def check(written: w.Written, table: pa.Table, size: int) -> list[float]:
+    """Assert that the data is whole and every row group within the limit and full; return the fills."""
+    sizes = sizes_of(written)
+    assert all(found <= size for found, _ in sizes)
+    fills = [found / size for found, _ in sizes[:-1]]
+    assert all(fill >= 0.95 for fill in fills), fills
+    assert pa.concat_tables([pq.ParquetFile(output.path).read() for output in written.outputs]).equals(table)
+    assert written.encoded - written.again == sum(found for found, _ in sizes)
+    return fills
+
+
+SHAPES = ["flat", "growing", "shrinking", "step", "steps", "heavy tail", "rare giants"]
+KINDS = ["noise", "zeros", "zeros, then noise", "noise, then zeros", "few"]
+
+
+def lengths_of(shape: str, rng: np.random.Generator, n: int) -> list[int]:
+    """Return the lengths of ``n`` values that grow, shrink or jump along the rows."""
+    at = np.linspace(0, 1, n)
+    found = {
+        "flat": np.full(n, 60.0),
+        "growing": 2 + 200 * at**4,
+        "shrinking": 2 + 200 * (1 - at) ** 4,
+        "step": np.where(at < 0.7, 3.0, 300.0),
+        "steps": np.where((at * 7).astype(int) % 2, 3.0, 200.0),
+        "heavy tail": np.minimum(rng.pareto(1.1, n) * 10, 1500),
+        "rare giants": np.where(rng.random(n) < 0.002, 1500.0, 10.0),
+    }[shape]
+    return [int(length) for length in found]
+
+
+def blobs_of(kind: str, rng: np.random.Generator, lengths: list[int]) -> list[bytes]:
+    """Return values of these lengths that compress well, badly, or first one and then the other."""
+    noise = rng.bytes(max(lengths, default=0) + len(lengths) + 1)
+    change = len(lengths) // 2
+    found = []
+    for number, length in enumerate(lengths):
+        easy = kind == "zeros" or (kind == "zeros, then noise" and number < change)
+        easy = easy or (kind == "noise, then zeros" and number >= change)
+        start = number % 7 if kind == "few" else number
+        found.append(bytes(length) if easy else noise[start : start + length])
+    return found
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    shape=st.sampled_from(SHAPES),
+    kind=st.sampled_from(KINDS),
+    seed=st.integers(0, 1000),
+    rows=st.one_of(st.integers(1, 60), st.integers(2_000, 30_000)),
+    piece=st.integers(50, 5_000),
+    size=st.sampled_from([48 * KB, 100_000, 333_333]),
+    ratio=st.sampled_from([0.01, 0.3, 1.0]),
+    codec=st.sampled_from(["lz4", "zstd", "none"]),
+)
+def test_no_row_group_is_over_and_all_but_the_last_are_full(
+    tmp_path_factory: pytest.TempPathFactory,
+    shape: str,
+    kind: str,
+    seed: int,
+    rows: int,
+    piece: int,
+    size: int,
+    ratio: float,
+    codec: str,
+) -> None:
+    rng = np.random.default_rng(seed)
+    blobs = blobs_of(kind, rng, lengths_of(shape, rng, rows))
+    table = pa.table({"id": np.arange(rows), "blob": pa.array(blobs, pa.binary())})
+    written = write(table, tmp_path_factory.mktemp("w"), size, piece, ratio, codec)
+    check(written, table, size)
+    assert not written.warnings
+
+
+def test_steady_data_is_filled_to_the_brim(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = 200_000
+    table = pa.table({"a": rng.integers(0, 1000, rows), "b": rng.standard_normal(rows), "c": np.arange(rows)})
+    written = write(table, tmp_path, 100_000)
+    fills = check(written, table, 100_000)
+    assert len(fills) > 15
+    assert np.median(fills) >= 0.995
+    assert written.again <= 0.1 * written.encoded
+
+
+def test_sorted_data_with_a_dictionary_that_keeps_growing(tmp_path: Path) -> None:
+    rows = 300_000
+    table = pa.table({"word": [f"word {int(n**1.5) // 40_000:07d}" for n in range(rows)], "n": np.arange(rows) % 97})
+    written = write(table, tmp_path, 30_000)
+    check(written, table, 30_000)
+
+
+def growing(rng: np.random.Generator, rows: int, wrong: float) -> pa.Table:
+    """Columns that are worth a dictionary, of which there are the more distinct values the later the row."""
+    many = 10 + (3_000 * np.linspace(0, 1, rows) ** wrong).astype(int)
+    words = rng.integers(0, many)
+    lengths = rng.integers(0, 3, rows)
+    return pa.table(
+        {
+            "word": pa.array([f"the word {n:09d}" if n else None for n in words]),
+            "kind": pa.array([f"kind {n % 999:07d}" for n in words]).dictionary_encode(),
+            "code": np.asarray(words % 700) * 2**40,
+            "list": pa.ListArray.from_arrays(
+                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+                pa.array(rng.integers(0, 50, int(lengths.sum())) * 2**33),
+            ),
+            "x": rng.standard_normal(rows),
+        }
+    )
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_longer_dictionaries_fill_what_guessing_left(tmp_path: Path, compat: bool) -> None:
+    table = growing(np.random.default_rng(5), 400_000, 3.0)
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
+    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(1 << 20, compat=compat))
+    (output,) = result.outputs
+    metadata = pq.read_metadata(output.path)
+    fills = [size / (1 << 20) for size in map(row_group_bytes, map(metadata.row_group, range(output.row_groups - 1)))]
+    assert (max(fills) <= 1, min(fills) >= 0.95, np.median(fills) >= 0.99) == (True, True, True), fills
+    file = pq.ParquetFile(output.path)
+    for group in range(metadata.num_row_groups):
+        for name, column in (("word", 0), ("kind", 1), ("code", 2)):
+            known, values = metadata.row_group(group).column(column).statistics, file.read_row_group(group)[name]
+            extremes = pc.min_max(values.cast(pa.int64() if name == "code" else pa.string())).as_py()
+            assert {"min": known.min, "max": known.max} == extremes
+            assert known.null_count == values.null_count
+    assert pq.ParquetFile(output.path).read().equals(table)
+    path = output.path
+
+    plain = table.set_column(1, "kind", table["kind"].cast(pa.string()))
+    assert duckdb.sql(f"from '{path}'").to_arrow_table().to_pylist() == plain.to_pylist()
+    assert duckdb.sql(f"select count(*) from '{path}' where word = 'the word 000000007'").fetchall() == [
+        (plain["word"].to_pylist().count("the word 000000007"),)
+    ]
+    if compat:  # fastparquet cannot read all encodings
+        flat = plain.select(["word", "kind", "code", "x"])
+        known = fastparquet.ParquetFile(str(path)).to_pandas(columns=flat.column_names)
+        assert pa.Table.from_pandas(known, flat.schema, preserve_index=False).equals(flat)
+    for group, columns in enumerate(indexed_pages(path)):
+        real = real_pages(path)[group]
+        for pages, found in zip(columns, real, strict=True):
+            assert pages is not None
+            assert [(page.offset, page.size) for page in pages] == [(at, size) for at, size, _ in found]
+        starts = [page.first_row for page in columns[2] or ()]
+        assert starts == np.cumsum([0, *(values for *_, values in real[2])])[:-1].tolist()
+
+
+def test_nested_dictionaries_stay_whole(tmp_path: Path) -> None:
+    """For pyarrow cannot read one that changes within a row group."""
+    table = growing(np.random.default_rng(6), 60_000, 3.0)
+    lists = pa.ListArray.from_arrays(np.arange(table.num_rows + 1, dtype=np.int32), table["kind"].combine_chunks())
+    table = table.set_column(1, "kind", lists)
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
+    (output,) = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(1 << 20)).outputs
+    file = pq.ParquetFile(output.path)
+    for group in range(output.row_groups):
+        assert file.read_row_group(group).column("kind").num_chunks == 1
+
+
+def test_a_wrong_first_guess_costs_one_row_group(tmp_path: Path) -> None:
+    table = pa.table({"x": np.random.default_rng(1).standard_normal(100_000)})
+    for ratio in (1e-3, 1e3):
+        target = tmp_path / str(ratio)
+        target.mkdir()
+        written = write(table, target, 50_000, ratio=ratio)
+        check(written, table, 50_000)
+        assert written.again <= 4 * 50_000
+
+
+def test_rows_larger_than_the_limit_stand_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    blobs = [rng.bytes(20_000 if n in (0, 5, 6, 199) else 50) for n in range(200)]
+    table = pa.table({"b": blobs})
+    written = write(table, tmp_path, 10_000)
+    sizes = sizes_of(written)
+    assert [rows for size, rows in sizes if size > 10_000] == [1, 1, 1, 1]
+    assert pq.read_table(written.outputs[0].path).equals(table)
+    assert [f"row {n} alone" in text for n, text in zip((0, 5, 6, 199), written.warnings, strict=True)] == [True] * 4
+    assert all(text.startswith("source.parquet: ") for text in written.warnings)
+
+
+def test_warnings_do_not_pile_up(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    table = pa.table({"b": [rng.bytes(5_000) for _ in range(60)]})
+    written = write(table, tmp_path, 4_200)
+    assert [rows for _, rows in sizes_of(written)] == [1] * 60
+    assert len(written.warnings) == 21
+    assert written.warnings[-1].startswith("40 more rows")
+
+
+def test_rows_of_a_third_of_the_limit_go_two_by_two(tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    table = pa.table({"b": [rng.bytes(4_000) for _ in range(41)]})
+    written = write(table, tmp_path, 10_000)
+    assert [rows for _, rows in sizes_of(written)] == [2] * 20 + [1]
+    assert not written.warnings
+
+
+def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "_MIN_MAX_ARROW", 0)
+    table = pa.table({"zero": np.zeros(2_000_000, np.int64)})
+    written = write(table, tmp_path, 32 * KB, 10_000)
+    assert pq.read_table(written.outputs[0].path).equals(table)
+    assert all(rows * 8 <= 16 * 32 * KB for _, rows in sizes_of(written))
+    assert len(sizes_of(written)) < 40
+    assert len(written.warnings) == 1
+    assert "of memory decoded" in written.warnings[0]
+
+
+def test_row_groups_stay_below_the_rows_pyarrow_would_split_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(w, "MAX_ROWS", 5_000)
+    table = pa.table({"zero": np.zeros(22_000, np.int8)})
+    written = write(table, tmp_path, 1 << 20, 700)
+    assert [rows for _, rows in sizes_of(written)] == [5_000] * 4 + [2_000]
+
+
+def test_nothing_to_write_leaves_one_file_with_the_schema(tmp_path: Path) -> None:
+    table = pa.table({"a": pa.array([], pa.int64()), "l": pa.array([], pa.list_(pa.string()))})
+    for number, stream in enumerate((iter(()), pieces_of(table, 10))):
+        target = tmp_path / str(number)
+        target.mkdir()
+        written = w.write_row_groups(stream, target, layout_of(table), settings_of(1 << 20))
+        (output,) = written.outputs
+        assert (output.rows, output.row_groups) == (0, 0)
+        assert pq.read_table(output.path).equals(table)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
+    open_file = RowGroupFile.open
+    calls = 0
+
+    def fail(self: RowGroupFile) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise OSError(errno.ENOSPC, "No space left on device", str(self.path))
+        return open_file(self)
+
+    monkeypatch.setattr(RowGroupFile, "open", fail)
+    with pytest.raises(PqcacheError, match=r"part-00000\.parquet: cannot be written: No space left"):
+        write(table, tmp_path, 50_000)
+    assert not list(tmp_path.iterdir())
+
+
+def test_types_that_parquet_lacks_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"u": pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])})
+    with pytest.raises(ParquetError, match="cannot be written as Parquet"):
+        write(table, tmp_path, 50_000)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, left = os.pwrite, [90_000]
+
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        count = real(descriptor, data[: left[0]], offset)
+        left[0] -= count
+        return count
+
+    table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(PqcacheError, match=r"part-00000\.parquet: cannot be written: No space left on device"):
+        write(table, tmp_path, 50_000)
+    assert not list(tmp_path.iterdir())
+    left[0] = 1 << 30
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, offset: real(descriptor, data[:1000], offset))
+    found = write(table, tmp_path, 50_000)  # a few bytes at a time
+    assert pq.read_table(found.outputs[0].path).equals(table)
+
+
+def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
+    table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
+
+    def failing() -> Iterator[Piece]:
+        yield from pieces_of(table, 1000)
+        raise ParquetError("x.parquet: broken")
+
+    stream = prefetched([failing], 100_000)
+    with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
+        w.write_row_groups(stream, tmp_path, layout_of(table), settings_of(50_000))
+    assert not list(tmp_path.iterdir())
+
+
+def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
+    table = pa.table({"x": np.zeros(1000)})
+    made = 0
+
+    def counted() -> Iterator[Piece]:
+        nonlocal made
+        for piece in pieces_of(pa.concat_tables([table] * 100), 1000):
+            made += 1
+            yield piece
+
+    stream = prefetched([counted], 5 * table.nbytes)
+    assert next(stream).done == 1000
+    assert next(stream).done == 2000
+    stream.close()  # joins the thread
+    assert made <= 10
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 6), max_size=9), st.integers(1, 4), st.sampled_from([0, 100, 1 << 30]))
+def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], threads: int, limit: int) -> None:
+    table = pa.table({"x": np.arange(sum(counts) * 10)})
+    ends = np.cumsum([0, *counts]) * 10
+    stretches = [
+        (lambda low=low, high=high: (piece for piece in pieces_of(table.slice(low, high - low), 10) if low < high))
+        for low, high in pairwise(ends.tolist())
+    ]
+    found = [piece.table for piece in prefetched(stretches, limit, threads)]
+    assert pa.concat_tables([table.slice(0, 0), *found]).equals(table)
+
+
+def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
+    table = pa.table({"x": np.arange(100)})
+
+    def failing() -> Iterator[Piece]:
+        raise ParquetError("b.parquet: broken")
+        yield
+
+    stream = prefetched([lambda: pieces_of(table, 10), failing, lambda: pieces_of(table, 10)], 1 << 20, 2)
+    assert sum(next(stream).table.num_rows for _ in range(10)) == 100
+    with pytest.raises(ParquetError, match="broken"):
+        next(stream)
+    assert not [thread for thread in threading.enumerate() if thread.name == "pqcache-decode"]
+
+
+def test_joined_keeps_rows_and_weights() -> None:
+    table = pa.table({"x": np.arange(10_000), "d": pa.array([f"{n % 30}" for n in range(10_000)]).dictionary_encode()})
+    before = list(pieces_of(table, 7, ratio=0.5))
+    after = list(joined(iter(before), 20_000))
+    assert len(after) < len(before) / 30
+    assert pa.concat_tables([piece.table for piece in after]).to_pydict() == table.to_pydict()
+    assert sum(piece.weights.sum() for piece in after) == pytest.approx(
+        sum(piece.weights.sum() for piece in before), rel=0.02
+    )
+    assert [piece.numbers[0] for piece in after] == list(np.cumsum([0, *(p.table.num_rows for p in after[:-1])]))
+
+
+def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:
+    table = pa.table({"id": [7], "text": ["x" * (3 << 20)]})
+    (output,) = write(table, tmp_path, 64 << 20).outputs
+    with pq.ParquetFile(output.path) as file:
+        statistics = file.metadata.row_group(0).column(0).statistics
+    assert (statistics.min, statistics.max) == (7, 7)

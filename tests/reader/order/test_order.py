@@ -1,0 +1,266 @@
+"""The order: exactly once, the same for every topology, reachable at any place."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pqcache.errors import UsageError
+from pqcache.reader.order.order import Lane, Order, Part, batches_of_lanes, deal_order, permutation
+
+COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
+
+
+@st.composite
+def orders(draw: st.DrawFn, shuffle: bool | None = None) -> Order:
+    return Order(
+        counts=np.array(draw(COUNTS), np.int64),
+        batch_size=draw(st.sampled_from([1, 2, 3, 7, 16, 1000])),
+        lanes=draw(st.sampled_from([1, 2, 3, 4, 6, 12, 24])),
+        window=draw(st.integers(1, 20)),
+        seed=draw(st.sampled_from([0, 1, -1, 2**70])),
+        epoch=draw(st.integers(0, 3)),
+        shuffle=draw(st.booleans()) if shuffle is None else shuffle,
+    )
+
+
+def pairs(found: tuple[np.ndarray, np.ndarray]) -> list[tuple[int, int]]:
+    return list(zip(found[0].tolist(), found[1].tolist(), strict=True))
+
+
+def all_rows(order: Order) -> list[tuple[int, int]]:
+    return [(g, r) for g, count in enumerate(order.counts.tolist()) for r in range(count)]
+
+
+def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
+    """Return the lane's blocks by playing it out: run after run arrives, and stays for ``window`` blocks.
+
+    Every run is looked at for every block, where the module has arithmetic.
+    """
+    runs = len(lane.groups)
+    begin = lane.window // 2 + 1
+    steps = max(1, runs + lane.window - 2 * begin + 1) if runs else 0
+    held_in: dict[int, list[int]] = {run: [] for run in range(runs)}
+    for block in range(steps * lane.split):
+        for run in range(runs):
+            arrives = run - begin + 1
+            if arrives <= block // lane.split < arrives + lane.window:
+                held_in[run].append(block)
+    hands: dict[int, list[list[tuple[int, int]]]] = {}
+    for run in range(runs):
+        size = int(lane.highs[run] - lane.lows[run])
+        order = deal_order(size, lane.seed, lane.epoch, lane.number, run)
+        rows = [(int(lane.groups[run]), int(lane.lows[run] + r)) for r in order]
+        count = len(held_in[run])
+        hands[run] = [rows[size * q // count : size * (q + 1) // count] for q in range(count)]
+    blocks = []
+    for number in range(steps * lane.split):
+        cards = [c for run in range(runs) if number in held_in[run] for c in hands[run][held_in[run].index(number)]]
+        order = permutation(len(cards), lane.seed, lane.epoch, 2, lane.number, number)
+        blocks.append([cards[i] for i in order])
+    return blocks
+
+
+@settings(max_examples=150, deadline=None)
+@given(orders(shuffle=True))
+def test_equals_a_replay(order: Order) -> None:
+    lanes = []
+    line = [(g, r) for g in order.line.tolist() for r in range(int(order.counts[g]))]
+    taken = 0
+    full, rest = divmod(len(line), order.batch_size)
+    for number in range(order.lanes):
+        batches = full // order.lanes + (number < full % order.lanes)
+        rows = batches * order.batch_size + (rest if number == full % order.lanes else 0)
+        lane = order.lane(number)
+        blocks = replayed_lane(lane)
+        assert len(blocks) == lane.blocks
+        assert sorted(itertools.chain(*blocks)) == sorted(line[taken : taken + rows])
+        for block, rows_of_block in enumerate(blocks):
+            assert pairs(lane.block_rows(block)) == rows_of_block
+            assert lane.before(block) == sum(map(len, blocks[:block]))
+        lanes.append(list(itertools.chain(*blocks)))
+        taken += rows
+    for index in range(order.batches()):
+        start = index // order.lanes * order.batch_size
+        expected = lanes[index % order.lanes][start : start + order.batch_size]
+        assert pairs(order.batch(index)) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(orders())
+def test_every_row_comes_once(order: Order) -> None:
+    seen = [row for index in range(order.batches()) for row in pairs(order.batch(index))]
+    assert sorted(seen) == all_rows(order)
+    sizes = [len(order.batch(index)[0]) for index in range(order.batches())]
+    assert all(size == order.batch_size for size in sizes[:-1])
+    assert order.batches(drop_last=True) == order.rows // order.batch_size
+    assert sum(order.lane_batches(lane) for lane in range(order.lanes)) == order.batches()
+
+
+@settings(max_examples=100, deadline=None)
+@given(orders(shuffle=False))
+def test_unshuffled_is_the_files_order(order: Order) -> None:
+    seen = [row for index in range(order.batches()) for row in pairs(order.batch(index))]
+    assert seen == all_rows(order)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    total=st.integers(0, 60),
+    topology=st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (4, 3), (6, 2)]),
+    start=st.integers(0, 61),
+    drop_last=st.booleans(),
+)
+def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], start: int, drop_last: bool) -> None:
+    ranks, workers = topology
+    parts = [
+        [Part(total, 12, ranks, rank, workers, worker, start, drop_last).indices() for worker in range(workers)]
+        for rank in range(ranks)
+    ]
+    counts = {sum(map(len, of_rank)) for of_rank in parts}
+    assert len(counts) == 1, "all ranks get the same number of batches"
+    assert len(Part(total, 12, ranks, 0, start=start, drop_last=drop_last)) == counts.pop()
+    every = sorted(index for of_rank in parts for indices in of_rank for index in indices)
+    assert every == list(range(start, start + len(every)))
+    if drop_last:
+        assert total - ranks < start + len(every) <= total or not every
+    else:
+        assert start + len(every) >= total
+        assert len(every) < max(0, total - start) + ranks
+    for rank, of_rank in enumerate(parts):
+        # DataLoader takes batches from its workers in turn: that must be the rank's own sequence
+        turns = [i for turn in itertools.zip_longest(*of_rank) for i in turn if i is not None]
+        assert turns == sorted(turns)
+        assert all(index % ranks == rank for index in turns)
+
+
+@settings(max_examples=100, deadline=None)
+@given(order=orders(), topology=st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 3), (3, 4)]), at=st.integers(0, 40))
+def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], at: int) -> None:
+    ranks, _ = topology
+    total = order.batches()
+    lanes = 12
+    first = Part(total, lanes, ranks, 0)
+    seen = list(first.indices())[: at + 1]
+    if not seen:
+        return
+    start = first.after(seen[-1])
+    consumed = [i for rank in range(ranks) for i in list(Part(total, lanes, ranks, rank).indices())[: at + 1]]
+    for new_ranks in (1, 2, 3):
+        rest = [i for rank in range(new_ranks) for i in Part(total, lanes, new_ranks, rank, start=start).indices()]
+        once = Counter(i for i in consumed + rest if i < total)
+        assert once == Counter(range(total))
+
+
+def test_padding_repeats_the_epochs_start() -> None:
+    order = Order(np.array([10]), batch_size=3, lanes=6)
+    assert order.batches() == 4
+    part = Part(4, 6, ranks=3, rank=2)
+    assert list(part.indices()) == [2, 5]
+    assert list(batches_of_lanes(part.indices(), 6, 4)) == [(2, 2, 0), (5, 1, 0)]
+    assert pairs(order.batch(5)) == pairs(order.batch(1))
+    assert list(Part(1, 6, ranks=3, rank=2).indices()) == [2]  # fewer batches than ranks
+    assert pairs(Order(np.array([2]), 3, 6).batch(2)) == pairs(Order(np.array([2]), 3, 6).batch(0))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    counts = np.full(20, 50)
+    seen = {tuple(pairs(Order(counts, 1000, 1, 16, seed, epoch).batch(0))) for seed in (0, 1) for epoch in (0, 1, 2)}
+    assert len(seen) == 6
+
+
+def test_the_order_never_changes() -> None:
+    """A stored state must mean the same rows with any numpy, machine and pqcache to come."""
+    order = Order(np.array([5, 9, 0, 7]), batch_size=4, lanes=2, window=3, seed=7, epoch=2)
+    assert [pairs(order.batch(i)) for i in (0, 1, 5)] == GOLDEN
+
+
+GOLDEN = [
+    [(1, 4), (1, 0), (1, 6), (0, 2)],
+    [(3, 3), (1, 8), (3, 4), (3, 5)],
+    [(3, 2)],
+]
+
+
+def test_seek_does_not_replay() -> None:
+    order = Order(np.full(200_000, 1000), batch_size=100, lanes=1, window=16)
+    lane = order.lane(0)
+    looked: list[int] = []
+    whole = Lane.row_order
+    try:
+        Lane.row_order = lambda self, j: (looked.append(j), whole(self, j))[1]  # type: ignore[method-assign]
+        assert order.split == 1
+        order.batch(1_500_000)
+    finally:
+        Lane.row_order = whole  # type: ignore[method-assign]
+    assert len(set(looked)) <= 2 * lane.window
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16])
+def test_mixing_and_memory_follow_from_the_window(window: int) -> None:
+    lane = Order(np.full(64, 1000), batch_size=100, window=window).lane(0)
+    held = [len(lane.runs(block)) for block in range(lane.blocks)]
+    assert max(held) == window
+    assert min(held) == window // 2 + 1
+    sizes = np.diff([lane.before(block) for block in range(lane.blocks + 1)])
+    assert sizes.max() <= 1500
+    for block in range(lane.blocks):
+        kept = 0
+        for run in lane.runs(block):
+            cuts = lane.cuts(run)
+            kept += int(cuts[-1] - cuts[block - lane.first_block(run)])
+        assert kept <= 1000 * (window / 2 + 1.5), "about half of the rows held are still there"
+
+
+def test_a_block_is_mixed_evenly() -> None:
+    """Two rows of a batch share a row group about as rarely as a window allows; positions are uniform."""
+    order = Order(np.full(64, 1000), batch_size=256, window=16, seed=3)
+    shared = []
+    for index in range(20, order.batches() - 20, 7):
+        groups = order.batch(index)[0]
+        counts = np.bincount(groups)
+        shared.append((counts * (counts - 1)).sum() / (len(groups) * (len(groups) - 1)))
+    assert 0.9 / 16 < np.mean(shared) < 1.15 / 16
+    # where a row group's rows come in the epoch does not depend on their place in it
+    positions: dict[int, list[float]] = {}
+    for index in range(order.batches()):
+        groups, rows = order.batch(index)
+        for row in rows[groups == 5]:
+            positions.setdefault(int(row) // 250, []).append(index)
+    means = [np.mean(found) for found in positions.values()]
+    assert max(means) - min(means) < 6
+
+
+def test_wrong_numbers_are_named() -> None:
+    with pytest.raises(UsageError, match="batch_size is 0"):
+        Order(np.array([1]), 0)
+    with pytest.raises(UsageError, match="lanes=4 cannot be shared by 3 ranks x 1 workers"):
+        Part(10, 4, 3, 0)
+    with pytest.raises(UsageError, match="rank=3"):
+        Part(10, 4, 2, 3)
+
+
+def test_permutation_is_uniform() -> None:
+    seen = Counter(tuple(permutation(3, 0, 0, 0, 0, item).tolist()) for item in range(6000))
+    assert len(seen) == 6
+    assert max(seen.values()) < 1150
+    assert min(seen.values()) > 850
+    assert permutation(0, 0, 0, 0).tolist() == []
+    assert permutation(1, 0, 0, 0).tolist() == [0]
+
+
+def test_reader_needs_no_torch() -> None:
+    code = (
+        "import sys, json, pqcache.reader.epoch, pqcache.reader.open;"
+        "print(json.dumps([m for m in sys.modules if m.split('.')[0] == 'torch']))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(found.stdout) == []

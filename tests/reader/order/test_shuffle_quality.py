@@ -1,0 +1,78 @@
+"""How well orders mix, and that the tables in docs/loading.md say so."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from pqcache.reader.memory_budget import window_for
+from pqcache.reader.order.order import Order
+from pqcache.reader.order.shuffle_quality import mixing
+from tests import ROOT
+
+PAGE = ROOT / "docs" / "loading.md"
+
+
+def table(first: str) -> list[list[str]]:
+    """Return the rows of the page's table whose head begins with ``first``."""
+    lines = PAGE.read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |")) + 2
+    rows = []
+    while lines[start].startswith("|"):
+        rows.append([cell.strip() for cell in lines[start].strip("|").split("|")])
+        start += 1
+    return rows
+
+
+def test_the_page_says_how_windows_mix() -> None:
+    rows = table("window")
+    assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 32]
+    for window, groups, shared, spread, memory in rows:
+        found = mixing(Order(np.full(256, 20_000), 256, lanes=1, window=int(window)))
+        assert found.groups == pytest.approx(float(groups), abs=0.06)
+        assert found.shared == pytest.approx(float(shared), abs=0.0006)
+        assert found.spread == pytest.approx(float(spread), abs=0.0006)
+        sizes, needed = np.full(256, 1 << 20), float(memory) * (1 << 20)
+        if int(window) <= 16:
+            assert window_for(sizes, int(needed), 1) == int(window)
+            assert window_for(sizes, int(needed) - 1, 1) < int(window)
+
+
+def test_the_page_says_what_fits_into_memory() -> None:
+    head = re.search(r"^\| row group \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
+    assert head is not None
+    lanes = [int(cell.split()[0]) for cell in head[1].split("|")]
+    for size, *windows in table("row group"):
+        sizes = np.full(256, int(size.split()[0]) << 20)
+        assert windows == [str(window_for(sizes, 2 << 30, n) or "pieces") for n in lanes]
+
+
+def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:
+    counts = np.full(16, 1000)
+    uniform = mixing(Order(counts, 100, lanes=1, window=64))
+    assert uniform.spread == pytest.approx(1, abs=0.05)
+    assert uniform.shared == pytest.approx(1 / 16, rel=0.1)
+    unshuffled = mixing(Order(counts, 100, shuffle=False))
+    assert unshuffled.spread == pytest.approx(1 / 16)
+    assert unshuffled.shared == 1
+    assert mixing(Order(counts, 100, lanes=4, window=4)).spread > 3 * mixing(Order(counts, 100, window=4)).spread
+
+
+def test_spread_is_that_of_the_rows() -> None:
+    """The rows' own positions, spelled out, agree with what is computed from hands."""
+    order = Order(np.full(24, 400), 50, lanes=2, window=4)
+    positions: dict[int, list[int]] = {}
+    for index in range(order.batches()):
+        for group in order.batch(index)[0].tolist():
+            positions.setdefault(group, []).append(index * 50 + 25)
+    spread = np.mean([np.std(found) for found in positions.values()]) / order.rows * np.sqrt(12)
+    assert mixing(order).spread == pytest.approx(spread, rel=0.1)
+
+
+def test_edges() -> None:
+    with pytest.raises(ValueError):
+        mixing(Order(np.array([], np.int64), 10))
+    one = mixing(Order(np.array([1]), 10, lanes=3))
+    assert (one.shared, one.groups, one.spread) == (0, 1, 0)

@@ -1,0 +1,725 @@
+"""filters= and rows=: exactly the rows that DuckDB gives, each once, in any topology, and no more read than needed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import json
+import os
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import pqcache
+from pqcache.errors import CacheError, ParquetError, UsageError
+from pqcache.filters.sql import parse_where
+from pqcache.reader.epoch import record_batches
+from pqcache.reader.memory_budget import Room, fit, room_for
+from pqcache.reader.open import open_data
+from pqcache.reader.order.order import Order, Part
+from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.row_group_reader import RowGroups
+from pqcache.reader.selection import row_filter as filters_module
+from pqcache.reader.selection.selection import SelectedRows
+from pqcache.torch import ParquetDataset
+
+NAN = float("nan")
+TIMES = [dt.datetime(2026, 10, 25, hour, 30, 0, 1) for hour in range(4)]
+STRUCTS = [None, {"a": None, "b": None}, {"a": 1, "b": {"c": "x"}}, {"a": 5, "b": {"c": None}}, {"a": -2, "b": None}]
+VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "n": (pa.int32(), [None, -7, 0, 1, 2, 3, 2**31 - 1]),
+    "x": (pa.float64(), [None, NAN, -0.0, 0.0, 0.5, 1.5, float("inf")]),
+    "s": (pa.string(), [None, "", "a", "ab", "b", "ü%"]),
+    "d": (pa.dictionary(pa.int32(), pa.string()), [None, "kr", "jp", "us"]),
+    "m": (pa.decimal128(9, 2), [None, Decimal("-1.25"), Decimal("0.00"), Decimal("3.50")]),
+    "day": (pa.date32(), [None, dt.date(1970, 1, 1), dt.date(2026, 10, 25), dt.date(9999, 12, 31)]),
+    "ts": (pa.timestamp("us"), [None, *TIMES]),
+    "zoned": (pa.timestamp("ms", "Europe/Berlin"), [None, *(t.replace(microsecond=0) for t in TIMES)]),
+    "st": (pa.struct([("a", pa.int64()), ("b", pa.struct([("c", pa.string())]))]), STRUCTS),
+    "ok": (pa.bool_(), [None, True, False]),
+}
+LITERALS = {
+    "n": ["-7", "0", "1.5", "2", "3", "2147483647"],
+    "x": ["0", "0.5", "1", "'inf'", "-1.5"],
+    "s": ["''", "'a'", "'ab'", "'b'", "'~'"],
+    "d": ["'kr'", "'jp'", "'zz'"],
+    "m": ["-1.25", "0", "3.5", "7"],
+    "day": ["'1970-01-01'", "DATE '2026-10-25'", "'2026-10-26'"],
+    "ts": ["'2026-10-25 01:30:00.000001'", "'2026-10-25 02:00:00'"],
+    "zoned": ["'2026-10-25 01:30:00+00:00'", "'2026-10-25 03:00:00+01:00'"],
+    "st.a": ["1", "5", "0.5"],
+    "st.b.c": ["'x'", "'y'"],
+    "ok": ["true", "false"],
+    "dt": ["'2026-11-01'", "'2026-11-02'", "'2027'"],
+    "hour": ["1", "2", "-1"],
+}
+_OPS = st.sampled_from(["=", "!=", "<", "<=", ">", ">="])
+Texts = tuple[str, str]  # for pqcache, for DuckDB
+
+
+def _alike(text: str) -> Texts:
+    return text, text
+
+
+def _no_nan(texts: Texts) -> Texts:
+    """To DuckDB NaN is the greatest number and equal to itself; here it is as IEEE 754 has it."""
+    return texts[0], f"({texts[1]} and not isnan(x))"
+
+
+def _leaf(name: str) -> st.SearchStrategy[Texts]:
+    literal = st.sampled_from(LITERALS[name])
+    several = st.lists(literal, min_size=1, max_size=4).map(", ".join)
+    compare = st.tuples(st.just(name), _OPS, literal).map(" ".join).map(_alike)
+    between = st.tuples(literal, literal).map(lambda ends: _alike(f"{name} between {ends[0]} and {ends[1]}"))
+    if name == "x":
+        compare = compare.map(lambda texts: texts if "!=" in texts[0] else _no_nan(texts))
+        between = between.map(_no_nan)
+    choices = [
+        compare,
+        between,
+        several.map(lambda inside: _alike(f"{name} in ({inside})")),
+        several.map(lambda inside: _alike(f"{name} not in ({inside})")),
+        st.sampled_from([f"{name} is null", f"{name} is not null"]).map(_alike),
+    ]
+    if name in ("s", "d", "dt", "st.b.c"):
+        choices.append(st.sampled_from([f"{name} like '%a%'", f"{name} not like 'a%'"]).map(_alike))
+    return st.one_of(choices)
+
+
+CONDITIONS: st.SearchStrategy[Texts] = st.recursive(
+    st.sampled_from(sorted(LITERALS)).flatmap(_leaf) | st.sampled_from(["st is null", "true", "id < 40"]).map(_alike),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from(["and", "or"]), inner).map(
+            lambda v: (f"({v[0][0]}) {v[1]} ({v[2][0]})", f"({v[0][1]}) {v[1]} ({v[2][1]})")
+        ),
+        inner.map(lambda texts: (f"not ({texts[0]})", f"not ({texts[1]})")),
+    ),
+    max_leaves=5,
+)
+
+
+def random_table(rng: np.random.Generator, first: int, rows: int) -> pa.Table:
+    """Return rows with some of the values of each column, so that minima and maxima differ between row groups."""
+    columns: dict[str, pa.Array] = {"id": pa.array(range(first, first + rows), pa.int64())}
+    for name, (kind, values) in VALUES.items():
+        some = rng.choice(len(values), rng.integers(1, len(values) + 1), replace=False)
+        plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+        array = pa.array([values[some[i]] for i in rng.integers(0, len(some), rows)], plain)
+        columns[name] = array.dictionary_encode() if pa.types.is_dictionary(kind) else array
+    return pa.table(columns)
+
+
+def write_random(root: Path, seed: int) -> Path:
+    """Write some files in partitions, in row groups of very different sizes."""
+    rng = np.random.default_rng(seed)
+    directories = ["dt=2026-11-01/hour=1", "dt=2026-11-02/hour=2", "dt=__HIVE_DEFAULT_PARTITION__/hour=3"]
+    first = 0
+    for number, directory in enumerate(directories):
+        (root / directory).mkdir(parents=True)
+        tables = [random_table(rng, first + 100 * part, int(rng.integers(0, 40))) for part in range(3)]
+        first += 300
+        path = root / directory / f"{number}.parquet"
+        with pq.ParquetWriter(path, tables[0].schema) as writer:
+            for table in tables:
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+    return root
+
+
+def duck_ids(root: Path, where: str) -> list[int]:
+    """Return the ids of the rows that DuckDB finds, in memory: in files its statistics lose NaN under NOT."""
+    return [i for (i,) in duck_rows(root).execute(f"select id from rows where {where} order by id").fetchall()]
+
+
+@functools.cache
+def duck_rows(root: Path) -> duckdb.DuckDBPyConnection:
+    files = f"read_parquet('{root}/**/*.parquet', hive_partitioning=true, hive_types={{'dt': VARCHAR}})"
+    connection = duckdb.connect()
+    connection.execute("set timezone='UTC'")
+    connection.execute(f"create table rows as from {files}")
+    return connection
+
+
+def ids_of_ranks(view: View, order: Order, ranks: int, workers: int) -> list[int]:
+    """Return the ids of all batches but the padding, over all ranks and workers."""
+    found: list[int] = []
+    total = order.batches()
+    for rank in range(ranks):
+        for worker in range(workers):
+            part = Part(total, order.lanes, ranks, rank, workers, worker)
+            for index, batch in record_batches(view, order, part.indices(), total, Room(2)):
+                if index < total:
+                    found += batch["id"].to_pylist()
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _what_may_be_warned_of() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no row is left by")
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 5),
+    texts=CONDITIONS,
+    batch_size=st.sampled_from([1, 7, 64, 1000]),
+    lanes=st.sampled_from([1, 2, 6]),
+    window=st.integers(1, 5),
+    piece=st.sampled_from([0, 0, 3]),
+    shuffle=st.booleans(),
+    as_expression=st.booleans(),
+)
+def test_exactly_the_rows_of_duckdb_each_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    texts: Texts,
+    batch_size: int,
+    lanes: int,
+    window: int,
+    piece: int,
+    shuffle: bool,
+    as_expression: bool,
+) -> None:
+    root = tmp_path_factory.getbasetemp() / f"random-{seed}"
+    if not root.exists():
+        write_random(root, seed)
+    expected = duck_ids(root, texts[1])
+    data = open_data(root)[0]
+    seen = view_of(data, ["dt", "id"], parse_where(texts[0], data.index.schema) if as_expression else texts[0])
+    assert int(seen.counts.sum()) == len(expected)
+    seen = seen.in_pieces(piece)
+    order = Order(seen.counts, batch_size, lanes, window, seed, 0, shuffle)
+    assert order.batches() == -(-len(expected) // batch_size)
+    ranks, workers = {1: (1, 1), 2: (2, 1), 6: (3, 2)}[lanes]
+    found = ids_of_ranks(seen, order, ranks, workers)
+    assert sorted(found) == expected
+    if not shuffle and lanes == 1:
+        assert found == expected
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3,000 rows in 30 row groups of three partitions: ``id`` is sorted, ``label`` random, ``note`` null at times."""
+    root = tmp_path_factory.mktemp("filters") / "lake"
+    rng = np.random.default_rng(0)
+    for day in range(3):
+        ids = np.arange(day * 1000, (day + 1) * 1000)
+        table = pa.table(
+            {
+                "id": ids,
+                "label": pa.array(rng.integers(0, 10, 1000), pa.int8()),
+                "note": pa.array([None if i % 7 == 0 else i for i in ids.tolist()], pa.int32()),
+                "text": [f"text {i}" * (i % 5) for i in ids.tolist()],
+                "tokens": pa.array([[i, i + 1, 7] for i in ids.tolist()], pa.list_(pa.int32())),
+            }
+        )
+        (root / f"dt=2026-11-0{day + 1}").mkdir(parents=True)
+        pq.write_table(table, root / f"dt=2026-11-0{day + 1}" / "a.parquet", row_group_size=100)
+    return root
+
+
+@pytest.fixture(scope="module")
+def cache(lake: Path) -> Path:
+    path = lake.parent / "cache"
+    pqcache.sync(path, str(lake))
+    return path
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Every row group that is opened from here on: its file and its number there."""
+    found: list[tuple[str, int]] = []
+    inner = RowGroups._opened
+
+    def noted(self: RowGroups, group: int) -> Any:
+        found.append((self.paths[int(self.file[group])], int(self.row_group[group])))
+        return inner(self, group)
+
+    monkeypatch.setattr(RowGroups, "_opened", noted)
+    return found
+
+
+def ids(batches: Any) -> list[int]:
+    return [i for batch in batches for i in batch["id"].tolist()]
+
+
+_DNF = st.lists(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("n"), st.sampled_from(["=", "==", "!=", "<", ">", "<=", ">="]), st.sampled_from([0, 2, 3])
+            ),
+            st.tuples(st.just("x"), st.sampled_from(["=", "!=", "<", ">="]), st.sampled_from([0, 0.5, NAN])),
+            st.tuples(
+                st.just("s"), st.sampled_from(["in", "not in"]), st.sampled_from([["a", "b"], ["", None], ("~",)])
+            ),
+            st.tuples(st.just("n"), st.sampled_from(["in", "not in"]), st.sampled_from([[1, 2, 3], {0}, [None]])),
+            st.tuples(st.just("day"), st.sampled_from(["<", ">="]), st.just(dt.date(2026, 10, 25))),
+            st.tuples(
+                st.just("ts"), st.sampled_from(["<=", "=="]), st.sampled_from([TIMES[1], np.datetime64(TIMES[2])])
+            ),
+            st.tuples(st.just("m"), st.sampled_from(["<", "=="]), st.just(Decimal("3.50"))),
+            st.tuples(st.just("ok"), st.just("=="), st.booleans()),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(dnf=_DNF, as_expression=st.booleans())
+def test_lists_and_expressions_are_as_pyarrow_takes_them(
+    tmp_path_factory: pytest.TempPathFactory, dnf: list[list[tuple[str, str, Any]]], as_expression: bool
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "dnf"
+    if not root.exists():
+        write_random(root, 9)
+    data = open_data(root)[0]
+    table = pa.concat_tables([pq.read_table(root / path, partitioning=None) for path in data.index.paths])
+    expected = table.filter(pq.filters_to_expression(dnf))["id"].to_pylist()
+    filters: Any = dnf[0] if len(dnf) == 1 else dnf
+    seen = view_of(data, ["id"], pq.filters_to_expression(dnf) if as_expression else filters)
+    assert ids_of_ranks(seen, Order(seen.counts, 50, shuffle=False), 1, 1) == expected
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        (pc.field("dt") == "2026-11-01") | (pc.field("id") > 2500),
+        pc.field("dt").is_null() | (pc.field("n") > 0),
+        pc.field("st", "a") > 0,
+        ~(pc.field("x") < 1),
+        pc.field("n") - 1 == 1,
+        pc.field("n").isin(range(1000)),
+        pc.scalar(True),
+    ],
+)
+def test_expressions_may_mix_partitions_and_columns(tmp_path: Path, filters: pc.Expression) -> None:
+    data = open_data(write_random(tmp_path, 3))[0]
+    tables = []
+    for number, path in enumerate(data.index.paths):
+        table = pq.read_table(tmp_path / path, partitioning=None)
+        tables.append(table.append_column("dt", pa.repeat(data.index.partitions["dt"][number], table.num_rows)))
+    expected = pa.concat_tables(tables).filter(filters)["id"].to_pylist()
+    seen = view_of(data, ["id"], filters)
+    assert ids_of_ranks(seen, Order(seen.counts, 50, shuffle=False), 1, 1) == expected
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ("nope = 1", r"^filters 'nope = 1': there is no column nope; there are: id, label"),
+        ("label = 'noon'", "'noon' is not a value of label"),
+        ("tokens = 3", "filters"),
+        ("label >", "not a complete condition"),
+        ([], "give SQL text, a list like"),
+        ([("label", "~", 3)], "'~' is not one of =, =="),
+        ([("label", "in", 3)], "label in needs a list of values"),
+        ([("label", "=", None)], "write filters='label IS NULL'"),
+        ([("nope", "=", 3)], "there is no column nope"),
+        ([("label", "=", "noon")], "'noon' is not a value of label"),
+        ([("label", "=")], "is no comparison"),
+        ([[("label", "=", 1)], []], "give SQL text, a list like"),
+        ([(3, "=", 1)], "3 is not the name of a column"),
+        ({"label": 3}, "give SQL text, a list like"),
+        (pc.field("nope") > 3, "the columns are: id, label"),
+        (pc.field("label") + 1, "no condition"),
+        (pc.field(1) > 3, "by name, not by number"),
+    ],
+)
+def test_filters_that_make_no_sense_are_named(cache: Path, filters: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ParquetDataset(cache, filters=filters)
+
+
+def test_counts_are_remembered_beside_the_snapshot(
+    lake: Path, tmp_path: Path, opened: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pqcache.sync(tmp_path / "c", str(lake))
+    first = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 3 and dt > '2026-11-01'", batch_size=8)
+    assert len(opened) == 20
+    assert len({path for path, _ in opened}) == 2
+    expected = duck_ids(lake, "label = 3 and dt > '2026-11-01'")
+    assert len(first) == -(-len(expected) // 8)
+    opened.clear()
+    again = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 3 and dt > '2026-11-01'", batch_size=8)
+    unpickled = pickle.loads(pickle.dumps(again))
+    assert not opened
+    assert sorted(ids(again)) == sorted(ids(unpickled)) == expected
+    directory = tmp_path / "c/current" / filters_module.COUNTS
+    (file,) = directory.iterdir()
+    for damage in (b"", b"ARROW1", file.read_bytes()[:-100], bytes(reversed(file.read_bytes()))):
+        file.write_bytes(damage)
+        assert len(ParquetDataset(tmp_path / "c", filters="label = 3 and dt > '2026-11-01'", batch_size=8)) == len(
+            first
+        )
+        assert pa.ipc.open_file(file).read_all()["selected"].to_pylist()
+    table = pa.ipc.open_file(pa.BufferReader(file.read_bytes())).read_all()
+    wrong = table.set_column(1, "selected", pc.add(table["selected"], 1))
+    with pa.ipc.new_file(file, wrong.schema) as writer:
+        writer.write_table(wrong)
+    assert len(ParquetDataset(tmp_path / "c", filters="label = 3 and dt > '2026-11-01'", batch_size=8)) == len(first)
+
+    assert pqcache.verify(tmp_path / "c").ok
+    report = pqcache.sync(tmp_path / "c", str(lake))  # nothing new: the same snapshot
+    pq.write_table(pq.read_table(lake / "dt=2026-11-01/a.parquet", partitioning=None), tmp_path / "new.parquet")
+    assert report is not None
+    opened.clear()
+    for error in (PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "mkdir", raising(error))
+            read_only = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 4", batch_size=8)
+        assert len(opened) == 30
+        opened.clear()
+        with_workers = pickle.loads(pickle.dumps(read_only))
+        assert not opened
+        assert sorted(ids(with_workers)) == duck_ids(lake, "label = 4")
+        opened.clear()
+
+
+def raising(error: OSError) -> Any:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+def test_processes_may_count_at_once(lake: Path, tmp_path: Path) -> None:
+    pqcache.sync(tmp_path / "c", str(lake))
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(len(ParquetDataset(tmp_path / "c", filters="label > 6"))))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [-(-len(duck_ids(lake, "label > 6")) // 256)] * 6
+    assert len(os.listdir(tmp_path / "c/current" / filters_module.COUNTS)) == 1
+
+
+def test_counts_do_not_disturb_what_a_cache_does(lake: Path, tmp_path: Path) -> None:
+    source = tmp_path / "lake"
+    for path in lake.rglob("*.parquet"):
+        (source / path.parent.name).mkdir(parents=True)
+        (source / path.parent.name / path.name).write_bytes(path.read_bytes())
+    old = str(pqcache.sync(tmp_path / "c", str(source), keep=1).snapshot)
+    ds = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 1")
+    (source / "dt=2026-11-03/a.parquet").unlink()
+    (source / "dt=2026-11-04").mkdir()
+    pq.write_table(
+        pq.read_table(lake / "dt=2026-11-03/a.parquet", partitioning=None), source / "dt=2026-11-04/a.parquet"
+    )
+    new = pqcache.sync(tmp_path / "c", str(source), keep=1, force=True).snapshot
+    assert new != old
+    assert not (tmp_path / "c/current" / filters_module.COUNTS).exists()
+    assert (tmp_path / "c/snapshots" / old / filters_module.COUNTS).exists()  # it is leased
+    assert sorted(ids(ds)) == duck_ids(lake, "label = 1")
+    del ds
+    pqcache.gc(tmp_path / "c", keep=1)
+    assert os.listdir(tmp_path / "c/snapshots") == [new]
+    fresh = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 1")
+    assert sorted(ids(fresh)) == duck_ids(source, "label = 1")
+    assert pqcache.verify(tmp_path / "c").ok
+
+
+def test_a_filter_reads_what_statistics_leave(cache: Path, opened: list[tuple[str, int]]) -> None:
+    by_partition = ParquetDataset(cache, columns=["id", "text"], filters="dt = '2026-11-02'", batch_size=64)
+    assert not opened
+    assert sorted(ids(by_partition)) == list(range(1000, 2000))
+    index = pqcache.Cache.open(cache).snapshot().index()
+    lines = index.table.select(["file", "row_group", "bytes"]).to_pylist()
+    sizes = {(index.paths[line["file"]], line["row_group"]): line["bytes"] for line in lines}
+    assert len(opened) == len(set(opened)) == 10
+    assert sum(sizes[place] for place in opened) == pytest.approx(sum(sizes.values()) / 3, rel=0.05)
+    opened.clear()
+    by_range = ParquetDataset(cache, columns=["id", "text"], filters="id >= 1050 and id < 1650", batch_size=64)
+    assert sorted(opened) == [("dt=2026-11-02/a.parquet", 0), ("dt=2026-11-02/a.parquet", 6)]
+    opened.clear()
+    assert sorted(ids(by_range)) == list(range(1050, 1650))
+    assert len(opened) == 7
+    opened.clear()
+    for filters in ([("id", ">=", 1050), ("id", "<", 1650)], (pc.field("id") >= 1050) & (pc.field("id") < 1650)):
+        assert len(ParquetDataset(cache, filters=filters)) == 3
+        assert {path for path, _ in opened} <= {"dt=2026-11-02/a.parquet"}
+
+
+def test_ten_thousand_row_groups_open_what_statistics_leave(tmp_path: Path, opened: list[tuple[str, int]]) -> None:
+    one = pa.table({"id": pa.array([0, 1], pa.int64()), "x": [0.5, 1.5]})
+    for number in range(20):
+        with pq.ParquetWriter(tmp_path / f"{number:02}.parquet", one.schema) as writer:
+            for group in range(500):
+                first = 2 * (500 * number + group)
+                writer.write_table(one.set_column(0, "id", pa.array([first, first + 1], pa.int64())))
+    data = open_data(tmp_path)[0]
+    assert len(data.index) == 10_000
+    for filters in ("id between 501 and 1000", (pc.field("id") >= 501) & (pc.field("id") <= 1000)):
+        opened.clear()
+        seen = view_of(data, ["id"], filters)
+        assert int(seen.counts.sum()) == 500
+        assert len(opened) <= 251
+        if isinstance(filters, str):
+            assert len(opened) == 2
+
+
+def test_conditions_on_columns_that_are_not_read(cache: Path, lake: Path) -> None:
+    where = "label in (1, 2) and text like '%4'"
+    ds = ParquetDataset(cache, columns=["dt", "id"], filters=where, batch_size=None)
+    rows = list(ds)
+    assert len(ds) == len(rows)
+    assert sorted(int(row["id"]) for row in rows) == duck_ids(lake, where)
+    assert all(row["dt"] == f"2026-11-0{int(row['id']) // 1000 + 1}" for row in rows)
+    assert set(rows[0]) == {"dt", "id"}
+    only = ParquetDataset(cache, columns=["dt"], filters=where, batch_size=50)
+    assert sum(len(batch["dt"]) for batch in only) == len(rows)
+    table = pa.Table.from_batches(pqcache.Cache.open(cache).batches(["id"], filters=where, shuffle=False))
+    assert table["id"].to_pylist() == duck_ids(lake, where)
+
+
+def test_nulls_that_a_filter_leaves_out_are_no_error(cache: Path) -> None:
+    ds = ParquetDataset(cache, columns=["id", "note"], filters="note is not null")
+    for batch in ds:
+        assert batch["note"].tolist() == batch["id"].tolist()
+    masked = next(iter(ParquetDataset(cache, columns=["id", "note"], filters="note is null", nulls="mask")))
+    assert not masked["note_mask"].any()
+    with pytest.raises(ParquetError, match="note"):
+        list(ParquetDataset(cache, columns=["note"], filters="label = 3"))
+
+
+def test_the_same_batches_in_every_topology_and_after_a_resume(cache: Path, lake: Path) -> None:
+    how: dict[str, Any] = {"columns": ["id"], "filters": "label < 4", "batch_size": 31, "lanes": 12, "seed": 3}
+    whole = ParquetDataset(cache, **how)
+    expected = [batch["id"].tolist() for batch in whole]
+    assert sorted(i for batch in expected for i in batch) == duck_ids(lake, "label < 4")
+    state = json.loads(json.dumps(whole.state_dict(after=10)))
+    for ranks in (1, 2, 3, 4):
+        found: dict[int, list[int]] = {}
+        for rank in range(ranks):
+            ds = ParquetDataset(cache, num_replicas=ranks, rank=rank, **how)
+            ds.load_state_dict(state)
+            found.update({batch.index: batch["id"].tolist() for batch in ds if batch.index < len(expected)})
+        assert found == {index: rows for index, rows in enumerate(expected) if index >= state["batch"]}
+    for other in ("label > 5", "label < 4 or label is null", None, "dt = '2026-11-02'"):
+        with pytest.raises(UsageError, match="taken with other filters or rows"):
+            ParquetDataset(cache, **{**how, "filters": other}).load_state_dict(state)
+    some = ParquetDataset(cache, rows=SelectedRows.of([0, 0], [1, 2]), **how)
+    with pytest.raises(UsageError, match="taken with other filters or rows"):
+        some.load_state_dict(state)
+
+
+def test_filters_that_say_the_same_continue_each_other(cache: Path) -> None:
+    state = ParquetDataset(cache, columns=["id"], filters="label < 4").state_dict(after=2)
+    ParquetDataset(cache, columns=["id"], filters=[("label", "<", 4)]).load_state_dict(state)
+
+
+def test_rows_that_were_looked_up(cache: Path, lake: Path) -> None:
+    snapshot = pqcache.Cache.open(cache).snapshot().id
+    rng = np.random.default_rng(1)
+    groups, rows = rng.integers(0, 30, 300), rng.integers(0, 100, 300)
+    chosen = SelectedRows.of(groups, rows, snapshot)
+    expected = sorted(set((groups * 100 + rows).tolist()))
+    assert len(chosen) == len(expected)
+    ds = ParquetDataset(cache, columns=["id", "tokens"], rows=chosen, batch_size=16)
+    assert len(ds) == -(-len(expected) // 16)
+    assert sorted(ids(ds)) == expected
+    assert sorted(ids(pickle.loads(pickle.dumps(ds)))) == expected
+    both = ParquetDataset(cache, columns=["id"], rows=chosen, filters="label < 5 and dt >= '2026-11-02'", batch_size=16)
+    assert sorted(ids(both)) == sorted(set(expected) & set(duck_ids(lake, "label < 5 and dt >= '2026-11-02'")))
+    table = pa.Table.from_batches(pqcache.Cache.open(cache).batches(["id"], rows=chosen, shuffle=False))
+    assert table["id"].to_pylist() == expected
+    nothing = SelectedRows.of([], [])
+    with pytest.warns(UserWarning, match="no row is left by rows"):
+        assert list(ParquetDataset(cache, rows=nothing)) == []
+
+
+def test_rows_stay_with_their_snapshot(lake: Path, tmp_path: Path) -> None:
+    (tmp_path / "lake/dt=1").mkdir(parents=True)
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "lake/dt=1/a.parquet")
+    old = str(pqcache.sync(tmp_path / "c", str(tmp_path / "lake")).snapshot)
+    chosen = SelectedRows.of([0, 0], [3, 4], old)
+    (tmp_path / "lake/dt=0").mkdir()
+    pq.write_table(pa.table({"id": range(50, 60)}), tmp_path / "lake/dt=0/a.parquet")
+    pqcache.sync(tmp_path / "c", str(tmp_path / "lake"))
+    ds = ParquetDataset(tmp_path / "c", columns=["id"], rows=chosen)
+    assert ds.snapshot == old
+    assert sorted(ids(ds)) == [3, 4]
+    with pytest.raises(UsageError, match=r"rows: they were looked up in .*; look them up again"):
+        next(
+            pqcache.Cache.open(tmp_path / "c").batches(
+                rows=chosen, snapshot=pqcache.Cache.open(tmp_path / "c").snapshot().id
+            )
+        )
+    gone = SelectedRows.of([0], [0], "20200101T000000Z-0001")
+    with pytest.raises(CacheError, match="not kept any more"):
+        ParquetDataset(tmp_path / "c", rows=gone)
+
+
+@pytest.mark.parametrize(
+    ("groups", "offsets", "rows", "message"),
+    [
+        ([1, 0], [0, 1, 2], [3, 4], "groups must be ascending"),
+        ([0, 1], [0, 1], [3, 4], "one item more"),
+        ([0, 1], [0, 1, 3], [3, 4], "one item more"),
+        ([0], [0, 2], [4, 3], "must be ascending"),
+        ([0], [0, 2], [3, 3], "must be ascending"),
+        ([0], [0, 1], [-1], "must be ascending"),
+        ([0.5], [0, 1], [1], "integers"),
+        ([0], [0, 1], [100], "row group 0 has 100 rows, and no row 100"),
+        ([30], [0, 1], [1], "no row group 30"),
+    ],
+)
+def test_rows_that_make_no_sense(cache: Path, groups: Any, offsets: Any, rows: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ParquetDataset(cache, rows=SelectedRows(np.array(groups), np.array(offsets), np.array(rows)))
+    with pytest.raises(UsageError, match="give SelectedRows, as Cache"):
+        ParquetDataset(cache, rows=[1, 2])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("groups", "rows", "message"),
+    [
+        ([0], [0, 1], "1 groups and 2 rows make no pairs"),
+        ([0.5], [1], "of integers"),
+        (["a"], [1], "of integers"),
+        (0, 1, "one-dimensional"),
+        (None, None, "one-dimensional"),
+        ([2**63], [1], "below"),
+    ],
+)
+def test_pairs_that_make_no_sense(groups: Any, rows: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SelectedRows.of(groups, rows)
+
+
+def test_dates_are_compared_with_days_only(tmp_path: Path) -> None:
+    days = [dt.date(2026, 11, day) for day in (1, 2, 3)]
+    pq.write_table(pa.table({"day": days, "ts": pa.array(days).cast(pa.timestamp("us"))}), tmp_path / "a.parquet")
+    for value in (dt.datetime(2026, 11, 2), np.datetime64("2026-11-02"), np.datetime64("2026-11-02", "s"), days[1]):
+        for column in ("day", "ts"):
+            assert len(ParquetDataset(tmp_path, filters=[(column, ">=", value)], batch_size=1, columns=["day"])) == 2
+    with pytest.raises(UsageError, match="'2026-11-02 05:00:00' is not a value of day, which is date32"):
+        ParquetDataset(tmp_path, filters=[("day", "<", dt.datetime(2026, 11, 2, 5))])
+
+
+def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
+    rows = 40_000
+    table = pa.table({"id": pa.array(range(rows), pa.int64()), "label": [f"{i % 100:02}" * 20 for i in range(rows)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False)
+    data = open_data(tmp_path)[0]
+    whole = view_of(data, ["id"])
+    few = view_of(data, ["id"], f"label = '{'07' * 20}'")
+    assert few.counts.tolist() == [200, 200]
+    assert few.sizes.tolist() == [1600, 1600]
+    assert whole.decoded.tolist() == whole.sizes.tolist() == [160_000, 160_000]
+    assert all(size > 160_000 + 40 * 20_000 for size in few.decoded)
+    memory = int(5 * few.decoded.max())
+    assert fit(few, memory, 1) == (16, 0)  # what is held is little
+    assert room_for(few, memory, 1, 1, 16, 8).threads == 1
+    with pytest.warns(UserWarning, match="read in"):
+        window, piece = fit(few, int(3 * few.decoded.max()), 1)
+    assert piece < 20_000
+    pieces = few.in_pieces(piece)
+    assert int(pieces.decoded.max()) < int(few.decoded.max())
+    order = Order(pieces.counts, 64, 2, window)
+    assert sorted(ids_of_ranks(pieces, order, 2, 1)) == [i for i in range(rows) if i % 100 == 7]
+
+
+def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:
+    image = [bytes([i % 256]) * 10_000 for i in range(1000)]
+    pq.write_table(pa.table({"id": range(1000), "image": image}), tmp_path / "a.parquet")
+    seen = view_of(open_data(tmp_path)[0], ["image"], "id in (3, 700)")
+    (column,) = seen.load(0, 0, 2)
+    assert 20_000 <= column.values.get_total_buffer_size() < 30_000
+    assert [row.as_py() for row in column.values] == [image[3], image[700]]
+
+
+def test_dense_columns_and_drifting_files(lake: Path, tmp_path: Path) -> None:
+    pqcache.sync(tmp_path / "c", str(lake))
+    pqcache.repartition(tmp_path / "c", row_group_size=200_000, dense=["tokens"])
+    stored = pqcache.Cache.open(tmp_path / "c").snapshot().index().schema.field("tokens")
+    assert pa.types.is_fixed_size_binary(stored.type)
+    ds = ParquetDataset(tmp_path / "c", columns=["id", "tokens"], filters="label = 2 and tokens is not null")
+    seen: dict[int, list[int]] = {}
+    for batch in ds:
+        seen.update(zip(batch["id"].tolist(), batch["tokens"].tolist(), strict=True))
+    assert sorted(seen) == duck_ids(lake, "label = 2")
+    assert all(tokens == [i, i + 1, 7] for i, tokens in seen.items())
+    first = ParquetDataset(tmp_path / "c", columns=["id"], filters=pc.list_element(pc.field("tokens"), 0) < 42)
+    assert sorted(ids(first)) == list(range(42))
+
+    drifted = tmp_path / "drifted"
+    drifted.mkdir()
+    pq.write_table(pa.table({"id": [0, 1], "n": pa.array([1, 2], pa.int32())}), drifted / "a.parquet")
+    pq.write_table(pa.table({"n": pa.array([1, 2**40], pa.int64()), "id": [2, 3]}), drifted / "b.parquet")
+    pq.write_table(pa.table({"id": [4, 5], "s": ["x", "y"]}), drifted / "c.parquet")
+    for where, expected in {
+        "n > 1": [1, 3],
+        "n is null": [4, 5],
+        "not (n = 1)": [1, 3],
+        "s = 'x' or n = 1": [0, 2, 4],
+        f"n = {2**40}": [3],
+    }.items():
+        assert sorted(ids(ParquetDataset(drifted, columns=["id"], filters=where))) == expected
+
+
+def test_int96_and_the_paths_value(tmp_path: Path) -> None:
+    (tmp_path / "dt=2").mkdir()
+    table = pa.table({"id": range(4), "ts": pa.array(TIMES, pa.timestamp("ns")), "dt": [1, 1, 1, 1]})
+    pq.write_table(table, tmp_path / "dt=2/a.parquet", use_deprecated_int96_timestamps=True)
+    for where in ("ts > '2026-10-25 01:30:00.000001'", "ts <= '2026-10-25 02:00:00' and dt = 2", "dt = 1"):
+        expected = duck_ids(tmp_path, where.replace("dt = 2", "true").replace("dt = 1", "false"))
+        assert sorted(ids(ParquetDataset(tmp_path, columns=["id"], filters=where))) == expected
+
+
+def test_an_impossible_condition_leaves_nothing(cache: Path, opened: list[tuple[str, int]]) -> None:
+    for filters in ("label > 50", "dt = '2027'", "false", "label = 1 and label = 2", "id = 3 and dt = '2026-11-02'"):
+        with pytest.warns(UserWarning, match="no row is left by filters, so there are no batches"):
+            ds = ParquetDataset(cache, filters=filters)
+        assert len(ds) == 0
+        assert list(ds) == []
+    assert len(opened) <= 30  # of label = 1 and label = 2, which statistics do not decide
+
+
+def test_a_file_that_changed_after_the_count_is_named(tmp_path: Path) -> None:
+    for value in (0, 1):
+        pq.write_table(pa.table({"id": range(100), "n": [value, 1] * 50}), tmp_path / "a.parquet")
+        if not value:
+            ds = ParquetDataset(tmp_path, columns=["id"], filters="n = 1")
+    with pytest.raises(ParquetError, match=r"a\.parquet: of row group 0 100 rows are selected, where 50 were counted"):
+        list(ds)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(ParquetError, match=r"a\.parquet"):
+        ParquetDataset(tmp_path, filters="n = 1")
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_evaluate_conditions_too(lake: Path, workers: int) -> None:
+    ds = ParquetDataset(lake, columns=["id", "dt"], filters="label >= 8 or text = 'text 1'", batch_size=20, lanes=6)
+    expected = [batch["id"].tolist() for batch in ds]
+    loader = DataLoader(ds, batch_size=None, num_workers=workers)
+    for epoch in (0, 1):
+        ds.set_epoch(epoch)
+        found = [batch["id"].tolist() for batch in loader]
+        assert sorted(i for batch in found for i in batch) == duck_ids(lake, "label >= 8 or text = 'text 1'")
+        assert (found == expected) == (epoch == 0)
+    assert not (lake / "_pqcache").exists()  # a directory of somebody else's

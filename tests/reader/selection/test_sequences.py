@@ -1,0 +1,495 @@
+"""Sequences against a brute-force generator: which there are, each once, with every type, in any topology."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import pqcache
+from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.selection import row_filter
+from pqcache.torch import Mix, ParquetDataset, Sequence
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings_of_ours() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        warnings.filterwarnings("ignore", ".*so there are no batches")
+        yield
+
+
+def brute_force(rows: list[dict[str, Any]], spec: Sequence, group: int) -> list[list[int]]:
+    """Return the ids of each sequence of a file whose row groups have ``group`` rows, by looking at every row."""
+    found = []
+    for first in range(0, len(rows), group):
+        of_group = [row for row in rows[first : first + group] if row.get("kept", True)]
+        named = [spec.order_by, *spec.groups]
+        of_group = [row for row in of_group if all(row[name] is not None and row[name] == row[name] for name in named)]
+        groups: dict[Any, list[dict[str, Any]]] = {}
+        for row in of_group:
+            groups.setdefault(tuple(row[name] for name in spec.groups), []).append(row)
+        for members in groups.values():
+            runs: list[list[dict[str, Any]]] = []
+            for row in sorted(members, key=lambda row: row[spec.order_by]):
+                if runs and (spec.max_gap is None or row[spec.order_by] - runs[-1][-1][spec.order_by] <= spec.max_gap):
+                    runs[-1].append(row)
+                else:
+                    runs.append([row])
+            for run in runs:
+                starts = range(0, len(run) - spec.length + 1, spec.stride)
+                found += [[row["id"] for row in run[start : start + spec.length]] for start in starts]
+    return found
+
+
+def ids_of(batches: Any) -> list[list[int]]:
+    return [ids for batch in batches for ids in batch["id"].tolist()]
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sequence")
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.one_of(st.none(), st.integers(-20, 20)),
+        st.sampled_from(["a", "b", "ccc", None]),
+        st.integers(0, 1),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=80,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=ROWS,
+    ordered=st.booleans(),
+    length=st.integers(1, 5),
+    stride=st.integers(1, 6),
+    gap=st.sampled_from([None, 0, 1, 3, 1.5]),
+    group_by=st.sampled_from([None, "log", ("log",), ("log", "camera")]),
+    kind=st.sampled_from([pa.int64(), pa.int8(), pa.float64()]),
+    group=st.sampled_from([1, 7, 25, 100]),
+    filtered=st.booleans(),
+    shuffle=st.booleans(),
+)
+def test_every_sequence_once(scratch: Path, rows: Any, ordered: bool, kind: pa.DataType, **how: Any) -> None:
+    names = ("ts", "log", "camera", "kept")
+    found = [dict(zip(names, row, strict=True)) for row in rows]
+    if ordered:
+        found.sort(key=lambda row: (row["log"] or "", row["camera"], row["ts"] or 0))
+    for number, row in enumerate(found):
+        row["id"] = number
+    spec = Sequence(how["length"], "ts", how["gap"], how["group_by"], how["stride"])
+    table = pa.Table.from_pylist(found).cast(
+        pa.schema(
+            [("ts", kind), ("log", pa.string()), ("camera", pa.int32()), ("kept", pa.bool_()), ("id", pa.int64())]
+        )
+    )
+    pq.write_table(table, scratch / "rows.parquet", row_group_size=how["group"])
+    if not how["filtered"]:
+        found = [{**row, "kept": True} for row in found]
+    expected = brute_force(found, spec, how["group"])
+    where = "kept" if how["filtered"] else None
+    ds = ParquetDataset(
+        scratch / "rows.parquet", ["id"], where, batch_size=7, sequence=spec, shuffle=how["shuffle"], lanes=2
+    )
+    assert len(ds) == -(-len(expected) // 7)
+    got = ids_of(ds)
+    assert Counter(map(tuple, got)) == Counter(map(tuple, expected))
+    if not how["shuffle"]:
+        assert got == expected, "row group by row group, group by group in the order they appear, then by order_by"
+
+
+FRAMES = 900
+
+
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """900 camera frames of nine logs, with gaps, out of order, in row groups of 100, in three partitions."""
+    root = tmp_path_factory.mktemp("drive")
+    rng = np.random.default_rng(0)
+    ts = np.cumsum(np.where(rng.random(FRAMES) < 0.1, 10, 1))
+    for day in range(3):
+        of_day = day * 300 + rng.permutation(300)
+        table = pa.table(
+            {
+                "id": of_day,
+                "ts": pa.array(ts[of_day], pa.timestamp("ms")),
+                "log": pa.array([f"log {i // 100}" for i in of_day]).dictionary_encode(),
+                **{name: pa.array([value(int(i)) for i in of_day], kind) for name, (kind, value) in COLUMNS.items()},
+            }
+        )
+        (root / f"day={day}").mkdir()
+        pq.write_table(table, root / f"day={day}" / "a.parquet", row_group_size=100)
+    return root
+
+
+COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
+    "small": (pa.int8(), lambda i: i % 100),
+    "half": (pa.float16(), lambda i: np.float16(i % 100)),
+    "flag": (pa.bool_(), lambda i: i % 3 == 0),
+    "price": (pa.decimal128(9, 2), lambda i: i),
+    "big": (pa.decimal128(30, 0), lambda i: i),
+    "text": (pa.string(), lambda i: "" if i % 7 == 0 else f"frame {i} " * (i % 4)),
+    "image": (pa.binary(), lambda i: bytes([i % 256]) * (i % 40)),
+    "uuid": (pa.binary(5), lambda i: bytes([i % 256]) * 5),
+    "vector": (pa.list_(pa.float32()), lambda i: [i, i + 0.5, -i]),
+    "tokens": (pa.list_(pa.int32()), lambda i: list(range(i % 5))),
+    "pair": (pa.list_(pa.int16(), 2), lambda i: [i, i + 1]),
+    "words": (pa.list_(pa.string()), lambda i: [f"w{i}"] * (i % 3)),
+    "box": (pa.struct([("x", pa.int32()), ("name", pa.string())]), lambda i: {"x": i, "name": f"n{i}"}),
+    "maybe": (pa.int32(), lambda i: None if i % 5 == 0 else i),
+    "note": (pa.string(), lambda i: None if i % 4 == 0 else f"note {i}"),
+    "point": (pa.list_(pa.float32(), 2), lambda i: None if i % 6 == 0 else [i, -i]),
+}
+SPEC = Sequence(4, "ts", dt.timedelta(milliseconds=5), "log", 2)
+
+
+def expected_ids(drive: Path, spec: Sequence = SPEC) -> list[list[int]]:
+    found = []
+    for day in range(3):
+        table = pq.read_table(drive / f"day={day}" / "a.parquet", columns=["id", "ts", "log"], partitioning=None)
+        found += brute_force(table.to_pylist(), spec, 100)
+    return found
+
+
+def test_every_type_has_an_axis_more(drive: Path) -> None:
+    ds = ParquetDataset(drive, batch_size=32, sequence=SPEC, nulls="mask")
+    plain = ParquetDataset(drive, batch_size=FRAMES, nulls="mask", shuffle=False)
+    (rows,) = plain
+    place = {int(i): number for number, i in enumerate(rows["id"])}
+    seen = 0
+    for batch in ds:
+        count = len(batch["id"])
+        seen += count
+        assert batch.keys() == rows.keys()
+        for name in ("id", "ts", "small", "half", "flag", "price", "uuid", "vector", "pair", "maybe", "point"):
+            of_rows = torch.tensor([[place[int(i)] for i in ids] for ids in batch["id"]])
+            assert batch[name].dtype == rows[name].dtype
+            assert torch.equal(batch[name], rows[name][of_rows]), name
+        for name in [name for name in rows if name.endswith("_mask")]:
+            assert torch.equal(batch[name], rows[name][of_rows]), name
+        for b in range(count):
+            for step, i in enumerate(batch["id"][b].tolist()):
+                for name in ("log", "text", "image", "big", "note", "day"):
+                    assert batch[name][b][step] == rows[name][place[i]]
+                assert batch["tokens"][b][step].tolist() == rows["tokens"][place[i]].tolist()
+                assert list(batch["words"][b][step]) == list(rows["words"][place[i]])
+                assert int(batch["box"]["x"][b][step]) == i
+                assert batch["box"]["name"][b][step] == f"n{i}"
+    assert seen == len(expected_ids(drive))
+    assert batch["text"].to_list()[0] == list(batch["text"][0])
+
+
+def test_nulls_are_an_error_or_filled(drive: Path) -> None:
+    with pytest.raises(ParquetError, match="'maybe' holds nulls"):
+        list(ParquetDataset(drive, ["id", "maybe"], sequence=SPEC))
+    ds = ParquetDataset(drive, ["id", "maybe", "note"], sequence=SPEC, nulls={"maybe": -1, "note": "none"})
+    for batch in ds:
+        ids = batch["id"]
+        assert torch.equal(batch["maybe"], torch.where(ids % 5 == 0, -1, ids).int())
+        assert batch["note"].to_list() == [[f"note {i}" if i % 4 else "none" for i in of] for of in ids.tolist()]
+
+
+def test_arrow_batches_are_lists_of_fixed_size(drive: Path, tmp_path: Path) -> None:
+    pqcache.sync(tmp_path / "cache", str(drive))
+    cache = pqcache.Cache.open(tmp_path / "cache")
+    spec = pqcache.Sequence(4, "ts", dt.timedelta(milliseconds=5), "log", 2, {"log": 0, "small": [-1, 0]})
+    batches = list(cache.batches(batch_size=50, sequence=spec))
+    ids = []
+    for batch in batches:
+        batch.validate(full=True)
+        for row in batch.to_pylist():
+            ids.append(row["id"])
+            assert row["log"] == f"log {row['id'][0] // 100}"
+            assert row["small"] == [row["id"][3] % 100, row["id"][0] % 100]
+            assert row["day"] == [str(row["id"][0] // 300)] * 4 or row["day"] == [row["id"][0] // 300] * 4
+            for name, (kind, value) in COLUMNS.items():
+                if name not in ("small", "price"):
+                    assert row[name] == pa.array([value(i) for i in row["id"]], kind).to_pylist(), name
+    assert sorted(ids) == sorted(expected_ids(drive))
+    assert batches[0].schema.field("text").type == pa.list_(pa.string(), 4)
+    assert batches[0].schema.field("log").type == pa.string()
+    assert batches[0].schema.field("small").type == pa.list_(pa.int8(), 2)
+    ds = ParquetDataset(cache.path, batch_size=50, sequence=spec, nulls="mask")
+    assert ids_of(ds) == ids
+
+
+def test_columns_at_some_steps(drive: Path) -> None:
+    at = {"id": range(4), "small": 3, "text": -1, "image": [0, 2], "vector": [1], "words": [2, 3], "day": 0}
+    how: dict[str, Any] = {"columns": [*at, "tokens"], "batch_size": 40}
+    ds = ParquetDataset(drive, sequence=Sequence(4, "ts", 5, "log", 1, at), **how)
+    for batch in ds:
+        ids = batch["id"]
+        rows = len(ids)
+        assert torch.equal(batch["small"], (ids[:, 3] % 100).to(torch.int8))
+        assert batch["text"].to_list() == [COLUMNS["text"][1](i) for i in ids[:, 3].tolist()]
+        assert [list(b) for b in batch["image"]] == [
+            [COLUMNS["image"][1](i) for i in (a, c)] for a, _, c, _ in ids.tolist()
+        ]
+        assert batch["vector"].shape == (rows, 1, 3)
+        assert torch.equal(batch["vector"][:, 0, 0], ids[:, 1].float())
+        assert [list(map(list, b)) for b in batch["words"]] == [
+            [COLUMNS["words"][1](i) for i in of[2:]] for of in ids.tolist()
+        ]
+        assert list(batch["day"]) == [str(i // 300) for i in ids[:, 0].tolist()] or batch["day"].shape == (rows,)
+        assert len(batch["tokens"][0]) == 4
+    rows = ParquetDataset(drive, sequence=Sequence(2, "ts", columns_at={"id": 1}), columns=["id", "small"])
+    assert next(iter(rows))["id"].ndim == 1
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) -> None:
+    how: dict[str, Any] = {"columns": ["id", "text"], "batch_size": 16, "lanes": 12, "sequence": SPEC}
+    whole = list(ParquetDataset(drive, shuffle=shuffle, **how))
+    expected = {batch.index: batch["id"].tolist() for batch in whole}
+    assert sorted(ids_of(whole)) == sorted(expected_ids(drive))
+    for replicas, workers in ((1, 2), (2, 0), (3, 2), (4, 0)):
+        found: dict[int, Any] = {}
+        for rank in range(replicas):
+            ds = ParquetDataset(drive, shuffle=shuffle, num_replicas=replicas, rank=rank, **how)
+            batches = list(DataLoader(ds, batch_size=None, num_workers=workers))
+            assert len(batches) == len(ds) == -(-len(expected) // replicas)
+            found.update({batch.index: batch["id"].tolist() for batch in batches})
+        assert {index: ids for index, ids in found.items() if index in expected} == expected
+    ds = ParquetDataset(drive, shuffle=shuffle, **how)
+    state = json.loads(json.dumps(ds.state_dict(after=whole[9])))
+    for replicas, workers in ((1, 0), (1, 2), (2, 2)):
+        found = {}
+        for rank in range(replicas):
+            ds = ParquetDataset(drive, shuffle=shuffle, num_replicas=replicas, rank=rank, **how)
+            ds.load_state_dict(state)
+            found.update({b.index: b["id"].tolist() for b in DataLoader(ds, batch_size=None, num_workers=workers)})
+        left = {index: ids for index, ids in expected.items() if index > 9}
+        assert {index: ids for index, ids in found.items() if index in expected} == left
+    for other in (
+        None,
+        Sequence(3, "ts", 5, "log", 2),
+        Sequence(4, "ts", 6, "log", 2),
+        Sequence(4, "id", 5, "log", 2),
+        Sequence(4, "ts", 5, None, 2),
+        Sequence(4, "ts", 5, "log", 1),
+    ):
+        with pytest.raises(UsageError, match="sequence"):
+            ParquetDataset(drive, shuffle=shuffle, **{**how, "sequence": other}).load_state_dict(state)
+
+
+def test_single_samples_and_spawned_workers(drive: Path) -> None:
+    how: dict[str, Any] = {"columns": ["id", "text", "tokens"], "sequence": SPEC, "lanes": 2}
+    rows = list(ParquetDataset(drive, batch_size=None, **how))
+    assert len(rows) == len(expected_ids(drive))
+    assert sorted(row["id"].tolist() for row in rows) == sorted(expected_ids(drive))
+    assert list(rows[0]["text"]) == [COLUMNS["text"][1](i) for i in rows[0]["id"].tolist()]
+    ds = ParquetDataset(drive, batch_size=30, **how)
+    expected = [batch["id"].tolist() for batch in ds]
+    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    assert [batch["id"].tolist() for batch in loader] == expected
+
+
+def test_filters_come_first(drive: Path) -> None:
+    spec = Sequence(3, "ts", group_by="log")
+    ds = ParquetDataset(drive, ["id"], "flag and day >= 1", sequence=spec, batch_size=64)
+    rows = []
+    for day in (1, 2):
+        table = pq.read_table(drive / f"day={day}" / "a.parquet", columns=["id", "ts", "log"], partitioning=None)
+        of_day = [{**row, "kept": row["id"] % 3 == 0} for row in table.to_pylist()]
+        rows += brute_force(of_day, spec, 100)
+    assert sorted(ids_of(ds)) == sorted(rows)
+    assert len(rows) > 100
+
+
+def test_partitions_group_by_themselves(drive: Path) -> None:
+    spec = Sequence(3, "ts")
+    by_day = ParquetDataset(drive, ["id"], sequence=Sequence(3, "ts", group_by="day"), batch_size=64)
+    assert sorted(ids_of(by_day)) == sorted(expected_ids(drive, spec))
+
+
+def test_a_partition_that_is_null_is_no_group(tmp_path: Path) -> None:
+    for number, day in enumerate(["a", "__HIVE_DEFAULT_PARTITION__"]):
+        path = tmp_path / f"day={day}" / "a.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({"id": range(10 * number, 10 * number + 4)}), path)
+    by_day = ParquetDataset(tmp_path, ["id"], sequence=Sequence(3, "id", group_by="day"), shuffle=False)
+    assert ids_of(by_day) == [[0, 1, 2], [1, 2, 3]]
+    assert len(ParquetDataset(tmp_path, ["id"], sequence=Sequence(3, "id"), batch_size=1)) == 4
+
+
+def test_counts_are_remembered(drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pqcache.sync(tmp_path / "cache", str(drive))
+    first = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)
+    monkeypatch.setattr(row_filter, "_counted", lambda *_: pytest.fail("counted again"))
+    again = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)
+    assert len(again) == len(first)
+    with pytest.raises(pytest.fail.Exception):
+        ParquetDataset(tmp_path / "cache", ["id"], sequence=Sequence(4, "ts", 6, "log", 2))
+
+
+def test_little_memory_reads_in_pieces(tmp_path: Path) -> None:
+    rows = 20_000
+    order = np.random.default_rng(0).permutation(rows)
+    table = pa.table({"id": order, "x": order.astype(np.float64), "text": [f"number {i}" for i in order]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    spec = Sequence(5, "id", max_gap=1, stride=2)
+    ds = ParquetDataset(tmp_path, batch_size=500, memory=8_000_000, sequence=spec)
+    with pytest.warns(UserWarning, match="pieces"):
+        batches = list(ds)
+    assert sorted(ids_of(batches)) == [list(range(i, i + 5)) for i in range(0, rows - 4, 2)]
+    for batch in batches[::5]:
+        assert torch.equal(batch["x"], batch["id"].double())
+        assert batch["text"].to_list() == [[f"number {i}" for i in of] for of in batch["id"].tolist()]
+    with pytest.raises(UsageError, match="pqcache repartition"):
+        next(iter(ParquetDataset(tmp_path, memory=10_000, sequence=spec)))
+
+
+def test_sizes_count_every_step(drive: Path) -> None:
+    from pqcache.reader.open import open_data
+    from pqcache.reader.read_plan import view_of
+
+    data, _ = open_data(drive)
+    for columns, width in ((["id"], 8), (["id", "small"], 9)):
+        view = view_of(
+            data, columns, sequence=Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
+        )
+        step = 4 * 8 + (1 if "small" in columns else 0)
+        assert (view.sizes == view.counts * step).all(), width
+        assert (view.decoded > view.sizes).all()
+
+
+ORDERS: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.timestamp("s"), 2, dt.timedelta(seconds=2.9)),
+    (pa.timestamp("ms", "UTC"), 2, dt.timedelta(milliseconds=2)),
+    (pa.timestamp("us"), 2, dt.timedelta(microseconds=2)),
+    (pa.timestamp("ns"), 2000, dt.timedelta(microseconds=2)),
+    (pa.duration("ms"), 2, dt.timedelta(milliseconds=2)),
+    (pa.time32("s"), 2, dt.timedelta(seconds=2)),
+    (pa.time64("us"), 2, dt.timedelta(microseconds=2)),
+    (pa.date32(), 2, dt.timedelta(days=2)),
+    (pa.date64(), 2 * 86_400_000, dt.timedelta(days=2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "gap", "delta"), ORDERS, ids=lambda value: str(value))
+def test_gaps_of_times(tmp_path: Path, kind: pa.DataType, gap: int, delta: dt.timedelta) -> None:
+    unit = gap // 2
+    values = [0, unit, 3 * unit, 6 * unit, 7 * unit]
+    integers = pa.array(values, pa.int32() if kind.bit_width == 32 else pa.int64())
+    pq.write_table(pa.table({"id": range(5), "ts": integers.cast(kind)}), tmp_path / "a.parquet")
+    near = [[0, 1], [1, 2], [3, 4]]
+    same = pq.read_schema(tmp_path / "a.parquet").field("ts").type == kind  # Parquet has neither seconds nor date64
+    for max_gap, expected in ((gap, near), (delta, near), (None, [[0, 1], [1, 2], [2, 3], [3, 4]])):
+        if same or max_gap != gap:
+            ds = ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "ts", max_gap), shuffle=False)
+            assert ids_of(ds) == expected, max_gap
+
+
+@pytest.mark.parametrize(
+    ("values", "gap", "expected"),
+    [
+        (pa.array([1.0, float("nan"), 2.0, float("inf"), float("inf")]), 1, [[0, 2]]),
+        (pa.array([2**64 - 1, 0, 2**63, 2**64 - 2], pa.uint64()), 1, [[3, 0]]),
+        (pa.array([2**63 - 1, -(2**63), 0, 1], pa.int64()), 1, [[2, 3]]),
+        (pa.array([-(2**63), 2**63 - 1], pa.int64()), float("inf"), [[0, 1]]),
+        (pa.array(["b", "a", None, "c"]), None, [[1, 0], [0, 3]]),
+        (pa.array(["b", "a", None, "c"]).dictionary_encode(), None, [[1, 0], [0, 3]]),
+        (pa.array([3, 1, 2], pa.decimal128(5, 1)), None, [[1, 2], [2, 0]]),
+        (pa.array([True, False, None, True]), None, [[1, 0], [0, 3]]),
+        (pa.array([b"b", b"a", None, b"c"]), None, [[1, 0], [0, 3]]),
+        (pa.array([5, 5, 5, 4], pa.int16()), 0, [[0, 1], [1, 2]]),
+    ],
+)
+def test_other_orders(tmp_path: Path, values: pa.Array, gap: Any, expected: list[list[int]]) -> None:
+    pq.write_table(pa.table({"id": range(len(values)), "ts": values}), tmp_path / "a.parquet")
+    assert ids_of(ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "ts", gap), shuffle=False)) == expected
+
+
+def test_files_that_drifted(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [0, 1, 2], "ts": pa.array([3, 2, 1], pa.int64())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [3, 4], "ts": pa.array([1, 2], pa.int32())}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"id": [5, 6]}), tmp_path / "c.parquet")
+    assert ids_of(ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "ts"), shuffle=False)) == [
+        [2, 1],
+        [1, 0],
+        [3, 4],
+    ]
+
+
+def test_nulls_inside_lists_are_refused_by_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"ts": [1, 2, 3], "v": [[1], [None], [2, 3]]}), tmp_path / "a.parquet")
+    with pytest.raises(ParquetError, match="'v' has nulls inside its lists"):
+        list(ParquetDataset(tmp_path, sequence=Sequence(2, "ts")))
+
+
+def test_a_column_without_an_order_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2], "nothing": pa.nulls(2)}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="order_by='nothing' is null, which has no order"):
+        ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "nothing"))
+
+
+def test_none_there(drive: Path) -> None:
+    with pytest.warns(UserWarning, match="no sequence of 101 rows"):
+        ds = ParquetDataset(drive, ["id"], sequence=Sequence(101, "ts"))
+    assert len(ds) == 0
+    assert list(ds) == []
+
+
+def test_in_a_mix(drive: Path) -> None:
+    frames = ParquetDataset(drive, ["id"], sequence=SPEC, batch_size=16)
+    rows = ParquetDataset(drive, ["id"], batch_size=50)
+    found = list(Mix({"frames": frames, "rows": rows}))
+    assert sorted(ids_of(b for b in found if b.source == "frames")) == sorted(expected_ids(drive))
+    assert sorted(i for b in found if b.source == "rows" for i in b["id"].tolist()) == list(range(FRAMES))
+
+
+@pytest.mark.parametrize(
+    ("message", "how"),
+    [
+        ("length=0", {"length": 0}),
+        ("length=2.0", {"length": 2.0}),
+        ("stride=0", {"stride": 0}),
+        ("max_gap=-1", {"max_gap": -1}),
+        ("max_gap=nan", {"max_gap": float("nan")}),
+        ("max_gap='1s'", {"max_gap": "1s"}),
+        ("max_gap=datetime", {"max_gap": -dt.timedelta(1)}),
+        ("max_gap=np.timedelta64", {"order_by": "ts", "max_gap": np.timedelta64(1, "ms")}),
+        ("length=1000000000000: give at most 1,048,576", {"length": 10**12}),
+        ("order_by=None", {"order_by": None}),
+        ("group_by=5", {"group_by": 5}),
+        ("columns_at=5: give steps by column", {"columns_at": 5}),
+        ("columns_at=.*: give steps by column", {"columns_at": {"id": 1.0}}),
+        (r"group_by=\(1,\)", {"group_by": (1,)}),
+        ("from 0 to 2, or from -3 to -1", {"columns_at": {"id": 3}}),
+        ("from 0 to 2", {"columns_at": {"id": [0, -4]}}),
+        ("no step for 'id'", {"columns_at": {"id": []}}),
+        ("no column 'nope'", {"order_by": "nope"}),
+        ("no column 'nope'", {"group_by": "nope"}),
+        ("'tokens' is list", {"order_by": "tokens"}),
+        ("'box' is struct", {"group_by": "box"}),
+        ("order_by='day' is the same", {"order_by": "day"}),
+        ("columns_at names 'nope'", {"columns_at": {"nope": 0}}),
+        ("max_gap needs numbers or times; 'text' is string", {"order_by": "text", "max_gap": 1}),
+        ("'id' is int64; give max_gap as a number", {"order_by": "id", "max_gap": dt.timedelta(1)}),
+    ],
+)
+def test_what_makes_no_sense_is_named(drive: Path, message: str, how: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=message):
+        ParquetDataset(drive, sequence=Sequence(**{"length": 3, "order_by": "ts", **how}))
+    with pytest.raises(UsageError, match="give a Sequence"):
+        ParquetDataset(drive, sequence=3)  # type: ignore[arg-type]

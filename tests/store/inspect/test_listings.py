@@ -1,0 +1,227 @@
+"""Inspect's verdict, its closer looks, its HTML page, and what it says of a training run."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache import cli
+from pqcache.benchmark.forecast import Forecast, forecast, in_words
+from pqcache.console.inspect_text import remedy, verdict
+from pqcache.reader.memory_budget import WINDOW
+from pqcache.store.inspect.listings import readable
+from pqcache.torch import ParquetDataset
+from tests.datasets import files_of, write_day, write_shop
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path / "shop", rows=100)
+
+
+def lines(capfd: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """Run ``inspect`` and return the lines of its output."""
+    assert cli.run(["inspect", *words]) == 0
+    return capfd.readouterr().out.splitlines()
+
+
+def test_row_groups_and_files_are_those_of_the_footers(shop: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    paths = files_of(shop)
+    footers = {path: pq.read_metadata(shop / path) for path in paths}
+    groups = [json.loads(line) for line in lines(capfd, str(shop), "--row-groups", "--json")]
+    assert [(g["path"], g["row_group"]) for g in groups] == [
+        (path, i) for path in paths for i in range(footers[path].num_row_groups)
+    ]
+    for group in groups:
+        footer = footers[group["path"]].row_group(group["row_group"])
+        assert (group["rows"], group["uncompressed"]) == (footer.num_rows, footer.total_byte_size)
+        chunks = [footer.column(c) for c in range(footer.num_columns)]
+        assert group["bytes"] == sum(chunk.total_compressed_size for chunk in chunks)
+    files = [json.loads(line) for line in lines(capfd, str(shop), "--files", "--json")]
+    assert [file["path"] for file in files] == paths
+    for file in files:
+        here = [group["bytes"] for group in groups if group["path"] == file["path"]]
+        assert (file["largest"], file["row_groups"]) == (max(here), len(here))
+        assert file["bytes"] == (shop / file["path"]).stat().st_size
+    shown = lines(capfd, str(shop), "--row-groups", "--block-size", str(groups[0]["bytes"] - 1))
+    assert len(shown) == len(groups) + 1
+    assert "!" in shown[1]
+    assert "!" not in lines(capfd, str(shop), "--row-groups")[1]
+
+
+def test_schema_and_sample(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fields = [json.loads(line) for line in lines(capfd, str(shop), "--schema", "--json")]
+    assert [field["name"] for field in fields] == ["id", "title", "tokens", "price", "note", "image", "dt"]
+    assert [field["partition"] for field in fields] == [False] * 6 + [True]
+    pqcache.sync(tmp_path / "cache", str(shop))
+    for target in (shop, tmp_path / "cache"):
+        rows = [json.loads(line) for line in lines(capfd, str(target), "--sample", "130", "--json")]
+        assert [row["id"] for row in rows] == list(range(130)), "over the end of a file"
+        assert rows[0]["dt"] == "2026-11-01"
+        assert rows[0]["image"].startswith("<binary, ")
+    shown = "\n".join(lines(capfd, str(shop), "--sample", "1"))
+    assert "item 0 of 0" in shown
+    pq.write_table(pa.table({"long": [list(range(12))]}), tmp_path / "long.parquet")
+    assert "  long  [0, 1, 2, 3, 4, 5, 6, 7, … 4 more]" in lines(capfd, str(tmp_path / "long.parquet"), "--sample", "1")
+    assert "<binary, " in shown
+
+
+def test_values_are_readable() -> None:
+    assert readable(b"\x89PNG\r\n\x1a\n") == "<PNG, 8 B>"
+    assert readable("x" * 300) == "x" * 200 + "… 100 more"
+    assert readable([[b"a"], {"k": None}, np.float32(0.5), True]) == [["<binary, 1 B>"], {"k": None}, "0.5", True]
+
+
+def test_what_differs_between_snapshots(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cache = tmp_path / "cache"
+    old = pqcache.sync(cache, str(shop)).snapshot
+    write_day(shop, "2026-11-09", files=1, rows=10)
+    write_day(shop, "2026-11-02", files=1, rows=50, seed=5)
+    (shop / "dt=2026-11-03" / "part-00002.parquet").unlink()
+    new = pqcache.sync(cache).snapshot
+    assert old is not None
+    assert new is not None
+    (line,) = lines(capfd, str(cache), "--diff", old, new, "--json")
+    found = json.loads(line)
+    assert (found["added"], found["changed"], found["removed"]) == (
+        ["dt=2026-11-09/part-00000.parquet"],
+        ["dt=2026-11-02/part-00000.parquet"],
+        ["dt=2026-11-03/part-00002.parquet"],
+    )
+    assert found["unchanged"] == 7
+    assert found["partitions"] == {"dt=2026-11-02": -50, "dt=2026-11-03": -100, "dt=2026-11-09": 10}
+    assert found["rows"] == [900, 760]
+    shown = lines(capfd, str(cache), "--diff", old, new)
+    assert shown[0].endswith("1 added, 1 removed, 1 changed, 7 unchanged files")
+    assert "  + dt=2026-11-09/part-00000.parquet" in shown
+    assert cli.run(["inspect", str(cache), "--diff", old, "nosuch"]) == 1
+    assert "not kept any more" in capfd.readouterr().err
+
+
+def test_the_verdict_and_its_remedy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Row groups of known sizes against a limit between them."""
+    rng = np.random.default_rng(0)
+    data, source = pa.table({"x": [rng.bytes(1000) for _ in range(400)]}), tmp_path / "in"
+    source.mkdir()
+    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    with pq.ParquetWriter(source / "a.parquet", data.schema, **plain) as writer:
+        for rows in (100, 300, 20, 20):
+            writer.write_table(data.slice(0, rows), row_group_size=rows)
+    found = pqcache.inspect(source, block_size=200_000)
+    assert (found.over_block, found.under_quarter) == (1, 2)
+    assert verdict(found) == "1 of 4 row groups exceed 195 KB; 2 are under 48.8 KB"
+    command = remedy(found, None)
+    assert command == f"pqcache repartition {source} DEST --row-group-size 200000"
+    words = command.replace("DEST", str(tmp_path / "out")).split()
+    assert cli.run(words[1:]) == 0, "the command works as it is shown"
+    mended = pqcache.inspect(tmp_path / "out", block_size=200_000)
+    assert mended.over_block == 0
+    assert remedy(mended, None) is None
+    fine = pqcache.inspect(source, block_size=310_000)
+    assert verdict(fine) == "2 of 4 row groups are under 75.7 KB"
+    shown = "\n".join(lines(capfd, str(source), "--block-size", "200000"))
+    assert verdict(found) in shown
+    assert "<- limit" in shown
+    assert command in shown
+
+
+def test_the_forecast_is_what_a_dataset_does(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pa.table({"x": rng.random(400_000), "y": [b"y" * 40] * 400_000})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False)
+    for memory in (1 << 30, 24 << 20, 16 << 20):
+        found = forecast(tmp_path, memory, lanes=2)
+        assert found is not None
+        dataset = ParquetDataset(tmp_path, batch_size=256, lanes=2, memory=memory)
+        assert found.window == dataset.state_dict()["window"]
+        assert (found.row_group_size is None) == (found.window == WINDOW)
+    assert found.window < WINDOW
+    assert found.row_group_size == 1 << 20
+    assert forecast("hdfs://127.0.0.1:1/nowhere") is None
+
+
+class Page(HTMLParser):
+    """Gathers a page's tags with their attributes, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_is_whole_by_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shop = write_shop(tmp_path / "<shop>&co", rows=100)
+    file = tmp_path / "shop.html"
+    assert lines(capfd, str(shop), "--html", str(file)) == [f"wrote {file}"]
+    text = file.read_text()
+    page = Page(text)
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not names & {"src", "href", "onload", "onclick", "action"}
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "shop"}
+    assert "@import" not in text
+    assert "url(" not in text
+    bars = [attributes for tag, attributes in page.tags if tag == "rect"]
+    found = pqcache.inspect(shop)
+    assert len(bars) == len(found.histogram) + len([c for c in found.columns if c.bytes]) + len(found.partitions)
+    assert str(shop) in page.text
+    assert "under 32 MB" in page.text
+    assert cli.run(["inspect", str(shop), "--html", str(tmp_path / "no" / "where.html")]) == 2
+    assert "where.html: No such file or directory" in capfd.readouterr().err
+    assert cli.run(["inspect", str(shop), "--html", "/dev/full"]) == 1
+    assert "/dev/full: No space left on device" in capfd.readouterr().err
+
+
+def test_many_partitions_are_collapsed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for day in range(30):
+        (tmp_path / f"d={day:02d}").mkdir()
+        pq.write_table(pa.table({f"c{i:02d}": [day] for i in range(40)}), tmp_path / f"d={day:02d}" / "a.parquet")
+    shown = "\n".join(lines(capfd, str(tmp_path)))
+    assert "10 more; --partitions shows all" in shown
+    assert "d=09" in shown
+    assert "d=15" not in shown
+    assert "11 smaller columns; --columns shows all" in shown  # with d: 41
+    assert "d=15" in "\n".join(lines(capfd, str(tmp_path), "--partitions"))
+    columns = lines(capfd, str(tmp_path), "--columns")
+    assert len([line for line in columns if line.startswith("  c")]) == 41  # and the heading
+    document = json.loads(lines(capfd, str(tmp_path), "--json")[0])
+    assert len(document["partitions"]) == 30
+    assert document["columns"][0]["codec"] == "SNAPPY"
+    assert document["columns"][0]["encodings"] == ["DICTIONARY"]
+    assert document["training"]["window"] == 16
+    few = in_words(Forecast(2 << 30, 2, 1000, 16, 1.0, None))
+    assert few == "each mixes all row groups that it reads", "of three row groups nobody mixes 16"
+    assert "16 row groups, together 41 %" in in_words(Forecast(2 << 30, 2, 1000, 16, 0.41, None))
+    assert "less than 1 %" in in_words(Forecast(2 << 30, 2, 1000, 16, 0.004, None))
+    assert "in pieces" in in_words(Forecast(2 << 30, 2, 1 << 40, 0, 0.0, 1 << 20))
+
+
+def test_plain_terminals_get_plain_text(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "█" in "\n".join(lines(capfd, str(shop)))
+    monkeypatch.setenv("LC_ALL", "C")
+    for words in ([], ["--files"], ["--row-groups"], ["--schema"], ["--sample", "1"], ["--columns"]):
+        text = "\n".join(lines(capfd, str(shop), *words))
+        assert text.isascii()
+        assert "\x1b" not in text
+
+
+def test_one_view_at_a_time(shop: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["inspect", str(shop), "--files", "--schema"]) == 2
+    assert "--schema and --files: choose one of them" in capfd.readouterr().err
+    assert cli.run(["inspect", str(shop.parent / "nowhere"), "--files"]) == 1

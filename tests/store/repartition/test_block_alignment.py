@@ -1,0 +1,158 @@
+"""--align block: no row group lies across a block boundary, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import fastparquet
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pqcache
+from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.parquet.rewrite.rewrite import fits, rewrite_directory, row_group_bytes, row_group_start, straddles
+from tests.datasets import rows_of, write_shop
+from tests.servers.hdfs import Hdfs
+
+KB = 1 << 10
+
+
+def groups_of(directory: Path) -> list[list[tuple[int, int]]]:
+    """Return start and size of every row group, by file."""
+    footers = [pq.read_metadata(path) for path in sorted(directory.rglob("*.parquet"))]
+    return [
+        [(row_group_start(f.row_group(g)), row_group_bytes(f.row_group(g))) for g in range(f.num_row_groups)]
+        for f in footers
+    ]
+
+
+def write_source(directory: Path, sizes: list[int]) -> pa.Table:
+    """Write one file of rows whose only large value has these sizes."""
+    rng = np.random.default_rng(1)
+    table = pa.table({"id": np.arange(len(sizes)), "data": pa.array([rng.bytes(n) for n in sizes], pa.binary())})
+    directory.mkdir(parents=True)
+    pq.write_table(table, directory / "all.parquet")
+    return table
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.integers(10, 9000), min_size=1, max_size=400),
+    shape=st.sampled_from([(16, 16), (16, 64), (20, 64), (8, 64), (63, 64), (33, 64)]),
+)
+def test_no_row_group_lies_across_a_boundary(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[int], shape: tuple[int, int]
+) -> None:
+    tmp_path, (size, block) = tmp_path_factory.mktemp("align"), (shape[0] * KB, shape[1] * KB)
+    table = write_source(tmp_path / "in", rows)
+    rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", RewriteOptions(size, block_size=block))
+    files = groups_of(tmp_path / "out")
+    assert not [group for file in files for group in file if straddles(*group, block)]
+    footers = [pq.read_metadata(path) for path in sorted((tmp_path / "out").iterdir())]
+    groups = [footer.row_group(g) for footer in footers for g in range(footer.num_row_groups)]
+    assert all(row_group_bytes(group) <= size or group.num_rows == 1 for group in groups)
+    ends = [start + length for file in files for start, length in file[:-1]]
+    starts = [start for file in files for start, _ in file[1:]]
+    holes = [start - end for start, end in zip(starts, ends, strict=True)]
+    assert all(hole == 0 or start % block == 0 for hole, start in zip(holes, starts, strict=True))
+    written = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())])
+    assert written.equals(table)
+
+
+def test_groups_fill_their_blocks_and_every_reader_reads_them(tmp_path: Path) -> None:
+    table = write_source(tmp_path / "in", [700 + 7 * (n % 90) for n in range(3000)])
+    source = tmp_path / "in" / "all.parquet"
+    rewrite_directory([source], tmp_path / "plain", RewriteOptions(64 * KB))
+    rewrite_directory([source], tmp_path / "out", RewriteOptions(64 * KB, block_size=64 * KB))
+    (plain,), (aligned,) = groups_of(tmp_path / "plain"), groups_of(tmp_path / "out")
+    assert sum(straddles(*group, 64 * KB) for group in plain) > len(plain) / 2
+    assert [start for start, _ in aligned] == [4, *(64 * KB * n for n in range(1, len(aligned)))]
+    assert all(size > 0.95 * 64 * KB for _, size in aligned[:-1])
+    (file,) = (tmp_path / "out").iterdir()
+    ids = table["id"].to_pylist()
+    assert duckdb.sql(f"select id, data from '{file}'").fetchall() == list(
+        zip(ids, table["data"].to_pylist(), strict=True)
+    )
+    with file.open("rb") as data:
+        assert fastparquet.ParquetFile(data).to_pandas()["data"].tolist() == table["data"].to_pylist()
+    assert pq.ParquetFile(file).read_row_group(2)["id"][0].as_py() > 0
+
+
+def test_a_hole_that_would_waste_much_begins_a_file(tmp_path: Path) -> None:
+    write_source(tmp_path / "in", [1000] * 500)
+    options = RewriteOptions(40 * KB, block_size=64 * KB)
+    rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", options)
+    files = groups_of(tmp_path / "out")
+    assert len(files) > 5
+    assert all(len(file) == 1 for file in files[:-1])  # what is left over may fit beside the last
+    size = sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
+    assert size < 1.1 * (tmp_path / "in" / "all.parquet").stat().st_size
+
+
+def test_a_row_larger_than_a_block_stands_alone(tmp_path: Path) -> None:
+    table = write_source(tmp_path / "in", [1000] * 60 + [100 * KB] + [1000] * 60)
+    options = RewriteOptions(32 * KB, block_size=32 * KB)
+    result = rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", options)
+    assert "row 60 alone" in result.warnings[0]
+    groups = [group for file in groups_of(tmp_path / "out") for group in file]
+    assert [size > 32 * KB for _, size in groups].count(True) == 1
+    assert all(size > 32 * KB or not straddles(start, size, 32 * KB) for start, size in groups)
+    assert pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / "out").iterdir())]).equals(table)
+
+
+def test_files_that_lie_right_are_linked(tmp_path: Path) -> None:
+    write_source(tmp_path / "in", [900] * 800)
+    options = RewriteOptions(64 * KB, block_size=64 * KB)
+    rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", options)
+    made = sorted((tmp_path / "out").iterdir())
+    assert fits([pq.read_metadata(path) for path in made], options) == len(made)
+    again = rewrite_directory(made, tmp_path / "again", options)
+    assert all(output.linked for output in again.outputs)
+    rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "plain", RewriteOptions(64 * KB))
+    plain = sorted((tmp_path / "plain").iterdir())
+    assert fits([pq.read_metadata(path) for path in plain], RewriteOptions(64 * KB)) == 1
+    assert fits([pq.read_metadata(path) for path in plain], options) == 0
+
+
+@pytest.mark.hdfs
+def test_before_and_after_on_hdfs(hdfs: Hdfs, hdfs_dir: str, tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", rows=1500)
+    pqcache.repartition(shop, f"{hdfs_dir}/before", row_group_size=64 * KB, block_size=64 * KB)
+    pqcache.repartition(
+        f"{hdfs_dir}/before", f"{hdfs_dir}/after", row_group_size=64 * KB, align="block", block_size=64 * KB
+    )
+    before, after = (pqcache.inspect(f"{hdfs_dir}/{name}") for name in ("before", "after"))
+    assert before.block_size == after.block_size == 64 * KB  # what the NameNode says of the files
+    assert before.straddling is not None
+    assert before.straddling > before.row_groups / 2
+    assert (after.straddling, after.blocks_touched, after.rows) == (0, after.row_groups, before.rows)
+    web = pqcache.inspect(f"{hdfs_dir}/after".replace(hdfs.url, hdfs.webhdfs_url))
+    assert (web.straddling, web.block_size) == (0, 64 * KB)
+
+
+def test_inspect_counts_for_a_block_size_that_is_asked_for(tmp_path: Path) -> None:
+    shop, cache = write_shop(tmp_path / "shop", rows=1500), tmp_path / "cache"
+    pqcache.repartition(shop, tmp_path / "out", row_group_size=64 * KB, align="block", block_size=64 * KB)
+    assert pqcache.inspect(tmp_path / "out").straddling is None
+    assert pqcache.inspect(tmp_path / "out", block_size=64 * KB).straddling == 0
+    assert (pqcache.inspect(tmp_path / "out", block_size=16 * KB).straddling or 0) > 0
+    pqcache.sync(cache, str(tmp_path / "out"))
+    assert pqcache.inspect(cache).straddling is None
+    assert pqcache.inspect(cache, block_size=64 * KB).straddling == 0
+    assert rows_of(tmp_path / "out") == rows_of(shop)
+
+
+def test_what_cannot_be_aligned_is_refused(tmp_path: Path) -> None:
+    shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
+    with pytest.raises(pqcache.UsageError, match="does not fit into a block of 1 MB"):
+        pqcache.repartition(shop, tmp_path / "out", align="block", block_size=1 << 20)
+    with pytest.raises(pqcache.UsageError, match="the only choice is block"):
+        pqcache.repartition(shop, tmp_path / "out", align="page")
+    pqcache.sync(cache, str(shop))
+    with pytest.raises(pqcache.UsageError, match="for writing to DEST"):
+        pqcache.repartition(cache, align="block")

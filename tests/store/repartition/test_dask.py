@@ -1,0 +1,183 @@
+"""--scheduler: the same jobs on a real Dask cluster, in processes of its own, some of which are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.events import Event, Rewrote
+from tests.datasets import files_of, write_shop
+from tests.store.repartition.test_to_target import contents
+
+pytest.importorskip("distributed")
+LIMIT = 32 << 10
+_WITHIN = 60.0  # seconds for a process to say that it is ready
+
+
+class Cluster:
+    """A scheduler and its workers, each a process that listens on 127.0.0.1."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self.directory, self.stack = directory, stack
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.url = wait_for(*self._start("scheduler", [], {}), "Scheduler at:").split()[-1]
+
+    def add(self, count: int, environment: dict[str, str] | None = None, *options: str) -> Cluster:
+        """Start workers, and return when they are registered."""
+        words = [self.url, "--no-nanny", "--nthreads", "1", "--memory-limit", "0", *options]
+        started = [self._start("worker", words, environment or {}) for _ in range(count)]
+        for process, log in started:
+            wait_for(process, log, "Registered to:")
+            self.workers.append(process)
+        return self
+
+    def _start(self, what: str, words: list[str], environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], Path]:
+        log = self.directory / f"{what}-{len(list(self.directory.iterdir()))}.log"
+        root = str(Path(pqcache.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), root]))
+        command = [sys.executable, "-m", "dask", what, *words, "--host", "127.0.0.1", "--no-dashboard"]
+        command += ["--port", "0"] if what == "scheduler" else ["--local-directory", str(self.directory / "spill")]
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command, stdout=out, stderr=out, env={**os.environ, **environment, "PYTHONPATH": path}
+            )
+        self.stack.callback(process.wait)
+        self.stack.callback(process.kill)
+        return process, log
+
+
+def wait_for(process: subprocess.Popen[bytes], log: Path, text: str) -> str:
+    """Return the line of ``log`` that holds ``text``."""
+    until = time.monotonic() + _WITHIN
+    while time.monotonic() < until and process.poll() is None:
+        for line in log.read_text().splitlines():
+            if text in line:
+                return line
+        time.sleep(0.05)
+    raise AssertionError(f"{log.name} never said {text!r}:\n{log.read_text()}")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    directory = tmp_path / "cluster"
+    directory.mkdir()
+    with ExitStack() as stack:
+        yield Cluster(directory, stack)
+
+
+def run(source: object, target: object, cluster: Cluster, on_event: Callable[[Event], None] = lambda event: None):  # type: ignore[no-untyped-def]
+    return pqcache.repartition(str(source), str(target), row_group_size=LIMIT, scheduler=cluster.url, on_event=on_event)
+
+
+@pytest.mark.hdfs
+def test_a_worker_is_killed_half_way(hdfs_dir: str, cluster: Cluster, tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=12)
+    pqcache.repartition(shop, f"{hdfs_dir}/source", row_group_size=8 << 10)
+    pqcache.repartition(f"{hdfs_dir}/source", tmp_path / "local", row_group_size=LIMIT)
+    cluster.add(2)
+    events: list[Event] = []
+
+    def kill(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Rewrote) and cluster.workers[0].poll() is None:
+            cluster.workers[0].send_signal(signal.SIGKILL)  # with a job in hand, and others waiting for it
+            cluster.workers[0].wait()
+
+    report = run(f"{hdfs_dir}/source", f"{hdfs_dir}/target", cluster, kill)
+    assert cluster.workers[0].returncode == -signal.SIGKILL
+    assert sorted(event.directory for event in events if isinstance(event, Rewrote)) == sorted(
+        path.name for path in (tmp_path / "local").iterdir()
+    )
+    local = {path: (tmp_path / "local" / path).read_bytes() for path in files_of(tmp_path / "local")}
+    assert contents(f"{hdfs_dir}/target") == local
+    assert (report.directories, report.rewritten, report.rows) == (12, 12, 14400)
+
+
+@pytest.mark.s3
+def test_s3_and_a_shared_path(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    bucket = request.getfixturevalue("s3_bucket")  # the workers need its environment: first
+    cluster = request.getfixturevalue("cluster").add(1)
+    shop = write_shop(tmp_path / "shop")
+    pqcache.repartition(shop, tmp_path / "local", row_group_size=LIMIT)
+    local = {path: (tmp_path / "local" / path).read_bytes() for path in files_of(tmp_path / "local")}
+    run(shop, f"{bucket.url}/out", cluster)
+    assert contents(f"{bucket.url}/out") == local
+    run(f"{bucket.url}/out", tmp_path / "again", cluster)
+    assert contents(str(tmp_path / "again")) == local
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_job_that_fails_ends_the_run_and_the_next_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=4)
+    bad = shop / "dt=2026-11-04" / "part-00001.parquet"
+    good = bad.read_bytes()
+    bad.write_bytes(good[:4] + b"\xff" * 20 + good[24:])  # the footer is read before anything is begun
+    cluster.add(1)
+    with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
+        run(shop, tmp_path / "out", cluster)
+    assert not (tmp_path / "out").exists()
+    bad.write_bytes(good)
+    report = run(shop, tmp_path / "out", cluster)
+    assert (report.kept, report.rewritten) == (3, 1)
+
+
+def test_no_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = write_shop(tmp_path / "shop")
+    for address, why in (
+        ("tcp://127.0.0.1:1", "no Dask scheduler answers"),
+        ("127.0.0.1:8786", "write it like tcp://"),
+        ("tcp://127.0.0.1:port", "write it like tcp://"),
+    ):
+        with pytest.raises(pqcache.PqcacheError, match=why):
+            pqcache.repartition(shop, tmp_path / "out", scheduler=address)
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(pqcache.UsageError, match=r"pip install 'pqcache\[dask\]'"):
+        pqcache.repartition(shop, tmp_path / "out", scheduler="tcp://127.0.0.1:1")
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
+
+
+def test_another_version_on_a_worker(cluster: Cluster, tmp_path: Path) -> None:
+    other = tmp_path / "site" / "pqcache-9.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: pqcache\nVersion: 9.9\n")
+    cluster.add(1, {"PYTHONPATH": str(tmp_path / "site")})
+    with pytest.raises(pqcache.UsageError, match=r"worker tcp://127\.0\.0\.1:\d+: pqcache is version 9\.9, here it is"):
+        run(write_shop(tmp_path / "shop"), tmp_path / "out", cluster)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_path_that_a_worker_does_not_see(cluster: Cluster, tmp_path: Path) -> None:
+    """A worker that looks at another disk: its file system is blind to what lies in the test's directory."""
+    shop = write_shop(tmp_path / "shop")
+    blind = tmp_path / "blind.py"
+    blind.write_text(
+        "import genericpath\n"  # where os.path.exists comes from
+        "genericpath.sees = see = getattr(genericpath, 'sees', genericpath.exists)\n"  # it is loaded twice
+        f"genericpath.exists = lambda path: str(path) != {str(shop)!r} and see(path)\n"
+    )
+    cluster.add(1, {}, "--preload", str(blind))
+    with pytest.raises(pqcache.UsageError, match=r"shop: 1 worker cannot see it"):
+        run(shop, tmp_path / "out", cluster)
+
+
+def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from pqcache.parquet.rewrite.options import RewriteOptions
+    from pqcache.store.repartition.job import run_job
+    from tests.store.repartition.test_to_target import job_for
+
+    job = job_for(write_shop(tmp_path / "shop"), str(tmp_path / "out"), "dt=2026-11-01", RewriteOptions(LIMIT))
+    with pytest.raises(pqcache.UsageError, match=r"not the version that was started, 9\.9"):
+        run_job(replace(job, version="9.9"))
+    secret = replace(job, source="s3://key:hidden@lake/shop", source_options={"secret": "hidden"})
+    assert "hidden" not in repr(secret)

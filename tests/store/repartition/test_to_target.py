@@ -1,0 +1,396 @@
+"""Repartition to a store: whole partitions or nothing, runs that were stopped, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.events import Event, Rewrote, Warned
+from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.store.drivers.base import open_source
+from pqcache.store.repartition.job import PartitionJob, Spool, run_job
+from pqcache.store.repartition.target import HIDDEN, RUN, Record, open_target, own, take_over
+from tests.conftest import Bucket
+from tests.datasets import files_of, shop_table, write_shop
+from tests.remote import Remote, make_remote
+
+LIMIT = 32 << 10
+STORES = [
+    "path",
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+    pytest.param("s3", marks=pytest.mark.s3),
+]
+
+
+@pytest.fixture(params=STORES)
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    """An empty place at each store that can be written."""
+    yield from make_remote(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path / "shop")
+
+
+def contents(url: str) -> dict[str, bytes]:
+    """Return every file below a URL, hidden ones included."""
+    source = open_source(url)
+    try:
+        found = list(source.list())
+        return {file.path: b"".join(source.read(file.path, 0, file.identity.size)) for file in found}
+    except pqcache.SourceNotFound:
+        return {}
+    finally:
+        source.close()
+
+
+def expected(shop: Path, tmp_path: Path, **how: object) -> dict[str, bytes]:
+    """Return what a run to a local directory makes."""
+    out = tmp_path / "expected"
+    pqcache.repartition(shop, out, row_group_size=LIMIT, **how)  # type: ignore[arg-type]
+    return {path: (out / path).read_bytes() for path in files_of(out)}
+
+
+def job_for(source: Path, target: str, directory: str, how: RewriteOptions, key: str = "k") -> PartitionJob:
+    files = tuple(
+        sorted(
+            (f for f in open_source(str(source)).list() if f.path.startswith(f"{directory}/part")),
+            key=lambda f: f.path,
+        )
+    )
+    return PartitionJob(str(source), {}, directory, files, target, {}, None, how, key, True, pqcache.__version__)
+
+
+def spools() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("pqcache-spool-*")}
+
+
+def test_any_store_holds_the_same_bytes(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    before = spools()
+    report = pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+    assert contents(remote.url) == expected(shop, tmp_path)
+    assert (report.directories, report.rewritten, report.kept, report.rows) == (3, 3, 0, 3600)
+    assert spools() <= before
+
+
+def test_from_store_to_store(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    remote.upload(shop)
+    target = f"{remote.url}-again"
+    report = pqcache.repartition(remote.url, target, row_group_size=LIMIT)
+    assert contents(target) == expected(shop, tmp_path)
+    assert report.target == target
+
+
+def test_a_run_that_failed_goes_on(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    whole = expected(shop, tmp_path)
+    bad = shop / "dt=2026-11-03" / "part-00001.parquet"
+    good = bad.read_bytes()
+    bad.write_bytes(good[:4] + b"\xff" * 20 + good[24:])  # the footer is read before anything is begun
+    events: list[Event] = []
+    with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
+        pqcache.repartition(shop, remote.url, row_group_size=LIMIT, on_event=events.append)
+    assert any("2 of 3 partition directories are finished" in e.message for e in events if isinstance(e, Warned))
+    seen = {path: data for path, data in contents(remote.url).items() if not path.startswith(HIDDEN)}
+    if "://" in remote.url:
+        assert seen == {path: data for path, data in whole.items() if "dt=2026-11-03" not in path}
+    else:
+        assert not seen  # a local directory appears when all of it is there
+    bad.write_bytes(good)
+    plan = pqcache.repartition(shop, remote.url, row_group_size=LIMIT, dry_run=True)
+    assert (plan.rewritten, plan.kept) == (1, 2)
+    report = pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+    assert (report.rewritten, report.kept, report.rows, report.files_after) == (1, 2, 3600, 3)
+    assert contents(remote.url) == whole
+    with pytest.raises(pqcache.UsageError, match="exists and is not empty"):
+        pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+
+
+def test_what_changed_between_two_runs_is_done_again(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    bad = shop / "dt=2026-11-03" / "part-00001.parquet"
+    bad.write_bytes(b"not parquet")
+    with pytest.raises(pqcache.ParquetError):
+        pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+    pq.write_table(shop_table(900_000, 500), bad)
+    pq.write_table(shop_table(800_000, 2500), shop / "dt=2026-11-01" / "part-00001.parquet")
+    shutil.rmtree(shop / "dt=2026-11-02")
+    report = pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+    assert (report.directories, report.kept) == (2, 0)
+    assert contents(remote.url) == expected(shop, tmp_path)
+
+
+def test_a_partition_is_seen_whole_or_not_at_all(remote: Remote, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is at the store before commit, none of it in sight."""
+    target = open_target(remote.url)
+    target.begin()
+    kind = type(target)
+    commit, looks = kind.commit, []
+
+    def looking(self: object, token: str, directory: str, staged: object, whole: bool) -> None:
+        looks.append([path for path in contents(remote.url) if not path.startswith(HIDDEN)])
+        commit(self, token, directory, staged, whole)  # type: ignore[arg-type]
+        looks.append([path for path in contents(remote.url) if not path.startswith(HIDDEN)])
+
+    monkeypatch.setattr(kind, "commit", looking)
+    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite._FILE_ROW_GROUPS", 1)
+    done = run_job(job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT)))
+    assert done.files[1] > 3
+    assert looks[0] == []
+    assert len(looks[1]) == (done.files[1] if "://" in remote.url else 0)
+    target.close()
+
+
+def test_two_may_do_the_same_job(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    target = open_target(remote.url)
+    target.begin()
+    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT))
+    assert run_job(job) == run_job(job)
+    (whole,), broken = take_over(target)
+    assert (whole.key, broken) == ("k", [])
+    target.close()
+
+
+@pytest.mark.s3
+def test_unfinished_uploads_are_aborted(s3_bucket: Bucket, shop: Path, tmp_path: Path) -> None:
+    url = f"{s3_bucket.url}/out"
+    client = s3_bucket.client
+    upload = client.create_multipart_upload(Bucket=s3_bucket.name, Key="out/dt=1/part-0.parquet")["UploadId"]
+    client.upload_part(
+        Bucket=s3_bucket.name, Key="out/dt=1/part-0.parquet", UploadId=upload, PartNumber=1, Body=b"half"
+    )
+    client.create_multipart_upload(Bucket=s3_bucket.name, Key="outside/x")
+    pqcache.repartition(shop, url, row_group_size=LIMIT)
+    left = client.list_multipart_uploads(Bucket=s3_bucket.name).get("Uploads", [])
+    assert [item["Key"] for item in left] == ["outside/x"]
+    client.abort_multipart_upload(Bucket=s3_bucket.name, Key="outside/x", UploadId=left[0]["UploadId"])
+
+
+@pytest.mark.s3
+def test_large_files_go_up_in_parts(
+    s3_bucket: Bucket, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pqcache.store.drivers.s3._PART", 5 << 20)
+    file = tmp_path / "big"
+    file.write_bytes(os.urandom((12 << 20) + 7))
+    target = open_target(f"{s3_bucket.url}/out")
+    staged = target.put(file, "token", "dt=1/big.parquet")
+    assert not list(target.list())
+    target.commit("token", "dt=1", [staged], True)
+    target.commit("token", "dt=1", [staged], True)  # as after an answer that was lost
+    assert contents(f"{s3_bucket.url}/out") == {"dt=1/big.parquet": file.read_bytes()}
+    gone = target.put(file, "token", "dt=2/big.parquet")
+    target.discard("token", [gone])
+    assert "Uploads" not in s3_bucket.client.list_multipart_uploads(Bucket=s3_bucket.name)
+    target.close()
+
+
+@pytest.mark.hdfs
+def test_what_a_dead_run_was_writing_goes(hdfs_dir: str, shop: Path, tmp_path: Path) -> None:
+    target = open_target(f"{hdfs_dir}/out")
+    target.begin()
+    file = tmp_path / "half"
+    file.write_bytes(b"half")
+    target.put(file, "token", "dt=1/half.parquet")
+    assert [f.path for f in target.list()] == ["_pqcache/tmp/token/half.parquet"]
+    target.close()
+    pqcache.repartition(shop, f"{hdfs_dir}/out", row_group_size=LIMIT)
+    assert contents(f"{hdfs_dir}/out") == expected(shop, tmp_path)
+
+
+def test_files_beside_partition_directories(remote: Remote, tmp_path: Path) -> None:
+    shop = tmp_path / "mixed"
+    (shop / "a=1" / "b=2").mkdir(parents=True)
+    for number, path in enumerate(("x.parquet", "a=1/y.parquet", "a=1/b=2/z.parquet")):
+        pq.write_table(shop_table(number * 1000, 700), shop / path)
+    pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+    assert contents(remote.url) == expected(shop, tmp_path)
+
+
+def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
+    """Not even beside an unfinished run, and not a file that has a record's name but another size."""
+    target = open_target(remote.url)
+    target.begin()
+    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT))
+    run_job(job)
+    (record,), _ = take_over(target)
+    (name,) = record.files
+    if "://" in remote.url:
+        remote.put(f"dt=2026-11-01/{name}", b"somebody else's")
+    else:
+        (Path(remote.url).with_name(f".{Path(remote.url).name}.pqcache") / "dt=2026-11-01" / name).write_bytes(b"x")
+    target.close()
+    with pytest.raises(pqcache.UsageError, match=r"is not empty \(dt=2026-11-01/part-00000.parquet\)"):
+        pqcache.repartition(shop, remote.url, row_group_size=LIMIT)
+
+
+def test_a_record_survives_its_storage() -> None:
+    from pqcache.store.repartition.target import Done, _decoded
+
+    record = Record("dt=1", "key", {"a.parquet": 7}, Done((1, 2), (3, 4), (5, 6), 7, ("careful",)))
+    assert _decoded(record.encoded()) == record
+    assert _decoded(b"{}") is None
+    assert _decoded(b"torn") is None
+
+
+def test_places_that_overlap_are_refused(shop: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(shop)
+    for target, why in (
+        (shop, "is the source itself"),
+        (link, "is the source itself"),
+        (f"file://{shop}", "is the source itself"),
+        (shop / "out", "lies inside the source"),
+        (tmp_path, "holds the source"),
+    ):
+        with pytest.raises(pqcache.UsageError, match=why):
+            pqcache.repartition(shop, target)
+    with pytest.raises(pqcache.UsageError, match="lies inside the source"):
+        pqcache.repartition("s3://lake/shop", "s3://key:secret@lake/shop/out")
+    with pytest.raises(pqcache.UsageError, match="names no directory"):
+        pqcache.repartition(shop, "hdfs://")
+    with pytest.raises(pqcache.UsageError, match=r"unknown scheme gs://"):
+        pqcache.repartition(shop, "gs://lake/shop")
+
+
+@pytest.mark.hdfs
+def test_hdfs_says_what_is_wrong(hdfs_dir: str, shop: Path) -> None:
+    with pytest.raises(pqcache.SourceUnavailable, match=r"hdfs://127\.0\.0\.1:1/out: .*NameNode"):
+        pqcache.repartition(shop, "hdfs://127.0.0.1:1/out")
+    with pytest.raises(pqcache.UsageError, match="write to another name"):
+        pqcache.repartition(shop, f"{hdfs_dir}/a?b")
+    with pytest.raises(pqcache.UsageError, match="multiples of 512"):
+        pqcache.repartition(shop, f"{hdfs_dir}/out", block_size=1000)
+    pqcache.repartition(shop, f"{hdfs_dir}/out")
+    inside = f"{hdfs_dir}/out/dt=2026-11-01/part-00000.parquet"
+    with pytest.raises(pqcache.PqcacheError, match="is not empty"):
+        pqcache.repartition(shop, inside)
+    with pytest.raises(pqcache.PqcacheError, match="is not a directory"):
+        pqcache.repartition(shop, f"{inside}/x")
+
+
+@pytest.mark.s3
+def test_s3_says_what_is_wrong(s3_bucket: Bucket, shop: Path) -> None:
+    with pytest.raises(pqcache.SourceNotFound, match="no such bucket"):
+        pqcache.repartition(shop, "s3://no-such-bucket/out")
+    with pytest.raises(pqcache.SourceUnavailable, match="endpoint"):
+        pqcache.repartition(shop, f"{s3_bucket.url}/out", options={"endpoint": "http://127.0.0.1:1"})
+    with pytest.raises(pqcache.SourceDenied, match="access denied"):
+        pqcache.repartition(shop, f"{s3_bucket.url}/out", options={"key": "nobody", "secret": "wrong"})
+
+
+def test_one_run_at_a_time_on_a_local_target(shop: Path, tmp_path: Path) -> None:
+    first = open_target(str(tmp_path / "out"))
+    first.begin()
+    with pytest.raises(pqcache.CacheLocked, match="another run is writing it"):
+        pqcache.repartition(shop, tmp_path / "out")
+    first.close()
+    pqcache.repartition(shop, tmp_path / "out")
+
+
+def test_ctrl_c_in_the_middle_and_again(remote: Remote, tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=8)
+    words = [sys.executable, "-m", "pqcache", "repartition", str(shop), remote.url, "--row-group-size", "32KB", "-j1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(pqcache.__file__).parent.parent)}
+    with subprocess.Popen([*words, "--json"], env=environment, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if '"event": "rewrote"' in line:
+                run.send_signal(signal.SIGINT)
+                break
+        run.stdout.read()
+    assert run.returncode == 130
+    events: list[Event] = []
+    report = pqcache.repartition(shop, remote.url, row_group_size=LIMIT, on_event=events.append)
+    assert 1 <= report.kept < 8
+    assert sum(isinstance(event, Rewrote) for event in events) == report.rewritten == 8 - report.kept
+    assert contents(remote.url) == expected(shop, tmp_path)
+
+
+def test_a_job_that_outlived_its_run_publishes_nothing(remote: Remote, shop: Path) -> None:
+    """A worker of a run that failed may still be at it when the next run has begun, or has finished."""
+    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT))
+    old = replace(job, run="0123456789abcdef")
+    target = open_target(remote.url)
+    target.begin()
+    own(target, "fedcba9876543210")
+    with pytest.raises(pqcache.CacheLocked, match="another run writes there now"):
+        run_job(old)
+    assert not [file for file in target.list() if file.path.endswith(".parquet")]
+    forgotten = {file.path for file in target.list()}
+    assert forgotten == {RUN}, forgotten
+    if "://" in remote.url:
+        target.finish()
+        with pytest.raises(pqcache.CacheLocked):
+            run_job(old)
+    target.close()
+
+
+def small_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    """Have the disk of the spool say that so many bytes are free."""
+
+    def disk_usage(path: Path) -> shutil._ntuple_diskusage:
+        return shutil._ntuple_diskusage(1 << 40, 0, free)
+
+    monkeypatch.setattr("pqcache.store.repartition.job.disk_usage", disk_usage)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(("shuffle", "need"), [(None, 1), (5, 6)])
+def test_a_spool_too_small_for_a_partition_is_told_before_anything_is_done(
+    s3_bucket: Bucket, shop: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None, need: int
+) -> None:
+    """New files lie there where only the target is remote, too, and rows being shuffled take more than files."""
+    day = sum(path.stat().st_size for path in (shop / "dt=2026-11-01").glob("part*"))
+    how = {"row_group_size": 4 << 10, "shuffle": shuffle}
+    small_disk(monkeypatch, (64 << 20) + day // 2)
+    with pytest.raises(pqcache.PqcacheError, match=r"partition dt=2026-11-01 needs up to .* set TMPDIR"):
+        pqcache.repartition(shop, f"{s3_bucket.url}/out", jobs=1, **how)  # type: ignore[arg-type]
+    assert contents(f"{s3_bucket.url}/out") == {}
+    small_disk(monkeypatch, (64 << 20) + 2 * day)
+    if need > 2:
+        with pytest.raises(pqcache.PqcacheError, match="to shuffle its rows"):
+            pqcache.repartition(shop, f"{s3_bucket.url}/out", **how)  # type: ignore[arg-type]
+    small_disk(monkeypatch, (64 << 20) + (need + 1) * day)
+    report = pqcache.repartition(shop, f"{s3_bucket.url}/out", **how)  # type: ignore[arg-type]
+    assert report.rows == 3600  # with room for one at a time, they wait for one another
+
+
+def test_free_space_is_measured_while_other_jobs_end(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, jobs={"job"})
+    ended = threading.Event()
+
+    def other_jobs() -> None:
+        while not ended.is_set():
+            (tmp_path / "job" / "out").mkdir(parents=True)
+            (tmp_path / "job" / "out" / "part-00000.parquet").write_bytes(bytes(1 << 20))
+            shutil.rmtree(tmp_path / "job")
+
+    thread = threading.Thread(target=other_jobs)
+    thread.start()
+    try:
+        assert all(spool._space() > 0 for _ in range(500))  # raised within some tens, when it did
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_place_inside_the_source_cache_is_refused(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(cache, str(shop))
+    for dest in (cache / "out", cache, cache / "snapshots" / "mine", cache / "tmp"):
+        with pytest.raises(pqcache.UsageError, match=r"source"):
+            pqcache.repartition(cache, dest)
+    assert sorted(path.name for path in (cache / "tmp").iterdir()) == []

@@ -1,0 +1,468 @@
+"""Sync against every store: what a run brings, and what the next one leaves alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.console import terminal
+from pqcache.events import Event, Fetched, Listed, Published
+from pqcache.store.config import read_config
+from pqcache.store.history import read_history
+from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
+from tests.remote import Remote, make_remote
+
+STORES = [
+    "path",
+    "file",
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+    pytest.param("webhdfs", marks=pytest.mark.hdfs),
+    pytest.param("s3", marks=pytest.mark.s3),
+]
+
+
+@pytest.fixture(params=STORES)
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    yield from make_remote(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A local dataset of three days; what the remote is made to hold."""
+    return write_shop(tmp_path / "made")
+
+
+def sync(cache: Path, source: str | None = None, **how: object) -> tuple[pqcache.SyncReport, set[str]]:
+    """Run a sync; return its report and the source files that really moved."""
+    events: list[Event] = []
+    report = pqcache.sync(cache, source, on_event=events.append, **how)  # type: ignore[arg-type]
+    return report, {event.path for event in events if isinstance(event, Fetched)}
+
+
+def test_first_run_then_nothing_then_only_what_changed(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    report, moved = sync(cache, remote.url)
+    assert report.published
+    assert report.added == 9
+    assert moved == set(files_of(shop))
+    assert files_of(cache / "current") == files_of(shop)
+    assert rows_of(cache / "current") == rows_of(shop)
+    assert report.rows == 3600
+
+    again, moved = sync(cache)
+    assert not again.published
+    assert moved == set()
+    assert again.snapshot == report.snapshot
+    assert again.unchanged == 9
+
+    changed = "dt=2026-11-01/part-00001.parquet"
+    pq.write_table(shop_table(700_000, 10), shop / changed)
+    remote.put(changed, (shop / changed).read_bytes())
+    # one file less, one file more, one partition less, one partition more
+    remote.delete("dt=2026-11-02/part-00000.parquet")
+    (shop / "dt=2026-11-02/part-00000.parquet").unlink()
+    write_day(shop, "2026-11-04", files=1, first=900_000)
+    for name in ("part-00000.parquet", "_SUCCESS"):
+        remote.put(f"dt=2026-11-04/{name}", (shop / "dt=2026-11-04" / name).read_bytes())
+    for number in range(3):
+        remote.delete(f"dt=2026-11-03/part-{number:05d}.parquet")
+        (shop / f"dt=2026-11-03/part-{number:05d}.parquet").unlink()
+
+    plan, moved = sync(cache, dry_run=True)
+    assert moved == set()
+    assert (plan.added, plan.changed, plan.removed) == (1, 1, 4)
+    report, moved = sync(cache)
+    assert moved == {changed, "dt=2026-11-04/part-00000.parquet"}
+    assert (report.added, report.changed, report.removed) == (1, 1, 4)
+    assert files_of(cache / "current") == files_of(shop)
+    assert rows_of(cache / "current") == rows_of(shop)
+    assert not any((cache / "tmp").iterdir())
+
+
+def test_a_change_of_the_same_size_is_seen(remote: Remote, tmp_path: Path) -> None:
+    """What size-only and newer-than comparisons miss: other values in as many bytes, and then the old ones."""
+    cache, versions = tmp_path / "cache", []
+    for value in (1, 2):
+        sink = pa.BufferOutputStream()
+        plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+        pq.write_table(pa.table({"id": [value] * 100}), sink, **plain)
+        versions.append(sink.getvalue().to_pybytes())
+    assert len(versions[0]) == len(versions[1])
+    for version in (0, 1, 0):
+        remote.put("dt=1/part-0.parquet", versions[version])
+        report, moved = sync(cache, remote.url)
+        assert moved == {"dt=1/part-0.parquet"}
+        assert report.published
+        assert rows_of(cache / "current")[0] == (version + 1, 1)
+
+
+def test_unchanged_files_are_the_same_inodes(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    sync(cache, remote.url)
+    kept = cache / "current" / "dt=2026-11-02" / "part-00000.parquet"
+    before = kept.stat().st_ino
+    remote.delete("dt=2026-11-01/part-00000.parquet")
+    report, moved = sync(cache)
+    assert report.published
+    assert moved == set()
+    assert kept.stat().st_ino == before
+    assert kept.stat().st_mode & 0o777 == 0o444
+    assert kept.stat().st_nlink == 2
+
+
+def test_where_takes_partitions_and_is_remembered(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    report, moved = sync(cache, remote.url, where="dt >= '2026-11-02' and dt in ('2026-11-01', '2026-11-02')")
+    assert {path.split("/")[0] for path in moved} == {"dt=2026-11-02"}
+    assert report.added == 3
+    assert not sync(cache)[0].published
+    report, moved = sync(cache, where="")
+    assert (report.added, report.unchanged) == (6, 3)
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+def test_repartitioned_cache_stays_incremental(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    report, _ = sync(cache, remote.url, row_group_size=64 << 10)
+    assert report.rewritten == 3
+    assert rows_of(cache / "current") == rows_of(shop)
+    again, moved = sync(cache)
+    assert not again.published
+    assert moved == set()
+
+    before = {path: (cache / "current" / path).stat().st_ino for path in files_of(cache / "current")}
+    write_day(shop, "2026-11-02", files=2, first=100_000, seed=2)
+    (shop / "dt=2026-11-02/part-00002.parquet").unlink()
+    remote.delete("dt=2026-11-02/part-00002.parquet")
+    for number in range(2):
+        name = f"dt=2026-11-02/part-{number:05d}.parquet"
+        remote.put(name, (shop / name).read_bytes())
+    report, moved = sync(cache)
+    assert {path.split("/")[0] for path in moved} == {"dt=2026-11-02"}
+    assert report.rewritten == 1
+    after = {path: (cache / "current" / path).stat().st_ino for path in files_of(cache / "current")}
+    assert {p: i for p, i in before.items() if "11-02" not in p} == {p: i for p, i in after.items() if "11-02" not in p}
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+def test_current_is_a_plain_hive_directory(shop: Path, tmp_path: Path) -> None:
+    sync(tmp_path / "cache", str(shop))
+    frame = pd.read_parquet(tmp_path / "cache" / "current")
+    assert len(frame) == 3600
+    assert frame["id"].is_unique
+    assert sorted(frame["dt"].astype(str).unique()) == ["2026-11-01", "2026-11-02", "2026-11-03"]
+
+
+def test_a_damaged_local_file_is_fetched_again(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    victim = (cache / "current").resolve() / "dt=2026-11-02" / "part-00001.parquet"
+    victim.chmod(0o644)
+    os.truncate(victim, 100)
+    (victim.parent / "part-00002.parquet").unlink()
+    report, moved = sync(cache)
+    assert moved == {"dt=2026-11-02/part-00001.parquet", "dt=2026-11-02/part-00002.parquet"}
+    assert report.published
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+@pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow", "summary.json"])
+def test_damaged_metadata_is_made_anew(name: str, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first, _ = sync(cache, str(shop))
+    victim = (cache / "current").resolve() / "_pqcache" / name
+    victim.write_bytes(b"garbage")
+    report, moved = sync(cache)
+    assert report.published
+    assert report.snapshot != first.snapshot
+    assert bool(moved) == (name == "files.arrow")
+    assert pqcache.Cache.open(cache).snapshot().index().rows.sum() == 3600
+    assert not sync(cache)[0].published
+
+
+def test_columns_and_rows_are_taken_at_the_source(remote: Remote, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    remote.upload(shop)
+    where = "dt >= '2026-11-02' and price < 0.5"
+    _, moved = sync(cache, remote.url, columns=["id", "price"], where=where)
+    expected = [(r[0], r[3], r[6]) for r in rows_of(shop) if str(r[6]) >= "2026-11-02" and r[3] < 0.5]
+    assert rows_of(cache / "current") == expected
+    assert len(moved) == 6
+    assert not sync(cache)[0].published
+    assert sync(cache, row_group_size=16 << 10)[1] == set()  # repartitioned from what is held
+    assert rows_of(cache / "current") == expected
+    _, moved = sync(cache, columns=[], where="")
+    assert len(moved) == 9
+    assert rows_of(cache / "current") == rows_of(shop)
+
+
+def test_columns_fetch_only_their_bytes(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    pq.write_table(shop_table(0, 20_000), shop / "a.parquet", row_group_size=5000)
+    footer = pq.read_metadata(shop / "a.parquet")
+    wanted = sum(footer.row_group(g).column(0).total_compressed_size for g in range(4))
+    report, _ = sync(tmp_path / "cache", str(shop), columns=["id"])
+    assert wanted <= report.fetched_bytes <= wanted + (64 << 10) + 1024
+    assert (shop / "a.parquet").stat().st_size > 10 * report.fetched_bytes
+    with pytest.raises(pqcache.UsageError, match="no column"):
+        sync(tmp_path / "other", str(shop), columns=["id", "nope"])
+
+
+def test_a_failed_run_leaves_the_configuration_alone(shop: Path, tmp_path: Path) -> None:
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    sync(cache, str(shop))
+    before = (cache / "pqcache.toml").read_text()
+    write_shop(other)
+    (other / "dt=2026-11-02" / "part-00000.parquet").write_bytes(b"not parquet")
+    with pytest.raises(pqcache.ParquetError):
+        sync(cache, str(other), row_group_size=65_536, force=True)
+    assert (cache / "pqcache.toml").read_text() == before
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    pq.write_table(table, tmp_path / "shop" / "x.parquet")
+    with pytest.raises(pqcache.ParquetError, match=r"x\.parquet: has two columns named 'a'"):
+        sync(tmp_path / "cache", str(tmp_path / "shop"))
+
+
+def test_compacting_a_partition_is_no_loss(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    for day in range(1, 4):
+        for path in (shop / f"dt=2026-11-0{day}").glob("*.parquet"):
+            path.unlink()
+        pq.write_table(shop_table(day * 1000, 500), shop / f"dt=2026-11-0{day}" / "compacted.parquet")
+    report, _ = sync(cache)
+    assert (report.added, report.removed) == (3, 9)
+    for day in (1, 2):
+        (shop / f"dt=2026-11-0{day}" / "compacted.parquet").unlink()
+    with pytest.raises(pqcache.SourceIncomplete, match="--force"):
+        sync(cache)
+    assert sync(cache, force=True)[0].removed == 2
+
+
+def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    before = os.readlink(cache / "current")
+    shop.rename(tmp_path / "away")
+    with pytest.raises(pqcache.SourceNotFound, match="no such file"):
+        sync(cache)
+    shop.mkdir()
+    (shop / "_SUCCESS").touch()
+    with pytest.raises(pqcache.SourceIncomplete, match="no Parquet file"):
+        sync(cache)
+    assert os.readlink(cache / "current") == before
+    assert rows_of(cache / "current") == rows_of(tmp_path / "away")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" + bytes(1000) + b"PAR1"])
+def test_what_is_not_parquet_publishes_nothing(content: bytes, shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    sync(cache, str(shop))
+    before = os.readlink(cache / "current")
+    (shop / "dt=2026-11-02" / "part-00001.parquet").write_bytes(content)
+    with pytest.raises(pqcache.ParquetError, match=r"dt=2026-11-02/part-00001\.parquet: not a Parquet file"):
+        sync(cache)
+    assert os.readlink(cache / "current") == before
+
+
+def test_truncated_parquet_is_named(shop: Path, tmp_path: Path) -> None:
+    victim = shop / "dt=2026-11-02" / "part-00001.parquet"
+    os.truncate(victim, victim.stat().st_size - 20)
+    with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
+        sync(tmp_path / "cache", str(shop))
+    assert not (tmp_path / "cache" / "current").exists()
+
+
+def test_keep_leaves_that_many_snapshots(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for version in range(5):
+        write_day(shop, "2026-11-01", files=1, seed=version)
+        sync(cache, str(shop), keep=3 if version else None)
+    snapshots = pqcache.Cache.open(cache).snapshots()
+    assert len(snapshots) == 3
+    assert snapshots[-1] == pqcache.Cache.open(cache).current()
+    assert [record["command"] for record in read_history(cache)] == ["sync"] * 5
+
+
+@pytest.mark.parametrize("settle", [0.001, 90.0, 123_456.5, 100 * 86_400.0, 1e12])
+def test_what_is_remembered_can_be_read_again(settle: float, shop: Path, tmp_path: Path) -> None:
+    pqcache.sync(tmp_path / "cache", str(shop))
+    pqcache.sync(tmp_path / "cache", settle=settle)
+    assert read_config(tmp_path / "cache").settle == settle
+
+
+def test_options_and_secrets(shop: Path, tmp_path: Path) -> None:
+    with pytest.raises(pqcache.UsageError, match="no such option"):
+        sync(tmp_path / "cache", str(shop), options={"secret": "hunter2"})
+    assert not (tmp_path / "cache").exists()
+
+
+def test_cache_and_source_must_lie_apart(shop: Path) -> None:
+    for inside in (shop / "cache", shop, shop.parent):
+        with pytest.raises(pqcache.UsageError, match=r"apart|not empty"):
+            sync(inside, str(shop))
+
+
+def test_a_run_that_waited_works_from_what_the_other_has_left(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(cache, str(shop))
+    held, go = threading.Event(), threading.Event()
+
+    def slow(event: Event) -> None:
+        if isinstance(event, Published):  # still under the lock, its options not yet written
+            held.set()
+            assert go.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(
+            pqcache.repartition, cache, row_group_size=8 << 10, compression="zstd", wait=0, on_event=slow
+        )
+        assert held.wait(30)
+        second = pool.submit(pqcache.sync, cache, wait=30)
+        time.sleep(0.5)
+        assert not second.done()
+        go.set()
+        published = first.result().snapshot
+        report = second.result()
+    assert not report.published
+    assert report.snapshot == published
+    assert (read_config(cache).row_group_size, read_config(cache).compression) == (8 << 10, "zstd")
+
+
+@pytest.mark.parametrize("how", [{}, {"columns": ["id"]}, {"where": "dt >= '2026-11-02'"}])
+def test_two_first_runs_at_once_make_one_cache(how: dict[str, Any], shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    listed, go = threading.Event(), threading.Event()
+
+    def slow(event: Event) -> None:
+        if isinstance(event, Listed):
+            listed.set()
+            assert go.wait(30)
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(pqcache.sync, cache, str(shop), wait=30, on_event=slow)
+        assert listed.wait(30)
+        pqcache.sync(cache, str(shop), keep=5, **how)
+        go.set()
+        report = late.result()
+    assert not report.published
+    assert report.fetched_bytes == 0
+    assert read_config(cache).keep == 5
+
+
+def test_what_a_dead_run_left_unpublished_does_not_pass_for_an_old_snapshot(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = pqcache.sync(cache, str(shop)).snapshot
+    orphan = cache / "snapshots" / "20260101T000000Z-0002"
+    shutil.copytree(cache / "snapshots" / str(first), orphan)
+    os.utime(orphan, (time.time() - 3600,) * 2)
+    write_day(shop, "2026-11-09")
+    second = pqcache.sync(cache, keep=2).snapshot
+    assert {path.name for path in (cache / "snapshots").iterdir()} == {first, second}
+
+
+@pytest.mark.parametrize(
+    ("cache", "source", "options"),
+    [
+        ("{}", "s3://AKIA:ab/cdHUSH@bucket/shop", {"endpoint": "http://127.0.0.1:1"}),
+        ("{}", "s3://AKIA:12/HUSH@bucket/shop", {"endpoint": "http://127.0.0.1:1"}),
+        ("{}", "s3://bucket/shop", {"endpoint": "http://bob:HUSH@127.0.0.1:1"}),
+        ("s3://AKIA:HUSH@bucket/shop", None, {}),
+        ("{}", "file://u:HUSH@h/x", {}),
+    ],
+)
+def test_misplaced_secrets_are_refused_unshown(
+    cache: str, source: str | None, options: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(pqcache.UsageError) as error:
+        pqcache.sync(cache.format(tmp_path / "c"), source, options=options)
+    assert "HUSH" not in str(error.value)
+    assert not (tmp_path / "c").exists()
+    for command in (pqcache.gc, pqcache.history):
+        with pytest.raises(pqcache.PqcacheError) as error:
+            command("hdfs://u:HUSH@127.0.0.1:1/x")
+        assert "HUSH" not in str(error.value)
+
+
+@pytest.mark.parametrize("added", ["early", "middle", "late", "gone"])
+@pytest.mark.parametrize("where", ["score > 1", "score is null", "not (score > 1)", "Score > 1 or id < 100050"])
+def test_a_column_that_some_files_lack_is_null_in_them(added: str, where: str, tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    have = {"early": (1, 2, 3), "late": (3,), "middle": (2,), "gone": (1,)}[added]
+    for day in (1, 2, 3):
+        table = pa.table({"id": range(day * 100_000, day * 100_000 + 100), "name": ["x"] * 100})
+        if day in have:
+            table = table.append_column("score", pa.array([None, *([0, 1, 2] * 33)], pa.int32()))
+        (shop / f"dt=2026-11-{day:02d}").mkdir(parents=True)
+        pq.write_table(table, shop / f"dt=2026-11-{day:02d}" / "a.parquet")
+    pqcache.sync(tmp_path / "cache", str(shop), columns=["id", "score"], where=where)
+    read = "from read_parquet('{}/*/*.parquet', hive_partitioning = true, union_by_name = true)"
+    wanted = duckdb.sql(f"select id, score, dt {read.format(shop)} where {where} order by all").fetchall()
+    found = duckdb.sql(f"select id, score, dt {read.format(tmp_path / 'cache/current')} order by all").fetchall()
+    assert found == wanted
+    if added == "late" and where == "score > 1":
+        with pytest.raises(pqcache.UsageError, match="there is no column scores; there are: id, name, score"):
+            pqcache.sync(tmp_path / "other", str(shop), columns=["id", "scores"])
+
+
+def test_damage_in_the_history_costs_only_the_records_it_hits(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for day in (10, 11, 12):
+        write_day(shop, f"2026-11-{day}")
+        pqcache.sync(cache, str(shop))
+    path = cache / "history.jsonl.zst"
+    whole = path.read_bytes()
+    assert len(read_history(cache)) == 3
+    path.write_bytes(b"garbage" + whole)
+    assert len(read_history(cache)) == 3
+    path.write_bytes(whole[:4] + b"\xff\xff" + whole[6:])
+    assert len(read_history(cache)) == 2
+    pqcache.sync(cache, keep=3)
+    assert len(read_history(cache)) == 3
+    path.write_bytes(path.read_bytes()[:-3])  # torn: cut off by the next run
+    assert len(read_history(cache)) == 2
+    pqcache.sync(cache)
+    assert len(read_history(cache)) == 3
+
+
+def test_a_run_that_was_killed_before_its_record_is_in_the_history(
+    shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    first = pqcache.sync(cache, str(shop))
+    recorded = (cache / "history.jsonl.zst").read_bytes()
+    write_day(shop, "2026-11-25")
+    second = pqcache.sync(cache)
+    (cache / "history.jsonl.zst").write_bytes(recorded)  # as if it had been killed just before
+    for _ in range(2):
+        shown = pqcache.history(cache)
+        assert [record["snapshot"] for record in shown[:2]] == [first.snapshot, second.snapshot]
+        assert shown[1]["interrupted"]
+        assert shown[1]["rows"] == second.rows
+        pqcache.sync(cache)  # finds nothing to do, and writes what was missing
+        assert read_history(cache)[1] == shown[1]
+    assert len(read_history(cache)) == 4
+    terminal.print_history(pqcache.history(cache))
+    assert capsys.readouterr().out.count("killed") == 1

@@ -1,0 +1,100 @@
+"""How bytes arrive: in pieces, past the page cache where the file system can, and always the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pqcache
+from pqcache.errors import SourceUnavailable
+from pqcache.store.sync import download
+from pqcache.store.sync.download_stream import PIECE, pieces
+from pqcache.system.disk import BLOCK, past_cache, write_at
+from tests.datasets import rows_of, write_shop
+
+LENGTHS = st.lists(st.sampled_from([0, 1, 100, BLOCK, 65_536, PIECE - 1, PIECE, PIECE + 1]), max_size=6)
+
+
+def chunks(lengths: Sequence[int], error: Exception | None = None) -> Iterator[bytes]:
+    for number, length in enumerate(lengths):
+        yield bytes([number + 1]) * length
+    if error is not None:
+        raise error
+
+
+@given(LENGTHS)
+def test_pieces_are_whole_but_for_the_last(lengths: list[int]) -> None:
+    got = [bytes(piece) for piece in pieces(chunks(lengths))]
+    assert b"".join(got) == b"".join(chunks(lengths))
+    assert all(len(piece) == PIECE for piece in got[:-1])
+    assert all(got)
+
+
+@given(LENGTHS)
+def test_what_came_before_an_error_is_kept(lengths: list[int]) -> None:
+    got: list[bytes] = []
+    coming = map(bytes, pieces(chunks(lengths, SourceUnavailable("gone"))))
+    with pytest.raises(SourceUnavailable, match="gone"):
+        got.extend(coming)
+    assert b"".join(got) == b"".join(chunks(lengths))
+
+
+def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Write ``data`` as a download does; return for each write whether it went past the cache."""
+    direct: list[bool] = []
+    real = os.pwrite
+
+    def pwrite(descriptor: int, piece: memoryview, offset: int) -> int:
+        past = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        if past and refuse:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        direct.append(past)
+        return real(descriptor, piece, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    on = past_cache(descriptor)
+    offset = 0
+    for piece in pieces(iter([data])):
+        write_at(descriptor, piece, offset, on)
+        offset += len(piece)
+    os.close(descriptor)
+    assert path.read_bytes() == data
+    return direct
+
+
+@pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, PIECE - BLOCK, PIECE, 2 * PIECE + 5 * BLOCK + 17])
+@pytest.mark.parametrize("refuse", [False, True])
+def test_the_same_bytes_either_way(length: int, refuse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.urandom(length)
+    with open(tmp_path / "probe", "w") as probe:
+        able = past_cache(probe.fileno())
+    direct = written(tmp_path / "file", data, refuse, monkeypatch)
+    if able and not refuse:
+        assert direct.count(False) == (1 if length % BLOCK else 0), (
+            "only the last, partial block goes through the cache"
+        )
+    else:
+        assert not any(direct)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(None, True), (1 << 20, False)])
+def test_only_what_nobody_reads_next_goes_past_the_cache(
+    size: int | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are rewritten as they come are read again at once."""
+    asked: list[bool] = []
+    real = download.past_cache
+    monkeypatch.setattr(download, "past_cache", lambda descriptor: asked.append(True) or real(descriptor))
+    monkeypatch.setattr(download, "WORTH_DIRECT", 1)
+    shop = write_shop(tmp_path / "shop")
+    pqcache.sync(tmp_path / "cache", str(shop), row_group_size=size)
+    assert bool(asked) == expected
+    assert rows_of(tmp_path / "cache" / "current") == rows_of(shop)

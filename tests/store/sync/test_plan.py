@@ -1,0 +1,162 @@
+"""Plans: what a sync would do, as a pure function of the listing and what is held."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pqcache.errors import SourceError
+from pqcache.store.manifest import FileEntry, Identity, SourceFile
+from pqcache.store.sync.plan import PLAIN, Recipe, plan_repartition, plan_sync
+from pqcache.store.sync.safety_checks import check_listing
+
+
+def source(path: str, version: int = 1, size: int = 10) -> SourceFile:
+    return SourceFile(path, Identity(size, version))
+
+
+def copy_of(file: SourceFile) -> FileEntry:
+    return FileEntry(file.path, file.identity.size, 1, 1, (file,))
+
+
+A, B, C = source("dt=1/a"), source("dt=1/b"), source("dt=2/c")
+
+
+def test_first_run_fetches_all() -> None:
+    plan = plan_sync([A, B, C], [])
+    assert plan.downloads == [A, B, C]
+    assert plan.fetch_bytes == 30
+    assert (len(plan.added), len(plan.changed), len(plan.removed), plan.unchanged) == (3, 0, 0, 0)
+    assert not plan.nothing_to_do
+
+
+def test_unchanged_is_kept() -> None:
+    plan = plan_sync([A, B, C], [copy_of(A), copy_of(B), copy_of(C)])
+    assert plan.nothing_to_do
+    assert plan.unchanged == 3
+    assert [entry.path for d in plan.directories for entry in d.keep] == ["dt=1/a", "dt=1/b", "dt=2/c"]
+
+
+def test_any_difference_of_identity_is_a_change() -> None:
+    """A newer time, an older one (a rollback) and another tag of the same size all count."""
+    for now in (Identity(10, 2), Identity(10, 0), Identity(10, 1, "etag"), Identity(9, 1)):
+        moved = SourceFile("dt=1/a", now)
+        plan = plan_sync([moved, B], [copy_of(A), copy_of(B)])
+        assert plan.downloads == [moved]
+        assert plan.changed == ("dt=1/a",)
+
+
+def test_what_is_gone_at_the_source_goes() -> None:
+    plan = plan_sync([A], [copy_of(A), copy_of(C)])
+    assert plan.removed == ("dt=2/c",)
+    assert not plan.nothing_to_do
+    assert plan.downloads == []
+
+
+def test_a_damaged_file_is_fetched_again() -> None:
+    plan = plan_sync([A, B], [copy_of(A), copy_of(B)], damaged=frozenset({"dt=1/b"}))
+    assert plan.downloads == [B]
+    assert (plan.added, plan.changed) == ((), ())
+
+
+RECIPE = Recipe(rewrite="row_group_size=1")
+MERGED = FileEntry("dt=1/part-00000.parquet", 15, 2, 1, (A, B), RECIPE.text)
+
+
+def test_a_rewritten_directory_that_did_not_change_is_kept() -> None:
+    assert plan_sync([A, B], [MERGED], RECIPE).nothing_to_do
+
+
+def test_a_merged_directory_is_fetched_whole_when_one_file_changes() -> None:
+    new = source("dt=1/b", 2)
+    plan = plan_sync([A, new], [MERGED], RECIPE)
+    assert plan.downloads == [A, new]
+    assert plan.changed == ("dt=1/b",)
+    assert plan.rewrites == 1
+
+
+def test_another_recipe_needs_no_download() -> None:
+    plan = plan_sync([A, B], [MERGED], Recipe(rewrite="row_group_size=2"))
+    assert plan.downloads == []
+    assert [item.entry for item in plan.directories[0].rewrite] == [MERGED]
+    assert plan_repartition([MERGED], Recipe(rewrite="row_group_size=2")) == plan
+    assert plan_repartition([MERGED], RECIPE).nothing_to_do
+
+
+def test_copies_held_already_are_rewritten_without_download() -> None:
+    plan = plan_sync([A, B, C], [copy_of(A), copy_of(C)], RECIPE)
+    assert plan.downloads == [B]
+    assert [d.directory for d in plan.directories if d.rewrite] == ["dt=1", "dt=2"]
+
+
+def test_other_columns_are_fetched_again() -> None:
+    some = Recipe(fetch="columns=id", rewrite="row_group_size=1")
+    plan = plan_sync([A, B], [MERGED], some)
+    assert plan.downloads == [A, B]
+    held = [FileEntry(f.path, 3, 1, 1, (f,), Recipe(fetch="columns=id").text) for f in (A, B)]
+    assert plan_sync([A, B], held, Recipe(fetch="columns=id")).nothing_to_do
+    assert plan_sync([A, B], held, PLAIN).downloads == [A, B]
+    again = plan_sync([A, B], held, some)
+    assert (again.downloads, again.rewrites) == ([], 1)
+
+
+_FILES = st.builds(
+    source,
+    st.sampled_from([f"dt={d}/{n}" for d in (1, 2) for n in "abc"]),
+    st.integers(1, 3),
+)
+_LISTING = st.lists(_FILES, unique_by=lambda file: file.path)
+
+
+@given(_LISTING, _LISTING, st.sampled_from([PLAIN, RECIPE]))
+def test_applying_a_plan_gives_the_listing(now: list[SourceFile], before: list[SourceFile], recipe: str) -> None:
+    plan = plan_sync(now, [copy_of(file) for file in before], recipe)
+    result = []
+    for directory in plan.directories:
+        result += [file for entry in directory.keep for file in entry.sources]
+        result += directory.fetch
+        for item in directory.rewrite:
+            result += item.entry.sources if item.entry else [item.file]
+    assert sorted(result, key=lambda file: file.path) == sorted(now, key=lambda file: file.path)
+    if recipe.rewrite:
+        assert all(not (d.fetch or d.keep) for d in plan.directories)
+    assert set(plan.downloads) == set(now) - set(before)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../x.parquet",
+        "a/../../x",
+        "/etc/x.parquet",
+        "a//b",
+        "a/./b",
+        "a\nb",
+        "a\x00b",
+        "a\x1b[31m",
+        "x" * 256,
+        "é" * 128,
+        "d" * 256 + "/a",
+        "..",
+        "a/",
+        "a/..",
+        "a/\udcff",
+        "\x7f/a",
+    ],
+)
+def test_hostile_names_are_refused_by_name(path: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        check_listing([A, source(path)], "s3://lake/shop")
+    message = str(caught.value)
+    assert "s3://lake/shop/" in message
+    assert message.isprintable()
+
+
+def test_a_name_that_is_file_and_directory_is_refused() -> None:
+    with pytest.raises(SourceError, match="both a file and a directory"):
+        check_listing([source("dt=1/a"), source("dt=1/a/b")], "s3://lake/shop")
+
+
+def test_legitimate_odd_names_pass() -> None:
+    check_listing([source("dt=2026%2F11/a b.parquet"), source("dt=ü/..a"), source("k=a=b/_x")], "s3://lake/shop")

@@ -1,0 +1,270 @@
+"""Shares of a source: every file on one node, about as many bytes on each, few of them moved by a change."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pqcache
+from pqcache.errors import SourceIncomplete, UsageError
+from pqcache.store.cache import Cache
+from pqcache.store.hive import parent
+from pqcache.store.manifest import Identity, Manifest, SourceFile
+from pqcache.store.sync.shard import WHOLE, Shard, listing_digest, owners, parse_shard
+from tests.datasets import files_of, rows_of, write_day, write_shop
+from tests.remote import Remote, make_remote
+
+
+@pytest.fixture(params=["path", "hdfs", "s3"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    yield from make_remote(request.param, request, tmp_path)
+
+
+Partitions = dict[str, list[int]]
+
+sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=6)
+tables = st.dictionaries(st.integers(0, 400).map(lambda day: f"dt={day}"), sizes, min_size=1, max_size=60)
+nodes = st.integers(1, 9)
+
+
+def files(table: Partitions) -> list[SourceFile]:
+    return [
+        SourceFile(f"{directory}/part-{i}.parquet".lstrip("/"), Identity(size, 0))
+        for directory, sizes in table.items()
+        for i, size in enumerate(sizes)
+    ]
+
+
+def size_of(table: Partitions) -> int:
+    return sum(map(sum, table.values()))
+
+
+def largest(table: Partitions) -> int:
+    return max(size for sizes in table.values() for size in sizes)
+
+
+@given(tables, nodes, st.randoms(use_true_random=False))
+def test_every_file_has_one_owner_whatever_the_order_of_the_listing(table: Partitions, n: int, random: object) -> None:
+    listing = files(table)
+    shuffled = list(listing)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    found = owners(listing, n)
+    assert found == owners(shuffled, n)
+    assert set(found) == {file.path for file in listing}
+    assert set(found.values()) <= set(range(n))
+
+
+@given(tables, nodes)
+def test_shares_differ_from_the_mean_by_at_most_a_file(table: Partitions, n: int) -> None:
+    mean = size_of(table) / n
+    loads = [0] * n
+    found = owners(files(table), n)
+    for file in files(table):
+        loads[found[file.path]] += file.identity.size
+    assert max(abs(load - mean) for load in loads) <= max(largest(table), mean / WHOLE) + 1e-6
+
+
+@given(st.integers(1, 6), st.integers(3, 8))
+def test_small_partitions_stay_whole(per_partition: int, n: int) -> None:
+    table = {f"dt={day}": [100] * per_partition for day in range(n * WHOLE)}
+    found = owners(files(table), n)
+    nodes_of: dict[str, set[int]] = {}
+    for path, node in found.items():
+        nodes_of.setdefault(parent(path), set()).add(node)
+    assert all(len(where) == 1 for where in nodes_of.values())
+
+
+@given(tables, sizes, nodes, st.booleans())
+@settings(max_examples=300)
+def test_a_change_moves_few_of_the_files_that_stay(table: Partitions, new: list[int], n: int, there: bool) -> None:
+    """Adding ``new`` bytes, or the same read the other way, removing them: (n - 1) / 2 times as many at most.
+
+    Each cut may besides move the file, or the small partition, in which it lies.
+    """
+    directory = next(iter(table)) if there else "dt=new"
+    grown = {**table, directory: [*table.get(directory, []), *new]}
+    before, after = owners(files(table), n), owners(files(grown), n)
+    moved = sum(f.identity.size for f in files(table) if before[f.path] != after[f.path])
+    unit = max(largest(grown), size_of(grown) / n / WHOLE)
+    assert moved <= (n - 1) * (sum(new) / 2 + 2 * unit) + 1e-6
+
+
+def test_a_table_without_partitions_is_shared_by_files() -> None:
+    assert list(owners(files({"": [10] * 10}), 3).values()) == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_what_the_digest_depends_on() -> None:
+    listing = files({"dt=1": [1, 2], "dt=2": [3]})
+    paths = [file.path for file in listing]
+    other = [*listing[:2], SourceFile(listing[2].path, Identity(3, 1))]
+    digests = [
+        listing_digest(listing, paths, 3, ""),
+        listing_digest(other, paths, 3, ""),
+        listing_digest(listing, paths[:2], 3, ""),
+        listing_digest(listing, paths, 2, ""),
+        listing_digest(listing, paths, 3, "columns=id"),
+    ]
+    assert len(set(digests)) == 5
+    assert listing_digest(listing[::-1], paths[::-1], 3, "") == digests[0]
+
+
+@pytest.mark.parametrize("text", ["3", "3/3", "-1/3", "0/0", "1/2/3", "a/b", ""])
+def test_shards_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--shard"):
+        parse_shard(text)
+    assert parse_shard(" 1/3 ") == Shard(1, 3)
+
+
+def test_three_nodes_hold_the_whole_once(remote: Remote, tmp_path: Path) -> None:
+    """And so they do after a night's change, of which each has fetched only what is new to it."""
+    shop = write_uneven(tmp_path / "shop")
+    remote.upload(shop)
+    caches = [tmp_path / f"node{node}" for node in range(3)]
+    for node, cache in enumerate(caches):
+        report = pqcache.sync(cache, remote.url, shard=f"{node}/3")
+        assert report.shard == f"{node}/3"
+    together(caches, shop)
+    listings = {manifest_of(cache).listing for cache in caches}
+    assert len(listings) == 1
+    assert None not in listings
+    assert all(not pqcache.sync(cache).published for cache in caches)
+
+    held = [set(files_of(cache / "current")) for cache in caches]
+    write_day(shop, "2026-11-09", first=900_000, files=1)
+    new = "dt=2026-11-09/part-00000.parquet"
+    remote.put(new, (shop / new).read_bytes())
+    for cache, before in zip(caches, held, strict=True):
+        report = pqcache.sync(cache)  # from cron: everything is remembered
+        assert report.published  # every node, as every node has a part in the new listing
+        came = set(files_of(cache / "current")) - before
+        assert report.added == len(came)
+        assert report.fetched_bytes == sum((shop / path).stat().st_size for path in came)
+    together(caches, shop)
+    now = {manifest_of(cache).listing for cache in caches}
+    assert len(now) == 1
+    assert now != listings
+
+
+def test_where_prunes_before_sharing_and_columns_and_rewriting_go_with_it(tmp_path: Path) -> None:
+    shop = write_uneven(tmp_path / "shop")
+    caches = [tmp_path / f"node{node}" for node in range(3)]
+    for node, cache in enumerate(caches):
+        how = {"where": "dt >= '2026-11-03' and price < 0.5", "columns": ["id", "price"], "marker": "_SUCCESS"}
+        pqcache.sync(cache, str(shop), shard=f"{node}/3", row_group_size=64 << 10, **how)  # type: ignore[arg-type]
+        recipes = {entry.recipe for entry in manifest_of(cache).files}
+        assert len(recipes) == 1
+        assert "row_group_size" in recipes.pop()
+    rows = [row for cache in caches for row in rows_of(cache / "current")]
+    wanted = duckdb.sql(
+        f"select id, price, dt from read_parquet('{shop}/**/*.parquet', hive_partitioning = true) "
+        "where dt >= '2026-11-03' and price < 0.5 order by all"
+    )
+    assert wanted is not None
+    assert sorted(rows) == wanted.fetchall()
+    assert all(rows_of(cache / "current") for cache in caches)
+    before = manifest_of(caches[0])
+    pqcache.repartition(caches[0], row_group_size=128 << 10)  # what is known of the share stays known
+    assert (manifest_of(caches[0]).shard, manifest_of(caches[0]).listing) == ("0/3", before.listing)
+
+
+def test_another_number_of_nodes_keeps_what_it_can_and_asks_first(tmp_path: Path) -> None:
+    shop = write_uneven(tmp_path / "shop")
+    cache = tmp_path / "cache"
+    pqcache.sync(cache, str(shop), shard="0/2")
+    held = set(files_of(cache / "current"))
+    with pytest.raises(SourceIncomplete, match=r"--shard 1/2 \(before: 0/2\).*--force"):
+        pqcache.sync(cache, shard="1/2")
+    assert set(files_of(cache / "current")) == held
+    assert pqcache.sync(cache).shard == "0/2"
+    plan = pqcache.sync(cache, shard="1/2", dry_run=True, force=True)
+    assert plan.removed == len(held)
+    assert plan.added
+    assert not plan.published
+    report = pqcache.sync(cache, shard="0/3", force=True)
+    now = set(files_of(cache / "current"))
+    assert report.fetched_bytes == sum((shop / path).stat().st_size for path in now - held)
+    assert now & held
+    assert not pqcache.sync(cache, shard="").removed  # all of it again: nothing is lost by that
+    assert rows_of(cache / "current") == rows_of(shop)
+    assert manifest_of(cache).shard is None
+
+
+def test_files_that_change_nodes_do_not_count_as_dropped(tmp_path: Path) -> None:
+    shop = tmp_path / "shop"
+    for i in range(6):
+        write_day(shop, f"2026-11-0{i + 1}", files=1, first=i * 1000)
+    caches = [tmp_path / f"node{node}" for node in range(2)]
+    for node, cache in enumerate(caches):
+        pqcache.sync(cache, str(shop), shard=f"{node}/2", max_delete="0")
+    for i in range(6, 9):
+        write_day(shop, f"2026-11-0{i + 1}", files=1, first=i * 1000, rows=1500)
+    reports = [pqcache.sync(cache) for cache in caches]
+    assert any(report.removed for report in reports)  # or this would show nothing
+    together(caches, shop)
+    gone = files_of(caches[0] / "current")[0]
+    (shop / gone).unlink()
+    with pytest.raises(SourceIncomplete, match="gone at the source"):
+        pqcache.sync(caches[0])
+
+
+def test_a_share_without_a_file_is_refused(tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=1, files=2)
+    for node in range(3):
+        if node == 1:
+            with pytest.raises(SourceIncomplete, match=r"--shard 1/3 is left without a file; 2 files .* fewer nodes"):
+                pqcache.sync(tmp_path / f"node{node}", str(shop), shard=f"{node}/3")
+        else:
+            pqcache.sync(tmp_path / f"node{node}", str(shop), shard=f"{node}/3")
+
+
+def test_one_of_one_is_all(tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop")
+    pqcache.sync(tmp_path / "cache", str(shop), shard="0/1")
+    assert rows_of(tmp_path / "cache" / "current") == rows_of(shop)
+
+
+def test_the_command_line_remembers_and_shows_it(tmp_path: Path) -> None:
+    write_uneven(tmp_path / "shop")
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "pqcache", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "for share 1/3" in run("sync", "shop", "cache", "--shard", "1/3", "--dry-run")
+    assert run("sync", "shop", "cache", "--shard", "1/3").rstrip().endswith(", share 1/3")
+    assert 'shard = "1/3"' in (tmp_path / "cache" / "pqcache.toml").read_text()
+    assert "nothing to do" in run("sync", "cache")
+    listing = manifest_of(tmp_path / "cache").listing
+    assert f"share        1/3 of listing {listing}" in run("inspect", "cache")
+    found = json.loads(run("inspect", "cache", "--json"))
+    assert (found["shard"], found["listing"]) == ("1/3", listing)
+
+
+def write_uneven(root: Path) -> Path:
+    """Write eight partitions of one to three files with up to 1,600 rows."""
+    for day in range(8):
+        write_day(root, f"2026-11-{day + 1:02d}", files=1 + day % 3, rows=100 << (day % 5), first=day * 100_000)
+    return root
+
+
+def manifest_of(cache: Path) -> Manifest:
+    return Cache.open(cache).snapshot().manifest()
+
+
+def together(caches: list[Path], shop: Path) -> None:
+    """Check that the caches hold every file of the source once, in about as many bytes each."""
+    held = [files_of(cache / "current") for cache in caches]
+    assert sorted(path for paths in held for path in paths) == files_of(shop)
+    assert sorted(row for cache in caches for row in rows_of(cache / "current")) == rows_of(shop)
+    sizes = {path: (shop / path).stat().st_size for path in files_of(shop)}
+    mean = sum(sizes.values()) / len(caches)
+    for paths in held:
+        assert abs(sum(sizes[path] for path in paths) - mean) <= max(sizes.values())

@@ -1,0 +1,166 @@
+"""The cache directory: publishing, leases, the lock, and what gc leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.store.history import append_history, read_history
+from tests.datasets import rows_of, write_day, write_shop
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> pqcache.Cache:
+    pqcache.sync(tmp_path / "cache", str(write_shop(tmp_path / "shop")))
+    return pqcache.Cache.open(tmp_path / "cache")
+
+
+def new_snapshot(cache: pqcache.Cache, version: int) -> pqcache.Snapshot:
+    write_day(cache.path.parent / "shop", "2026-11-01", files=1, seed=version)
+    pqcache.sync(cache.path)
+    return cache.snapshot()
+
+
+def test_a_directory_that_is_no_cache_is_named(tmp_path: Path) -> None:
+    with pytest.raises(pqcache.CacheError, match="not a pqcache"):
+        pqcache.Cache.open(tmp_path)
+    (tmp_path / "someone's file").touch()
+    with pytest.raises(pqcache.UsageError, match="not empty and not a pqcache"):
+        pqcache.Cache(tmp_path).create()
+
+
+def test_a_cache_may_be_named_by_text(cache: pqcache.Cache) -> None:
+    assert pqcache.Cache(str(cache.path)) == cache  # type: ignore[arg-type]
+
+
+def test_current_is_a_relative_link(cache: pqcache.Cache) -> None:
+    target = os.readlink(cache.path / "current")
+    assert target == f"snapshots/{cache.snapshot().id}"
+    moved = cache.path.with_name("elsewhere")
+    cache.path.rename(moved)
+    assert pqcache.Cache.open(moved).snapshot().index().rows.sum() == 3600
+
+
+def test_leased_snapshots_outlive_gc(cache: pqcache.Cache) -> None:
+    old, lease = cache.lease()
+    expected = rows_of(old.path)
+    for version in (1, 2, 3):
+        new_snapshot(cache, version)
+    assert old.path.is_dir()
+    assert rows_of(old.path) == expected
+    assert len(cache.snapshots()) == 3  # current, the one kept, and the leased one
+    lease.close()
+    new_snapshot(cache, 4)
+    assert not old.path.exists()
+    assert len(cache.snapshots()) == 2
+
+
+def _hold(path: Path, ready: object, stay: object) -> None:
+    lease = pqcache.Cache.open(path).lease()
+    ready.set()  # type: ignore[attr-defined]
+    stay.wait(60)  # type: ignore[attr-defined]
+    lease[1].close()
+
+
+def test_a_lease_ends_with_its_process_even_by_kill(cache: pqcache.Cache) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, stay = context.Event(), context.Event()
+    reader = context.Process(target=_hold, args=(cache.path, ready, stay))
+    reader.start()
+    assert ready.wait(30)
+    held = cache.snapshot()
+    new_snapshot(cache, 1)
+    new_snapshot(cache, 2)
+    assert held.path.exists()
+    assert reader.pid is not None
+    os.kill(reader.pid, signal.SIGKILL)
+    reader.join(30)
+    new_snapshot(cache, 3)
+    assert not held.path.exists()
+
+
+def test_a_lease_on_what_is_gone_is_an_error(cache: pqcache.Cache) -> None:
+    old = cache.snapshot()
+    new_snapshot(cache, 1)
+    new_snapshot(cache, 2)
+    with pytest.raises(pqcache.CacheError, match="gone"):
+        old.lease()
+    with pytest.raises(pqcache.CacheError, match="not kept any more"):
+        cache.snapshot(old.id)
+
+
+def test_one_run_at_a_time(cache: pqcache.Cache) -> None:
+    with (cache.path / "lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(pqcache.CacheLocked) as caught:
+            pqcache.sync(cache.path)
+        assert caught.value.exit_code == 75
+        start = time.monotonic()
+        with pytest.raises(pqcache.CacheLocked):
+            pqcache.sync(cache.path, wait=0.5)
+        assert time.monotonic() - start >= 0.5
+        pqcache.sync(cache.path, dry_run=True)  # looking does not wait
+    pqcache.sync(cache.path)
+
+
+def test_damaged_parts_are_named(cache: pqcache.Cache) -> None:
+    config = (cache.path / "pqcache.toml").read_text()
+    for text, message in [
+        (config.replace("format = 1", "format = 99"), "format 99"),
+        ("= = =", "cannot be read"),
+        ("format = 1\n", "source"),
+        (config.replace("keep = 2", "keep = 0"), "keep = 0"),
+        (config.replace("keep = 2", "keep = 'many'"), "many"),
+    ]:
+        (cache.path / "pqcache.toml").write_text(text)
+        with pytest.raises(pqcache.CacheError, match=message):
+            pqcache.sync(cache.path)
+    (cache.path / "pqcache.toml").write_text(config)
+    (cache.path / "current").unlink()
+    (cache.path / "current").symlink_to("snapshots/not-there")
+    with pytest.raises(pqcache.CacheError, match="not-there"):
+        pqcache.sync(cache.path)
+
+
+def test_comments_in_the_configuration_stay(cache: pqcache.Cache) -> None:
+    path = cache.path / "pqcache.toml"
+    path.write_text(path.read_text().replace("keep = 2", "keep = 2  # the disk is small"))
+    pqcache.sync(cache.path, where="dt > '2026-11-01'")
+    assert "# the disk is small" in path.read_text()
+    assert "dt > '2026-11-01'" in path.read_text()
+
+
+def test_history_survives_a_torn_frame(tmp_path: Path) -> None:
+    for run in range(3):
+        append_history(tmp_path, {"run": run})
+    whole = (tmp_path / "history.jsonl.zst").read_bytes()
+    append_history(tmp_path, {"run": "torn", "text": "x" * 100})
+    torn = (tmp_path / "history.jsonl.zst").read_bytes()
+    for length in range(len(whole), len(torn)):
+        (tmp_path / "history.jsonl.zst").write_bytes(torn[:length])
+        assert [record["run"] for record in read_history(tmp_path)] == [0, 1, 2]
+    append_history(tmp_path, {"run": 3})
+    assert [record["run"] for record in read_history(tmp_path)] == [0, 1, 2, 3]
+    assert read_history(tmp_path / "none") == []
+
+
+def test_nothing_but_the_torch_companion_needs_torch(tmp_path: Path) -> None:
+    """Importing and using the library in an interpreter where torch cannot be imported."""
+    shop = write_shop(tmp_path / "shop")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import pqcache, pqcache.cli, pqcache.console.terminal\n"
+        "import pqcache.reader.order.order, pqcache.reader.shuffle.lane_reader\n"
+        f"pqcache.sync({str(tmp_path / 'c')!r}, {str(shop)!r}, row_group_size=65536)\n"
+        f"assert pqcache.inspect({str(tmp_path / 'c')!r}).rows == 3600\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

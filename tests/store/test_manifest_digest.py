@@ -1,0 +1,138 @@
+"""The summary of a manifest: by it a sync sees that nothing has changed, and never where something has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pqcache
+from pqcache.store.cache import CHECKSUMS, SUMMARY, Snapshot
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
+from pqcache.store.manifest_digest import digest_of_held, digest_of_sources, read_summary, summarize
+from pqcache.store.sync.plan import Recipe, plan_sync
+from tests.datasets import rows_of, write_shop
+
+_PATHS = st.sampled_from(["dt=1/a", "dt=1/b", "dt=2/a", "dt=2/b\u3042", "c"])
+_IDENTITIES = st.builds(Identity, st.integers(1, 2), st.integers(-1, 1), st.sampled_from(["", "t"]))
+_LISTINGS = st.dictionaries(_PATHS, _IDENTITIES, min_size=1).map(
+    lambda found: [SourceFile(path, identity) for path, identity in found.items()]
+)
+
+
+@given(_LISTINGS, _LISTINGS, st.randoms(use_true_random=False))
+def test_digests_agree_with_the_plan(before: list[SourceFile], now: list[SourceFile], random: object) -> None:
+    """They are equal where the plan has nothing to do, and differ where it has."""
+    entries = tuple(FileEntry(file.path, file.identity.size, 1, 1, (file,)) for file in before)
+    summary = summarize(Manifest(entries, "source", "now"))
+    random.shuffle(now)  # type: ignore[attr-defined]
+    for listing in (now, [*reversed(before)]):
+        assert (summary.sources == digest_of_sources(listing)) == plan_sync(listing, entries).nothing_to_do
+    assert (summary.recipe, summary.source_files, summary.totals.files) == ("", len(before), len(before))
+
+
+def test_files_of_two_recipes_have_none_together() -> None:
+    file = SourceFile("a", Identity(1, 1))
+    entries = tuple(FileEntry(path, 1, 1, 1, (file,), recipe) for path, recipe in (("a", ""), ("b", "|x")))
+    summary = summarize(Manifest(entries, "source", "now"))
+    assert summary.recipe is None
+    assert summary.source_files == 1
+    assert not plan_sync([file], entries, Recipe()).nothing_to_do
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path / "shop", rows=20)
+
+
+@pytest.fixture
+def snapshot(shop: Path, tmp_path: Path) -> Snapshot:
+    pqcache.sync(tmp_path / "cache", str(shop))
+    return pqcache.Cache(tmp_path / "cache").snapshot()
+
+
+def without_pyarrow(arguments: list[str], also: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a command where importing pyarrow, numpy or ``also`` fails."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({('pyarrow', 'numpy', *also)!r}));"
+        "from pqcache.cli import main; main()"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_what_was_published_is_as_its_summary_says(snapshot: Snapshot) -> None:
+    assert read_summary(snapshot) == summarize(snapshot.manifest())
+    assert digest_of_held(snapshot.path) == summarize(snapshot.manifest()).held
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"row_group_size": 16 << 10}, {"marker": "_SUCCESS", "settle": 0.001}, {"keep": 1, "max_delete": "3"}]
+)
+def test_nothing_to_do_needs_neither_manifest_nor_pyarrow(how: dict[str, object], shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "c"
+    first = pqcache.sync(cache, str(shop), **how)  # type: ignore[arg-type]
+    expected = {**first.to_dict(), "published": False, "added": 0, "unchanged": 9, "rewritten": 0, "fetched_bytes": 0}
+    for arguments in (["sync", str(cache)], ["sync", str(cache), "--dry-run"], ["sync", str(shop), str(cache), "-j1"]):
+        done = without_pyarrow([*arguments, "--json"])
+        assert (done.returncode, done.stderr) == (0, "")
+        summary = json.loads(done.stdout.splitlines()[-1])
+        summary.pop("event")
+        assert {**summary, "seconds": 0} == {**expected, "seconds": 0, "dry_run": "--dry-run" in arguments}
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "gone": Path.unlink,
+    "another size": lambda path: (path.chmod(0o644), os.truncate(path, 100)),
+    "a link": lambda path: (path.rename(path.parents[1] / "moved"), path.symlink_to(path.parents[1] / "moved")),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_local_damage_is_seen(damage: str, snapshot: Snapshot, shop: Path) -> None:
+    DAMAGE[damage](snapshot.path / snapshot.manifest().files[4].path)
+    report = pqcache.sync(snapshot.path.parents[1])
+    assert report.published
+    assert rows_of(snapshot.path.parents[1] / "current") == rows_of(shop)
+
+
+def test_a_directory_reached_by_a_link_is_not_held(snapshot: Snapshot, shop: Path, tmp_path: Path) -> None:
+    day = snapshot.path / "dt=2026-11-02"
+    day.rename(tmp_path / "elsewhere")
+    day.symlink_to(tmp_path / "elsewhere")
+    assert pqcache.sync(snapshot.path.parents[1]).published
+    assert not (snapshot.path.parents[1] / "current" / day.name).is_symlink()
+
+
+def test_a_file_that_is_not_ours_changes_nothing(snapshot: Snapshot) -> None:
+    (snapshot.path / "dt=2026-11-02" / "notes").write_text("mine")
+    assert not pqcache.sync(snapshot.path.parents[1]).published
+
+
+def test_a_change_at_the_source_is_seen(snapshot: Snapshot, shop: Path) -> None:
+    path = shop / "dt=2026-11-03" / "part-00001.parquet"
+    os.utime(path, ns=(0, path.stat().st_mtime_ns - 1))
+    assert pqcache.sync(snapshot.path.parents[1]).changed == 1
+
+
+def test_another_recipe_is_seen(snapshot: Snapshot) -> None:
+    assert pqcache.sync(snapshot.path.parents[1], row_group_size=16 << 10).rewritten == 3
+    assert pqcache.sync(snapshot.path.parents[1], columns=["id"]).published
+
+
+def test_a_snapshot_from_before_there_were_summaries(snapshot: Snapshot) -> None:
+    """It is compared file by file, stays as it is, and is no damage."""
+    (snapshot.path / SUMMARY).unlink()
+    checksums = json.loads((snapshot.path / CHECKSUMS).read_text())
+    del checksums[SUMMARY]
+    (snapshot.path / CHECKSUMS).write_text(json.dumps(checksums))
+    report = pqcache.sync(snapshot.path.parents[1])
+    assert (report.published, report.unchanged, report.files) == (False, 9, 9)
+    assert pqcache.verify(snapshot.path.parents[1]).damage == ()

@@ -1,0 +1,141 @@
+"""The row-group index: one true line per row group, however it was built."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache.errors import CacheError, ParquetError
+from pqcache.parquet.row_group_stats import read_footer
+from pqcache.store.row_group_index import IndexBuilder, build_index, read_index, rows_by_file, write_index
+from tests.datasets import files_of, write_shop
+
+
+def test_lines_are_what_the_footers_say(tmp_path: Path) -> None:
+    root = write_shop(tmp_path)
+    paths = files_of(root)
+    index = build_index(root, paths)
+    assert index.paths == tuple(paths)
+    assert len(index) == 18
+    assert index.rows.sum() == 3 * 3 * 400
+    for path, table in rows_by_file(index):
+        metadata = pq.read_metadata(root / path)
+        assert table.num_rows == metadata.num_row_groups
+        for g in range(metadata.num_row_groups):
+            group = metadata.row_group(g)
+            line = table.slice(g, 1).to_pylist()[0]
+            chunks = [group.column(c) for c in range(group.num_columns)]
+            assert line["rows"] == group.num_rows
+            assert line["bytes"] == sum(chunk.total_compressed_size for chunk in chunks)
+            assert line["uncompressed"] == group.total_byte_size
+            assert line["offset"] == 4 if g == 0 else line["offset"] > 4
+            assert line["id:codec"] == line["tokens:codec"] == "SNAPPY"
+            assert (line["id:min"], line["id:max"]) == (chunks[0].statistics.min, chunks[0].statistics.max)
+            assert line["note:nulls"] == next(c for c in chunks if c.path_in_schema == "note").statistics.null_count
+            assert line["tokens:bytes"] == next(c for c in chunks if "tokens" in c.path_in_schema).total_compressed_size
+
+
+def test_comes_back(tmp_path: Path) -> None:
+    root = write_shop(tmp_path / "shop")
+    index = build_index(root, files_of(root))
+    write_index(index, tmp_path / "row_groups.arrow")
+    again = read_index(tmp_path / "row_groups.arrow")
+    assert again.table.equals(index.table)
+    assert again.paths == index.paths
+    assert again.schema.equals(index.schema)
+    assert again.schema.names[-1] == "dt"
+    assert again.partitions.equals(index.partitions)
+
+
+def test_reused_lines_equal_read_ones(tmp_path: Path) -> None:
+    """An index made from the previous one plus new files is the index made from all footers."""
+    root = write_shop(tmp_path)
+    paths = files_of(root)
+    previous = build_index(root, [path for path in paths if "dt=2026-11-02" not in path])
+    builder = IndexBuilder()
+    wanted = [path for path in paths if path != "dt=2026-11-01/part-00001.parquet"]
+    for path in reversed([p for p in wanted if "dt=2026-11-02" in p]):
+        builder.add(path, *read_footer(root / path))
+    index = builder.finish(wanted, previous)
+    expected = build_index(root, wanted)
+    assert index.table.select(expected.table.column_names).equals(expected.table)
+    assert index.paths == expected.paths
+    assert index.partitions.equals(expected.partitions)
+
+
+def test_schema_drift_widens_and_forgets(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([1], pa.int32())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"a": pa.array([2**40]), "b": ["x"]}), tmp_path / "b.parquet")
+    both = build_index(tmp_path, ["a.parquet", "b.parquet"])
+    assert both.data_schema == pa.schema([("a", pa.int64()), ("b", pa.string())])
+    assert both.table["b:min"].to_pylist() == [None, "x"]
+    assert both.uncompressed(["b"]).tolist()[0] == 0
+    only = IndexBuilder().finish(["a.parquet"], both)
+    assert only.data_schema.names == ["a"]
+
+
+def test_types_that_do_not_mix_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"a": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(ParquetError, match=r"[ab]\.parquet"):
+        build_index(tmp_path, ["a.parquet", "b.parquet"])
+
+
+def test_statistics_of_every_ordered_type(tmp_path: Path) -> None:
+    day = datetime.date(2026, 11, 20)
+    moment = datetime.datetime(2026, 11, 20, 4, tzinfo=datetime.timezone.utc)
+    table = pa.table(
+        {
+            "b": [True, False],
+            "f": [1.5, float("nan")],
+            "d": [day, None],
+            "t": pa.array([moment, None], pa.timestamp("us", "UTC")),
+            "s": pa.array(["kr", "jp"]).dictionary_encode(),
+            "long": ["x" * 1000, "y"],
+            "x.y": [1, 2],
+            "st": [{"a": 1, "b": {"c": "z"}}, None],
+            "bin": [b"1", b"2"],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    line = build_index(tmp_path, ["a.parquet"]).table.to_pylist()[0]
+    assert (line["b:min"], line["b:max"]) == (False, True)
+    assert (line["d:min"], line["d:max"], line["d:nulls"]) == (day, day, 1)
+    assert line["t:max"] == moment
+    assert (line["s:min"], line["s:max"]) == ("jp", "kr")
+    assert line["long:min"] is None
+    assert (line["x.y:min"], line["x.y:max"]) == (1, 2)
+    assert line["st:bytes"] > 0
+    assert "bin:min" not in line
+    assert "st:min" not in line
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(ParquetError, match=r"a\.parquet: not a Parquet file"):
+        build_index(tmp_path, ["a.parquet"])
+    (tmp_path / "i.arrow").write_bytes(b"garbage")
+    with pytest.raises(CacheError, match=r"i\.arrow"):
+        read_index(tmp_path / "i.arrow")
+
+
+@pytest.mark.parametrize("name", [b"prize", b"pri\xe9e"])
+@pytest.mark.parametrize("where", ["schema", "column chunk", "both"])
+def test_names_damaged_in_a_footer_are_no_traceback(tmp_path: Path, name: bytes, where: str) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"price": [1, 2]}), path, store_schema=False)
+    whole = path.read_bytes()
+    first, second = (at.start() for at in re.finditer(b"price", whole))
+    for at in {"schema": [first], "column chunk": [second], "both": [first, second]}[where]:
+        whole = whole[:at] + name + whole[at + len(name) :]
+    path.write_bytes(whole)
+    if (name, where) == (b"prize", "both"):  # another name, but a whole footer
+        assert build_index(tmp_path, ["a.parquet"]).schema.names == ["prize"]
+        return
+    with pytest.raises(ParquetError, match=r"a\.parquet: (not a Parquet file|its footer contradicts itself)"):
+        build_index(tmp_path, ["a.parquet"])

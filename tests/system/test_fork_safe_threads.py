@@ -1,0 +1,217 @@
+"""A process may fork beside the threads that read: no child finds a lock of Arrow's allocator held for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache.reader.epoch import read_batches
+from pqcache.reader.open import open_data
+from pqcache.reader.read_plan import view_of
+from pqcache.store.row_group_index import build_index
+from pqcache.system import fork_safe_threads
+from pqcache.system.fork_safe_threads import Threads
+
+
+def status_of(child: int) -> int:
+    """Wait for a process and return its exit status."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_fork_waits_for_jobs_at_work() -> None:
+    begun, done = threading.Event(), []
+
+    def job() -> None:
+        begun.set()
+        time.sleep(0.3)
+        done.append(1)
+
+    with Threads(2) as pool:
+        pool.submit(job)
+        begun.wait()
+        child = os.fork()
+        if child == 0:
+            with Threads(1) as fresh:  # which is not kept waiting by the fork that made it
+                answer = fresh.submit(lambda: 7 if done else 8).result(10)
+            os._exit(answer)
+        assert status_of(child) == 7
+        assert pool.submit(lambda: 9).result(10) == 9
+
+
+def test_a_job_may_fork() -> None:
+    def job() -> int:
+        child = os.fork()
+        if child == 0:
+            os._exit(5)
+        return status_of(child)
+
+    with Threads(1) as pool:
+        assert pool.submit(job).result(fork_safe_threads._PATIENCE / 2) == 5
+
+
+def test_a_fork_waits_for_threads_that_end() -> None:
+    class Slow:
+        def __del__(self) -> None:
+            time.sleep(0.3)
+
+    local, begun = threading.local(), []
+
+    def job() -> None:
+        begun.append(threading.get_native_id())
+        local.slow = Slow()  # goes when the thread does
+
+    pool = Threads(1)
+    pool.submit(job).result()
+    pool.shutdown(wait=False)
+    assert Path(f"/proc/self/task/{begun[0]}").exists()
+    try:
+        fork_safe_threads._before_fork()
+        assert not Path(f"/proc/self/task/{begun[0]}").exists()
+    finally:
+        fork_safe_threads._after_fork()
+    assert begun[0] not in fork_safe_threads._ended  # nothing is kept of threads that are gone
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
+    """Its pool has ended when the thread had a job already."""
+    pool = Threads(1)
+    pool.submit(int).result()
+    fork_safe_threads._gate.forking.add(0)  # another thread forks
+    try:
+        job = pool.submit(lambda: 6)
+        while not fork_safe_threads._gate.standing:
+            time.sleep(0.01)
+        pool.shutdown(wait=False)
+        start = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        assert time.monotonic() - start < fork_safe_threads._PATIENCE / 2
+    finally:
+        fork_safe_threads._gate.forking.discard(0)
+    assert status_of(child) == 3
+    assert job.result(2 * fork_safe_threads._PATIENCE) == 6
+
+
+def test_no_job_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_safe_threads, "_PATIENCE", 0.1)
+    fork_safe_threads._gate.forking.add(0)  # a fork that never ended
+    try:
+        with Threads(1) as pool:
+            assert pool.submit(lambda: 6).result(10) == 6
+    finally:
+        fork_safe_threads._gate.forking.discard(0)
+
+
+def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
+    begun, done, children = threading.Event(), [], []
+
+    def job() -> None:
+        begun.set()
+        time.sleep(0.3)
+        done.append(1)
+
+    def fork() -> None:
+        children.append(os.fork())
+        if children[0] == 0:
+            os._exit(len(done))
+        time.sleep(10)
+
+    with Threads(1) as pool:
+        pool.submit(job)
+        begun.wait()
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            fork()
+        timer.join()
+    assert status_of(children[0]) == 1
+
+
+def test_what_follows_a_job_belongs_to_it() -> None:
+    """A fork waits for what was added to a future, too; cancelled jobs are cancelled, errors arrive."""
+    log = []
+
+    def slowly(_: Any) -> None:
+        time.sleep(0.3)
+        log.append(1)
+
+    pool = Threads(1)
+    first = pool.submit(time.sleep, 0.1)
+    first.add_done_callback(slowly)
+    later = [pool.submit(int) for _ in range(3)]
+    failed = pool.submit(int, "x")
+    first.result()
+    child = os.fork()
+    if child == 0:
+        os._exit(len(log))
+    assert status_of(child) == 1
+    assert [job.result(10) for job in later] == [0, 0, 0]
+    with pytest.raises(ValueError, match="'x'"):
+        failed.result(10)
+    busy, never = pool.submit(time.sleep, 0.2), pool.submit(int)
+    pool.shutdown(wait=True, cancel_futures=True)
+    assert busy.done()
+    assert never.cancelled()
+
+
+def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_safe_threads, "_PATIENCE", 0.1)
+    go, begun = threading.Event(), threading.Event()
+
+    def job() -> None:
+        begun.set()
+        go.wait(60)
+
+    with Threads(1) as pool:
+        pool.submit(job)
+        begun.wait()
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        go.set()
+    assert status_of(child) == 3
+
+
+def indexing(root: Path) -> Callable[[], Any]:
+    return lambda: build_index(root, ["a.parquet"])
+
+
+def reading(root: Path) -> Callable[[], Any]:
+    batches = read_batches(root)
+    return lambda: next(batches)
+
+
+def reading_in_order(root: Path) -> Callable[[], Any]:
+    batches = read_batches(root, shuffle=False)
+    return lambda: next(batches)
+
+
+def counting(root: Path) -> Callable[[], Any]:
+    data, _ = open_data(root)
+    return lambda: view_of(data, None, "id BETWEEN 3 AND 50").counts
+
+
+@pytest.mark.parametrize("prepare", [indexing, reading, reading_in_order, counting])
+def test_all_that_a_loader_does_waits_for_a_fork(tmp_path: Path, prepare: Callable[[Path], Callable[[], Any]]) -> None:
+    pq.write_table(pa.table({"id": range(100)}), tmp_path / "a.parquet")
+    job, found = prepare(tmp_path), []
+    fork_safe_threads._before_fork()
+    try:
+        thread = threading.Thread(target=lambda: found.append(job()))
+        thread.start()
+        thread.join(0.2)
+        assert not found
+    finally:
+        fork_safe_threads._after_fork()
+    thread.join(30)
+    assert len(found) == 1

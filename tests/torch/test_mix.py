@@ -1,0 +1,370 @@
+"""Mix: exact proportions, every pass of every dataset exactly once, in any topology, resumable anywhere."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import pqcache
+from pqcache.errors import UsageError
+from pqcache.reader.order.mixture_schedule import Draws, draws_of_epoch, spread
+from pqcache.torch import Batch, Mix, ParquetDataset
+from tests.datasets import write_shop
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+ROWS = {"web": 2000, "books": 700, "code": 150}
+BATCH = {"web": 32, "books": 20, "code": 16}
+BASE = {"web": 0, "books": 10_000, "code": 20_000}
+WEIGHTS = {"web": 3, "books": 2, "code": 1}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three datasets of unlike schemas; an id tells which dataset it is of."""
+    root = tmp_path_factory.mktemp("mix")
+    for name, rows in ROWS.items():
+        ids = np.arange(BASE[name], BASE[name] + rows)
+        (root / name).mkdir()
+        table = pa.table({"id": ids, f"{name}_text": [f"{name} {i}" for i in ids]})
+        pq.write_table(table, root / name / "a.parquet", row_group_size=50)
+    return root
+
+
+def make(root: Path, how: dict[str, Any] | None = None, **options: Any) -> Mix:
+    return Mix({name: ParquetDataset(root / name, batch_size=BATCH[name], **(how or {})) for name in ROWS}, **options)
+
+
+def read(mix: Mix, workers: int = 0, epoch: int | None = None) -> list[tuple[int, str, list[int]]]:
+    if epoch is not None:
+        mix.set_epoch(epoch)
+    batches = DataLoader(mix, batch_size=None, num_workers=workers)
+    return [(batch.index, batch.source, batch["id"].tolist()) for batch in batches]
+
+
+@st.composite
+def draws(draw: st.DrawFn) -> Draws:
+    counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
+    return Draws(tuple(counts), draw(st.sampled_from([1, 2, 3, 4, 8, 24])), draw(st.integers(-1, 5)))
+
+
+def deviation(found: np.ndarray, counts: tuple[int, ...], every: int = 1) -> float:
+    """Return how far the datasets' numbers are from their shares at most, after each ``every`` batches."""
+    after = np.arange(1, len(found) + 1)
+    worst = [np.abs(np.cumsum(found == k) - after * count / len(found)) for k, count in enumerate(counts)]
+    return float(max((w[every - 1 :: every].max(initial=0) for w in worst), default=0))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=8))
+def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
+    found = spread(counts)
+    assert np.bincount(found, minlength=len(counts)).tolist() == counts
+    assert deviation(found, tuple(counts)) <= (0.5, 0.5, 1.0)[min(len(counts), 3) - 1] if len(counts) < 4 else 1.5
+
+
+@settings(deadline=None)
+@given(draws(), st.integers(0, 40))
+def test_rounds_are_turned_and_no_more(made: Draws, epoch: int) -> None:
+    found = made.sources(epoch)
+    assert np.bincount(found, minlength=len(made.counts)).tolist() == list(made.counts)
+    for first in range(0, made.total, made.lanes):
+        part = slice(first, first + made.lanes)
+        assert sorted(found[part]) == sorted(made.line[part])
+    assert deviation(found, made.counts, made.lanes) <= deviation(made.line, made.counts)
+    some = np.arange(made.total)[epoch % 3 :: 3]
+    assert made.sources(epoch, some).tolist() == found[some].tolist()
+    assert Draws(made.counts, made.lanes, made.seed).sources(epoch).tolist() == found.tolist()
+
+
+def test_no_lane_gets_one_dataset_only() -> None:
+    for lanes in (2, 3, 4, 8):
+        made = Draws((600, 600), lanes)
+        for lane in range(lanes):
+            of_lane = np.concatenate([made.sources(epoch)[lane::lanes] for epoch in range(3)])
+            assert 0.4 < np.mean(of_lane) < 0.6
+
+
+@settings(max_examples=60, deadline=None)
+@given(draws(), st.lists(st.integers(1, 90), min_size=6, max_size=6))
+def test_each_pass_is_shared_by_the_lanes_without_rest(made: Draws, sizes: list[int]) -> None:
+    for source, count in enumerate(made.counts):
+        size = sizes[source]
+        seen: dict[tuple[int, int], list[int]] = {}
+        batches: list[tuple[int, int]] = []
+        for epoch in range(5):
+            wanted = np.arange(made.total)
+            given_to = {}
+            for part in made.passes(source, size, epoch, wanted):
+                assert part.shares.sum() == size
+                given_to[part.number] = part.shares
+                assert (wanted[part.at] % made.lanes == part.lanes).all()
+                batches += [(part.number, b) for b in part.batches.tolist()]
+                for lane, turn in zip(part.lanes.tolist(), part.turns.tolist(), strict=True):
+                    turns = seen.setdefault((part.number, lane), [])
+                    assert turn == len(turns), "a lane reads on, without a gap"
+                    assert turn < part.shares[lane]
+                    turns.append(turn)
+        assert sorted(batches) == [divmod(j, size) for j in range(5 * count)]
+
+
+def test_how_long_an_epoch_is() -> None:
+    sizes = {"a": 100, "b": 30}
+    assert draws_of_epoch(sizes, None) == (100, 30)
+    assert draws_of_epoch(sizes, None, "all_exhausted") == (100, 30)
+    assert draws_of_epoch(sizes, {"a": 1, "b": 1}) == (30, 30)
+    assert draws_of_epoch(sizes, {"a": 1, "b": 1}, "all_exhausted") == (100, 100)
+    assert draws_of_epoch(sizes, {"b": 0.3, "a": 0.7}) == (70, 30)
+    assert draws_of_epoch(sizes, {"a": 2, "b": 1}, 100) == (67, 33)
+    assert draws_of_epoch(sizes, {"a": 0.1, "b": 0.2}, 3) == (1, 2)
+    for wrong, weights, length in (
+        (r"weights=\{'a': 1\}: give a number for each of 'a', 'b'", {"a": 1}, 10),
+        (r"weights\['b'\]=0", {"a": 1, "b": 0}, 10),
+        (r"weights\['b'\]=nan", {"a": 1, "b": float("nan")}, 10),
+        (r"weights\['b'\]='1'", {"a": 1, "b": "1"}, 10),
+        ("an epoch would have more than", {"a": 1e300, "b": 1}, "all_exhausted"),
+        ("give 'b' none of the epoch's 10 batches", {"a": 100, "b": 1}, 10),
+        ("epoch_length=0", None, 0),
+        ("epoch_length='shortest'", None, "shortest"),
+        ("epoch_length=True", None, True),
+    ):
+        with pytest.raises(UsageError, match=wrong):
+            draws_of_epoch(sizes, weights, length)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'b' has no batches"):
+        draws_of_epoch({"a": 1, "b": 0}, None)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_weights_an_epoch_is_every_row_once(root: Path, workers: int) -> None:
+    mix = make(root)
+    for epoch in (0, 1):
+        found = read(mix, workers, epoch)
+        assert len(found) == len(mix) == 63 + 35 + 10
+        assert [index for index, _, _ in found] == list(range(len(found)))
+        ids = [i for _, source, rows in found for i in rows if i // 10_000 == list(ROWS).index(source)]
+        assert sorted(ids) == sorted(BASE[name] + i for name in ROWS for i in range(ROWS[name]))
+        sources = np.array([list(ROWS).index(source) for _, source, _ in found])
+        assert deviation(sources, (63, 35, 10)) <= 2
+    assert mix.counts == {"web": 63, "books": 35, "code": 10}
+    assert read(mix, workers, 0) != read(mix, workers, 1)
+    batch = next(iter(mix))
+    assert set(batch) == {"id", f"{batch.source}_text"}
+    assert next(iter(ParquetDataset(root / "web"))).source is None
+
+
+@pytest.mark.parametrize("epoch_length", ["first_exhausted", "all_exhausted", 25])
+def test_passes_are_exact_over_epochs(root: Path, epoch_length: str | int) -> None:
+    mix = make(root, weights=WEIGHTS, epoch_length=epoch_length, lanes=4)
+    rows: dict[str, list[int]] = {name: [] for name in ROWS}
+    for epoch in range(6):
+        found = read(mix, 0, epoch)
+        assert Counter(source for _, source, _ in found) == mix.counts
+        for _, source, ids in found:
+            rows[source] += ids
+    for name, ids in rows.items():
+        whole, more = divmod(len(ids), ROWS[name])
+        times = Counter(ids)
+        assert set(times) <= set(range(BASE[name], BASE[name] + ROWS[name]))
+        assert set(times.values()) <= {whole, whole + 1}
+        assert sum(count == whole + 1 for count in times.values()) == more
+    if epoch_length == "all_exhausted":
+        assert mix.counts == {"web": 63, "books": 42, "code": 21}
+        assert Counter(Counter(rows["web"]).values()) == {6: 2000}
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_same_batches_in_every_topology(root: Path, shuffle: bool) -> None:
+    how: dict[str, Any] = {"weights": WEIGHTS, "epoch_length": 41, "lanes": 12, "seed": 5}
+    expected = read(make(root, {"shuffle": shuffle, "window": 3}, **how), 0, 4)
+    for replicas, workers in ((1, 2), (1, 4), (2, 0), (2, 2), (3, 0), (3, 4)):
+        found: dict[int, Any] = {}
+        for rank in range(replicas):
+            mix = make(root, {"shuffle": shuffle, "window": 3}, num_replicas=replicas, rank=rank, **how)
+            batches = read(mix, workers, 4)
+            assert len(batches) == len(mix) == -(-41 // replicas)
+            assert [index for index, _, _ in batches] == [rank + i * replicas for i in range(len(batches))]
+            found.update({index: rest for index, *rest in batches})
+        for index in found:
+            assert found[index] == list(expected[index % 41][1:]), (replicas, workers, index)
+        dropped = make(root, num_replicas=replicas, rank=0, drop_last=True, **how)
+        assert len(read(dropped, 0)) == len(dropped) == 41 // replicas
+
+
+def test_small_datasets_go_round_many_times(root: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1, 2, 3]}), tmp_path / "tiny.parquet")
+    tiny = ParquetDataset(tmp_path, batch_size=2)
+    mix = Mix({"web": ParquetDataset(root / "web", batch_size=100), "tiny": tiny}, {"web": 1, "tiny": 2}, lanes=4)
+    assert mix.counts == {"web": 1, "tiny": 2}
+    mix = Mix(mix.datasets, {"web": 1, "tiny": 2}, "all_exhausted", lanes=4)
+    assert mix.counts == {"web": 20, "tiny": 40}
+    for workers in (0, 2):
+        found = read(mix, workers)
+        assert Counter(i for _, source, ids in found for i in ids if source == "tiny") == {1: 20, 2: 20, 3: 20}
+        orders = [ids for _, source, ids in found if source == "tiny"]
+        assert len({tuple(ids) for ids in orders}) > 3, "each pass is shuffled anew"
+
+
+def state_of(mix: Mix, after: Any = None) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(mix.state_dict(after)))
+    return found
+
+
+def test_resume_at_every_batch_in_any_topology(root: Path) -> None:
+    how: dict[str, Any] = {"weights": WEIGHTS, "epoch_length": 23}
+    mix = make(root, lanes=4, **how)
+    expected = read(mix, 0, 3)
+    mix.set_epoch(3)
+    for batch in mix:
+        state = state_of(mix, batch)
+        assert state == state_of(mix) == state_of(mix, batch.index)
+        again = make(root, **how)
+        again.load_state_dict(state)
+        if batch.index < 22:
+            assert again.epoch == 3
+            assert read(again, 0, 3) == expected[batch.index + 1 :]
+        else:
+            assert again.epoch == 4
+            assert read(again) == read(mix, 0, 4)
+        for replicas, workers in ((1, 2), (1, 4), (2, 2), (4, 0)) if batch.index % 6 == 3 else ():
+            rest: dict[int, Any] = {}
+            lengths = set()
+            for rank in range(replicas):
+                again = make(root, num_replicas=replicas, rank=rank, **how)
+                again.load_state_dict(state)
+                found = read(again, workers)
+                lengths.add(len(found))
+                rest.update({index: ids for index, _, ids in found if index < 23})
+            assert rest == {index: ids for index, _, ids in expected[batch.index + 1 :]}
+            assert len(lengths) == 1
+        mix.set_epoch(3)
+
+
+def test_resumed_epochs_are_followed_by_whole_ones(root: Path) -> None:
+    for workers, persistent in ((0, False), (2, True)):
+        mix = make(root, lanes=2, epoch_length=20)
+        loader = DataLoader(mix, batch_size=None, num_workers=workers, persistent_workers=persistent)
+        first = next(batch for batch in loader if batch.index == 7)
+        if workers:
+            with pytest.raises(UsageError, match="pass after=batch"):
+                mix.state_dict()
+        again = make(root, epoch_length=20)
+        again.load_state_dict(mix.state_dict(after=first))
+        loader = DataLoader(again, batch_size=None, num_workers=workers, persistent_workers=persistent)
+        lengths = []
+        for epoch in range(again.epoch, 3):
+            again.set_epoch(epoch)
+            lengths.append([(batch.epoch, batch.index) for batch in loader])
+        assert lengths == [[(e, i) for i in range(8 if e == 0 else 0, 20)] for e in range(3)]
+
+
+def test_stateful_dataloader(root: Path) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+    def loader(workers: int) -> Any:
+        return stateful(make(root, epoch_length=30, lanes=4), batch_size=None, num_workers=workers)
+
+    for workers in (0, 2):
+        whole = [batch["id"].tolist() for batch in loader(workers)]
+        for stop in (0, 1, 7, 26):
+            first = loader(workers)
+            for _ in zip(range(stop), first, strict=False):
+                pass
+            second = loader(workers)
+            second.load_state_dict(first.state_dict())
+            assert [batch["id"].tolist() for batch in second] == whole[stop:], (workers, stop)
+
+
+def test_a_state_of_something_else_is_refused(root: Path) -> None:
+    state = state_of(make(root, lanes=4))
+    for message, how, options in (
+        ("seed", {}, {"seed": 1}),
+        ("counts", {}, {"epoch_length": 20}),
+        ("lanes=4, this mix has lanes=2|lanes=2", {}, {"lanes": 2}),
+        ("lanes=4, which 3 ranks cannot share", {}, {"num_replicas": 3, "rank": 0}),
+        ("dataset 'web': the state was taken with seed=0", {"seed": 1}, {}),
+        ("dataset 'web': the state was taken with shuffle=True", {"shuffle": False}, {}),
+        ("dataset 'web': the state was taken with columns", {"columns": ["id"]}, {}),
+    ):
+        with pytest.raises(UsageError, match=message):
+            make(root, how, **options).load_state_dict(state)
+    some = Mix({"web": ParquetDataset(root / "web", batch_size=32)})
+    with pytest.raises(UsageError, match="of a mix of web, books, code, this one is of web"):
+        some.load_state_dict(state)
+    for wrong in ({}, {"format": 9}, {"format": 1}, {**state, "datasets": [1]}, {**state, "datasets": {"web": 1}}):
+        with pytest.raises(UsageError, match="state"):
+            make(root).load_state_dict(wrong)
+    with pytest.raises(UsageError, match="not a state of Mix"):
+        some.load_state_dict(some.datasets["web"].state_dict())
+    with pytest.raises(UsageError, match="not a state of ParquetDataset"):
+        some.datasets["web"].load_state_dict(state)
+
+
+def test_options_that_make_no_sense(root: Path) -> None:
+    web = ParquetDataset(root / "web")
+    for message, datasets in (
+        ("at least one by name", {}),
+        ("at least one by name", [web]),
+        ("'w' is no ParquetDataset", {"w": root}),
+        ("two names", {"a": web, "b": web}),
+        ("'w': a mix draws whole batches", {"w": ParquetDataset(root / "web", batch_size=None)}),
+        ("'w': give lanes, num_replicas and rank to the mix", {"w": ParquetDataset(root / "web", lanes=4)}),
+        ("'w': give lanes, num_replicas", {"w": ParquetDataset(root / "web", num_replicas=2, rank=0)}),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Mix(datasets)  # type: ignore[arg-type]
+    for message, options in (
+        ("lanes=0", {"lanes": 0}),
+        ("seed='a': give a whole number", {"seed": "a"}),
+        ("both num_replicas and rank", {"rank": 1}),
+        ("lanes=3", {"lanes": 3, "num_replicas": 2, "rank": 0}),
+        ("epoch_length='x'", {"epoch_length": "x"}),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Mix({"w": web}, **options)
+    batches = iter(DataLoader(Mix({"w": web}, lanes=4), batch_size=None, num_workers=3))
+    with pytest.raises(UsageError, match="lanes=4 cannot be shared by 1 ranks x 3 workers"):
+        list(batches)
+    batches._shutdown_workers()  # type: ignore[attr-defined]
+
+
+def noise(batch: Batch) -> dict[str, Any]:
+    return {"id": batch["id"], "noise": torch.rand(2), "py": random.random(), "np": np.random.rand()}
+
+
+def test_transforms_are_the_datasets_and_seeded(root: Path) -> None:
+    def run(workers: int) -> dict[int, Any]:
+        mix = make(root, {"transform": noise}, lanes=4, weights=WEIGHTS, epoch_length="all_exhausted")
+        batches = list(DataLoader(mix, batch_size=None, num_workers=workers))
+        assert {batch.source for batch in batches} == set(ROWS)
+        return {b.index: (b.source, b["noise"].tolist(), b["py"], b["np"]) for b in batches}
+
+    expected = run(0)
+    assert run(2) == expected
+    kinds = [(source, str(values)) for source, *values in expected.values()]
+    assert len(set(kinds)) == len(kinds), "passes of a dataset have other seeds"
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_spawned_workers(root: Path, tmp_path: Path, context: str) -> None:
+    pqcache.sync(tmp_path / "cache", str(write_shop(tmp_path / "source", days=1, files=2, rows=100)))
+
+    def mix() -> Mix:
+        shop = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=30)
+        return Mix({"shop": shop, "web": ParquetDataset(root / "web", columns=["id"], batch_size=90)}, lanes=2)
+
+    expected = [batch["id"].tolist() for batch in mix()]
+    made = mix()
+    loader = DataLoader(made, batch_size=None, num_workers=2, multiprocessing_context=context)
+    assert [batch["id"].tolist() for batch in loader] == expected

@@ -1,0 +1,466 @@
+"""Arrow columns as tensors, Ragged, and batches that travel."""
+
+from __future__ import annotations
+
+import copy
+import decimal
+import pickle
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, default_convert
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.torch import Batch, ParquetDataset, Ragged
+from pqcache.torch.batch import Place, _At, _rebuild, _runs
+from pqcache.torch.shared_memory import SharedPool, worker_pool
+
+
+def batch_of(tmp_path: Path, how: dict[str, Any] | None = None, **columns: pa.Array) -> Batch:
+    table = pa.table(columns)
+    pq.write_table(table, tmp_path / "t.parquet")
+    ds = ParquetDataset(tmp_path, batch_size=len(table), shuffle=False, **(how or {}))
+    (batch,) = DataLoader(ds, batch_size=None)
+    assert isinstance(batch, Batch)
+    return batch
+
+
+NUMBERS = {
+    pa.int8(): torch.int8,
+    pa.int16(): torch.int16,
+    pa.int32(): torch.int32,
+    pa.int64(): torch.int64,
+    pa.uint8(): torch.uint8,
+    pa.uint16(): torch.uint16,
+    pa.uint32(): torch.uint32,
+    pa.uint64(): torch.uint64,
+    pa.float32(): torch.float32,
+    pa.float64(): torch.float64,
+}
+
+
+def test_numbers(tmp_path: Path) -> None:
+    columns = {str(kind): pa.array([1, 2, 3], kind) for kind in NUMBERS}
+    batch = batch_of(
+        tmp_path, None, half=pa.array(np.array([1, 2, 3], np.float16)), b=pa.array([True, False, True]), **columns
+    )
+    for kind, dtype in NUMBERS.items():
+        assert batch[str(kind)].dtype == dtype
+        assert batch[str(kind)].tolist() == [1, 2, 3]
+    assert batch["half"].dtype == torch.float16
+    assert batch["half"].tolist() == [1, 2, 3]
+    assert batch["b"].dtype == torch.bool
+    assert batch["b"].tolist() == [True, False, True]
+
+
+def test_times_and_decimals(tmp_path: Path) -> None:
+    moment = datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+    batch = batch_of(
+        tmp_path,
+        None,
+        date=pa.array([date(1970, 1, 2), date(1969, 12, 31)]),
+        us=pa.array([moment.replace(tzinfo=None)] * 2, pa.timestamp("us")),
+        zoned=pa.array([moment] * 2, pa.timestamp("ms", "Asia/Seoul")),
+        time32=pa.array([1, 2], pa.time32("ms")),
+        time64=pa.array([1, 2], pa.time64("ns")),
+        duration=pa.array([1, 2], pa.duration("us")),
+        decimal=pa.array([decimal.Decimal("12.34"), decimal.Decimal("-0.01")], pa.decimal128(18, 2)),
+        small=pa.array([decimal.Decimal("1.5"), decimal.Decimal("-2.5")], pa.decimal128(4, 1)),
+        big=pa.array([decimal.Decimal("123456789012345678901.5"), decimal.Decimal(-1)], pa.decimal128(38, 1)),
+    )
+    assert batch["date"].dtype == torch.int32
+    assert batch["date"].tolist() == [1, -1]
+    seconds = int(moment.timestamp())
+    assert batch["us"].tolist() == [seconds * 10**6] * 2
+    assert batch["zoned"].tolist() == [seconds * 1000] * 2
+    assert (batch["time32"].dtype, batch["time64"].dtype) == (torch.int32, torch.int64)
+    assert batch["duration"].tolist() == [1, 2]
+    assert batch["decimal"].dtype == torch.int64
+    assert batch["decimal"].tolist() == [1234, -1]
+    assert batch["small"].tolist() == [15, -25]
+    assert [decimal.Decimal(text) for text in batch["big"]] == [
+        decimal.Decimal("123456789012345678901.5"),
+        decimal.Decimal(-1),
+    ]
+
+
+def test_text_and_binary(tmp_path: Path) -> None:
+    batch = batch_of(
+        tmp_path,
+        None,
+        s=pa.array(["a", "", "größe"]),
+        large=pa.array(["x", "yy", ""], pa.large_string()),
+        b=pa.array([b"\0\1", b"", b"abc"]),
+        fixed=pa.array([b"abc", b"def", b"ghi"], pa.binary(3)),
+        d=pa.array(["u", "v", "u"]).dictionary_encode(),
+    )
+    s = batch["s"]
+    assert isinstance(s, Ragged)
+    assert (len(s), s[0], s[2], s[-1], list(s)) == (3, "a", "größe", "größe", ["a", "", "größe"])
+    assert s[1:].to_list() == ["", "größe"]
+    assert batch["large"].to_list() == ["x", "yy", ""]
+    assert batch["b"].to_list() == [b"\0\1", b"", b"abc"]
+    assert batch["b"].view(2).data_ptr() == batch["b"].values.data_ptr() + 2, "an item shares memory"
+    assert batch["fixed"].shape == (3, 3)
+    assert bytes(batch["fixed"][1].tolist()) == b"def"
+    assert batch["d"].to_list() == ["u", "v", "u"]
+    with pytest.raises(IndexError):
+        s[3]
+
+
+def test_lists(tmp_path: Path) -> None:
+    tensors = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    batch = batch_of(
+        tmp_path,
+        None,
+        ragged=pa.array([[1, 2, 3], []], pa.list_(pa.int32())),
+        constant=pa.array([[1, 2, 3], [4, 5, 6]], pa.list_(pa.int16())),
+        one=pa.array([[1], [2]]),
+        fixed=pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2)),
+        matrix=pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], pa.list_(pa.list_(pa.int8(), 2), 2)),
+        tensor=pa.FixedShapeTensorArray.from_numpy_ndarray(tensors),
+        bools=pa.array([[True], [False, True]]),
+        words=pa.array([["a", "bc"], []]),
+        nested=pa.array([[[1], [2, 3]], [[]]]),
+    )
+    ragged = batch["ragged"]
+    assert ragged.values.dtype == torch.int32
+    assert ragged.offsets.tolist() == [0, 3, 0 + 3]
+    assert ragged[0].tolist() == [1, 2, 3]
+    assert ragged.to_list() == [[1, 2, 3], []]
+    assert ragged.to_padded(-1).tolist() == [[1, 2, 3], [-1, -1, -1]]
+    assert ragged.to_padded(length=2).tolist() == [[1, 2], [0, 0]]
+    assert ragged.to_padded(length=4).shape == (2, 4)
+    assert ragged.lengths().tolist() == [3, 0]
+    assert [t.tolist() for t in ragged.to_nested().unbind()] == [[1, 2, 3], []]
+    assert batch["constant"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert batch["constant"].dtype == torch.int16
+    assert batch["one"].to_list() == [[1], [2]]
+    assert batch["fixed"].tolist() == [[1, 2], [3, 4]]
+    assert batch["matrix"].shape == (2, 2, 2)
+    assert batch["matrix"].tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    assert batch["tensor"].numpy().tolist() == tensors.tolist()
+    assert batch["bools"].to_list() == [[True], [False, True]]
+    assert batch["words"].to_list() == [["a", "bc"], []]
+    assert batch["words"][0][1] == "bc"
+    assert batch["nested"].to_list() == [[[1], [2, 3]], [[]]]
+    assert batch["nested"][0][1].tolist() == [2, 3]
+
+
+def test_permuted_tensors(tmp_path: Path) -> None:
+    kind = pa.fixed_shape_tensor(pa.int32(), [2, 3], permutation=[1, 0])
+    storage = pa.array([list(range(6)), list(range(6, 12))], kind.storage_type)
+    array = pa.ExtensionArray.from_storage(kind, storage)
+    batch = batch_of(tmp_path, None, t=array)
+    assert batch["t"].tolist() == [[[0, 3], [1, 4], [2, 5]], [[6, 9], [7, 10], [8, 11]]]
+
+
+def test_structs_and_maps(tmp_path: Path) -> None:
+    batch = batch_of(
+        tmp_path,
+        None,
+        s=pa.array([{"a": 1, "b": {"c": "x"}}, {"a": 2, "b": {"c": "yy"}}]),
+        m=pa.array([[("k", 1), ("l", 2)], []], pa.map_(pa.string(), pa.int64())),
+        ls=pa.array([[{"x": 1.0}], [{"x": 2.0}, {"x": 3.0}]]),
+    )
+    assert batch["s"]["a"].tolist() == [1, 2]
+    assert batch["s"]["b"]["c"].to_list() == ["x", "yy"]
+    assert batch["m"].to_list() == [[{"key": "k", "value": 1}, {"key": "l", "value": 2}], []]
+    assert batch["m"][0]["value"].tolist() == [1, 2]
+    assert batch["ls"].to_list() == [[{"x": 1.0}], [{"x": 2.0}, {"x": 3.0}]]
+
+
+def test_a_list_is_dense_for_all_batches_or_none(tmp_path: Path) -> None:
+    """Batches that happen to have lists of one length do not change a column's type."""
+    lists = [[1, 2]] * 5000 + [[1, 2, 3], [1]] + [[1, 2]] * 5000
+    pq.write_table(pa.table({"l": lists}), tmp_path / "t.parquet", row_group_size=1000)
+    ds = ParquetDataset(tmp_path, batch_size=100)
+    with pytest.raises(ParquetError, match=r"t\.parquet: column 'l' has lists of other lengths.*ragged=\['l'\]"):
+        list(ds)  # 2 values per row in every row group, and in the first rows: only the data can tell
+    ds = ParquetDataset(tmp_path, batch_size=100, ragged=["l"])
+    assert all(isinstance(batch["l"], Ragged) for batch in ds)
+    pq.write_table(pa.table({"l": [[1, 2]] * 3 + [[1]]}), tmp_path / "u.parquet", row_group_size=3)
+    assert all(isinstance(batch["l"], Ragged) for batch in ParquetDataset(tmp_path, batch_size=2))
+
+
+def test_nulls_raise_by_name(tmp_path: Path) -> None:
+    for array in (pa.array([1, None]), pa.array(["a", None]), pa.array([[1], None]), pa.array([[1], [None]])):
+        with pytest.raises(ParquetError, match=r"column 'bad' holds nulls.*nulls='mask'"):
+            batch_of(tmp_path, None, ok=pa.array([1, 2]), bad=array)
+
+
+def test_nulls_masked(tmp_path: Path) -> None:
+    batch = batch_of(
+        tmp_path,
+        {"nulls": "mask"},
+        x=pa.array([1, None, 3]),
+        s=pa.array(["a", None, "c"]),
+        l=pa.array([[1], None, [2, 3]]),
+        f=pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)),
+        b=pa.array([True, None, False]),
+        st=pa.array([{"a": 1}, None, {"a": 3}]),
+        full=pa.array([1, 2, 3]),
+    )
+    assert batch["x"].tolist() == [1, 0, 3]
+    for name in ("x", "s", "l", "f", "b", "st"):
+        assert batch[f"{name}_mask"].tolist() == [True, False, True], name
+    assert "full_mask" not in batch
+    assert batch["s"].to_list() == ["a", "", "c"]
+    assert batch["l"].to_list() == [[1], [], [2, 3]]
+    assert batch["f"].tolist() == [[1, 2], [0, 0], [3, 4]]
+    assert batch["b"].tolist() == [True, False, False]
+    assert batch["st"]["a"].tolist() == [1, 0, 3]
+
+
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64(), pa.float16()])
+def test_nulls_of_types_that_torch_cannot_put_into(tmp_path: Path, kind: pa.DataType) -> None:
+    numbers = pa.array([1, None, 3], pa.int64()).cast(kind)
+    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(kind, 2))
+    batch = batch_of(tmp_path, {"nulls": {"x": 7, "p": 9}}, x=numbers, p=pairs)
+    assert (batch["x"].tolist(), batch["p"].tolist()) == ([1, 7, 3], [[1, 2], [9, 9], [3, 4]])
+    masked = batch_of(tmp_path, {"nulls": "mask"}, x=numbers, p=pairs)
+    assert (masked["x"].tolist(), masked["x_mask"].tolist()) == ([1, 0, 3], [True, False, True])
+    assert masked["x"].dtype == batch["x"].dtype == torch.from_numpy(np.zeros(1, kind.to_pandas_dtype())).dtype
+
+
+def test_masks_are_in_every_batch(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1, 2, None, 4]}), tmp_path / "t.parquet", row_group_size=2)
+    ds = ParquetDataset(tmp_path, batch_size=1, nulls="mask")
+    assert all(batch.keys() == {"x", "x_mask"} for batch in ds)
+
+
+def test_nulls_filled(tmp_path: Path) -> None:
+    batch = batch_of(
+        tmp_path,
+        {"nulls": {"x": -1, "s": "none", "l": 7}},
+        x=pa.array([1, None, 3]),
+        s=pa.array(["a", None, "c"]),
+        l=pa.array([[1, None], None, [2]]),
+        full=pa.array([1, 2, 3]),
+    )
+    assert batch["x"].tolist() == [1, -1, 3]
+    assert batch["s"].to_list() == ["a", "none", "c"]
+    assert batch["l"].to_list() == [[1, 7], [], [2]]
+    with pytest.raises(UsageError, match="nulls names 'y'"):
+        batch_of(tmp_path, {"nulls": {"y": 1}}, x=pa.array([1]))
+    with pytest.raises(UsageError, match="choose 'error', 'mask'"):
+        batch_of(tmp_path, {"nulls": "drop"}, x=pa.array([1]))
+    with pytest.raises(UsageError, match="would add 'x_mask'"):
+        batch_of(tmp_path, {"nulls": "mask"}, x=pa.array([1, None]), x_mask=pa.array([1, 2]))
+
+
+def test_what_has_no_tensor_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="column 'nothing' has no type"):
+        batch_of(tmp_path, None, x=pa.array([1]), nothing=pa.nulls(1))
+    with pytest.raises(UsageError, match=r"column 'nothing\.inner' has no type"):
+        batch_of(tmp_path, None, nothing=pa.array([{"inner": None, "x": 1}]))
+
+
+def make_batch() -> Batch:
+    columns = {
+        "x": torch.arange(10_000),
+        "half": torch.ones(3, 4, dtype=torch.float16),
+        "none": torch.empty(0, 5),
+        "scalar": torch.tensor(3.0),
+        "strided": torch.arange(12).reshape(3, 4).t(),
+        "s": Ragged(torch.tensor(list(b"abc"), dtype=torch.uint8), torch.tensor([0, 1, 3]), "str"),
+        "st": {"a": torch.tensor([1, 2]), "b": Ragged(torch.arange(3), torch.tensor([0, 3]))},
+        "other": ["anything", {"at": "all"}],
+        "grad": torch.ones(2, requires_grad=True),
+    }
+    together = torch.arange(24, dtype=torch.int16).reshape(2, 3, 4)
+    columns |= {f"run{i}": row for i, row in enumerate(together.unbind())}
+    columns |= {f"apart{i}": row for i, row in enumerate(torch.arange(30)[:20].reshape(5, 4)[[0, 2, 3]])}
+    columns |= {f"back{i}": row for i, row in reversed(list(enumerate(torch.arange(6.0).reshape(3, 2))))}
+    columns |= {"twice": columns["x"], "again": columns["x"]}
+    return Batch(columns, Place(3, 17, 4, 16))
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 4]), st.integers(0, 3)), max_size=8))
+def test_tensors_anywhere_in_one_buffer_arrive(places: list[tuple[int, int, int]]) -> None:
+    whole = torch.arange(256, dtype=torch.uint8)
+    dtypes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    batch = Batch({str(i): whole[at * w :][: rows * w].view(dtypes[w]) for i, (at, w, rows) in enumerate(places)})
+    laid: dict[str, Any] = {
+        name: _At(-1, t.dtype, tuple(t.shape), t.data_ptr() - whole.data_ptr(), t.numel() * t.element_size())
+        for name, t in batch.items()
+    }
+    runs = _runs(laid)
+    found = _rebuild(laid, runs, [], bytearray(whole.numpy()), batch.place)
+    assert list(found) == list(batch)
+    assert same(dict(found), dict(batch))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_of_one_dtype_are_tensors_of_their_own(tmp_path: Path, workers: int) -> None:
+    pq.write_table(pa.table({f"c{i}": np.arange(100.0) for i in range(8)}), tmp_path / "t.parquet")
+    for batch in DataLoader(ParquetDataset(tmp_path, batch_size=50), batch_size=None, num_workers=workers):
+        assert batch["c3"].untyped_storage().nbytes() == 400
+        product = (torch.ones(50, requires_grad=True, dtype=torch.float64) * batch["c1"]).sum()
+        batch["c0"].mul_(torch.ones(50, requires_grad=True, dtype=torch.float64))
+        batch["c2"].add_(1)
+        product.backward()
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, Ragged):
+        return left.kind == right.kind and same(left.values, right.values) and same(left.offsets, right.offsets)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
+    return bool(left == right)
+
+
+@pytest.mark.parametrize("big", [True, False])
+def test_a_batch_travels_whole(big: bool) -> None:
+    context = torch.multiprocessing.get_context("fork")
+    there, back = context.Queue(), context.Queue()
+    process = context.Process(target=_send, args=(there, back, big))
+    process.start()
+    batch = there.get(timeout=60)
+    expected = make_batch()
+    if not big:
+        expected["x"] = expected["x"][:5]
+    assert isinstance(batch, Batch)
+    assert (batch.index, batch.epoch) == (17, 3)
+    assert same(dict(batch), dict(expected))
+    batch["x"] += 1  # it is the receiver's own
+    assert batch["x"][0] == 1
+    back.put("done")
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def _send(there: Any, back: Any, big: bool) -> None:
+    torch.set_num_threads(1)
+    batch = make_batch()
+    if not big:
+        batch["x"] = batch["x"][:5]
+    batch["grad"] = batch["grad"].detach().requires_grad_()
+    there.put(batch)
+    back.get()
+
+
+def _send_many(there: Any, back: Any) -> None:
+    torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP does not survive a fork
+    pool = worker_pool()
+    for number in range(40):
+        block = pool.lend(400_000)
+        whole = torch.from_numpy(block)
+        whole[:] = number
+        batch = Batch({"a": whole[:200_000].view(torch.int32), "b": whole[200_000:], "c": torch.full((3,), number)})
+        del block, whole
+        there.put(batch)
+        del batch
+        if number % 4 == 3:
+            back.get()
+    there.put(len(pool._slots) if isinstance(pool, SharedPool) else 0)
+    back.get()
+
+
+def test_shared_memory_goes_round_but_never_under_a_batch() -> None:
+    context = torch.multiprocessing.get_context("fork")
+    there, back = context.Queue(), context.Queue()
+    process = context.Process(target=_send_many, args=(there, back))
+    process.start()
+    kept = []
+    for number in range(40):
+        batch = there.get(timeout=60)
+        if number % 10 == 0:
+            kept.append((number, batch["b"]))
+        assert batch["a"].dtype == torch.int32
+        assert bool((batch["b"] == number).all())
+        assert batch["c"].tolist() == [number] * 3
+        del batch
+        if number % 4 == 3:
+            back.put("go on")
+    slots = there.get(timeout=60)
+    back.put("done")
+    process.join(60)
+    assert process.exitcode == 0
+    for number, part in kept:
+        assert bool((part == number).all()), "a part of a batch keeps its memory"
+    assert slots <= 12, "40 batches went through a few slots"
+
+
+def test_slots_of_twice_the_size_will_do() -> None:
+    pool = SharedPool()
+    block = pool.lend(300_000)
+    at = block.ctypes.data
+    del block
+    smaller = pool.lend(250_000)
+    assert smaller.ctypes.data == at
+    assert pool.lend(250_000).ctypes.data != at
+    del smaller
+    assert pool.lend(100_000).ctypes.data != at, "much too large for this"
+
+
+def test_long_rows_travel(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [None if i % 50 == 3 else rng.bytes(int(rng.integers(0, 16_000))) for i in range(2000)]
+    pq.write_table(pa.table({"id": range(2000), "image": rows}), tmp_path / "t.parquet", row_group_size=500)
+    ds = ParquetDataset(tmp_path, batch_size=200, memory="30MB", nulls={"image": b""})
+    for batch in DataLoader(ds, batch_size=None, num_workers=2):
+        wanted = [rows[i] or b"" for i in batch["id"].tolist()]
+        assert batch["image"].to_list() == wanted
+
+
+def test_without_shared_memory_batches_still_travel(shop_of_many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pqcache.torch.shared_memory._SLOTS_AT_MOST", 2)
+    batches = list(DataLoader(ParquetDataset(shop_of_many, batch_size=5000), batch_size=None, num_workers=2))
+    assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(100_000))
+    monkeypatch.setattr("pqcache.torch.shared_memory.Slot", None)  # as where there is no memfd_create
+    monkeypatch.setattr("pqcache.torch.shared_memory._SLOTS_AT_MOST", 0)
+    batches = list(DataLoader(ParquetDataset(shop_of_many, batch_size=5000), batch_size=None, num_workers=2))
+    assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(100_000))
+
+
+@pytest.fixture
+def shop_of_many(tmp_path: Path) -> Path:
+    ids = np.arange(100_000)
+    table = pa.table({"id": ids, **{f"x{n}": ids * n for n in range(5)}, "s": [f"{i}" for i in ids]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=10_000)
+    return tmp_path
+
+
+def test_kept_batches_stay_as_they_were(shop_of_many: Path) -> None:
+    for workers in (0, 2):
+        ds = ParquetDataset(shop_of_many, batch_size=1000)
+        batches = list(DataLoader(ds, batch_size=None, num_workers=workers))
+        seen = []
+        for batch in batches:
+            ids = batch["id"]
+            seen += ids.tolist()
+            assert all(torch.equal(batch[f"x{n}"], ids * n) for n in range(5))
+            assert batch["s"].to_list() == [str(i) for i in ids.tolist()]
+        assert sorted(seen) == list(range(100_000))
+
+
+def test_batches_copy_pickle_and_convert() -> None:
+    batch = make_batch()
+    del batch["grad"]
+    for other in (copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
+        assert isinstance(other, Batch)
+        assert other.index == 17
+        assert same(dict(other), dict(batch))
+    converted = default_convert(batch)
+    assert isinstance(converted, Batch)
+    assert converted.index == 17
+    assert converted["s"] is batch["s"], "DataLoader does not walk strings"
+    assert repr(batch["s"]) == "Ragged(2 strings, 3 values)"
+
+
+def test_ragged_of_nothing() -> None:
+    empty = Ragged(torch.empty(0), torch.zeros(1, dtype=torch.int64))
+    assert empty.to_list() == []
+    assert empty.to_padded().shape == (0, 0)
+    assert list(empty) == []
