@@ -299,8 +299,8 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
 
     Work is dealt to threads in pieces that have nothing to do with one another, so this is what no pipeline beats.
     """
+    from pqcache.parquet.encodings import Encodings, chosen
     from pqcache.parquet.rewrite.concat_chunks import encode
-    from pqcache.parquet.rewrite.encodings import Encodings, chosen
 
     files = [pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) for path in sources]
     parts = [(file, number) for file in files for number in range(file.num_row_groups)]

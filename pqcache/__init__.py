@@ -16,6 +16,7 @@ from pqcache.versions import __version__
 
 TYPE_CHECKING = False  # as in typing, which takes its time to import
 if TYPE_CHECKING:
+    from pqcache.dataset import Cache
     from pqcache.errors import (
         CacheError,
         CacheLocked,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         UsageError,
     )
     from pqcache.reader.selection.sequences import Sequence
-    from pqcache.store.cache import Cache, Snapshot
     from pqcache.store.gc import GcReport, gc
     from pqcache.store.history import history
     from pqcache.store.inspect.summary import Inspection, inspect
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pqcache.store.repartition.command import repartition
     from pqcache.store.repartition.dense_columns import Proposal, dense_proposals
     from pqcache.store.repartition.to_target import RepartitionReport
+    from pqcache.store.snapshot import Snapshot
     from pqcache.store.sync.command import SyncReport, sync
     from pqcache.store.verify.command import VerifyReport, verify
     from pqcache.units import parse_size
@@ -98,7 +99,8 @@ _HOMES = {
         "UsageError",
     ),
     "pqcache.reader.selection.sequences": ("Sequence",),
-    "pqcache.store.cache": ("Cache", "Snapshot"),
+    "pqcache.dataset": ("Cache",),
+    "pqcache.store.snapshot": ("Snapshot",),
     "pqcache.store.repartition.dense_columns": ("Proposal", "dense_proposals"),
     "pqcache.store.gc": ("GcReport", "gc"),
     "pqcache.store.history": ("history",),

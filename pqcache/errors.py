@@ -16,6 +16,14 @@ PqcacheError                1   something failed; the message says which file an
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def first_line(error: BaseException | str) -> str:
     """Return the first line of what another library's error says, or its type where it says nothing."""
@@ -88,3 +96,19 @@ class Interrupted(PqcacheError):
     """Ctrl-C or SIGTERM; nothing is left half done."""
 
     exit_code = 130
+
+
+def disk_error(path: Path, error: OSError) -> PqcacheError:
+    """Return the error for a failed write below the cache."""
+    if error.errno in DISK_FULL:
+        return PqcacheError(f"{path.parent}: no space left on the device; free some, or put the cache on a larger disk")
+    return PqcacheError(f"{path}: {error.strerror or error}; check the cache's disk and its permissions")
+
+
+@contextmanager
+def disk_errors(cache: Path) -> Iterator[None]:
+    """Turn what the file system of the cache refuses into errors with advice."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error) from error

@@ -24,18 +24,18 @@ from pqcache import errors, events
 from pqcache.benchmark.command import Advice, BenchReport, Measured
 from pqcache.benchmark.forecast import Forecast
 from pqcache.console.commands import app
-from pqcache.store.cache import FILES, ROW_GROUPS
 from pqcache.store.config import Config
-from pqcache.store.drivers.base import is_secret
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect.listings import Difference, FileView, RowGroupView
 from pqcache.store.inspect.summary import Bin, Column, Inspection, Partition
 from pqcache.store.keys.command import IndexReport, KeyView, index
 from pqcache.store.keys.lookup import KEYS, Run
+from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest_file import FORMAT, read_manifest
 from pqcache.store.repartition.to_target import RepartitionReport
 from pqcache.store.sync.command import SyncReport
 from pqcache.store.sync.command import sync as sync_cache
+from pqcache.store.urls import is_secret
 from pqcache.store.verify.command import VerifyReport
 from tests import ROOT
 from tests.datasets import write_shop

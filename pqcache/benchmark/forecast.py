@@ -11,7 +11,7 @@ from pqcache.errors import PqcacheError
 from pqcache.reader.memory_budget import BEYOND, WINDOW, held, window_for
 from pqcache.reader.open import open_data
 from pqcache.reader.read_plan import View, view_of
-from pqcache.store.drivers.base import local_path, url_scheme
+from pqcache.store.urls import local_path, url_scheme
 from pqcache.units import format_count
 
 MEMORY = 2 << 30

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,34 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.filters.expression import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
-from pqcache.filters.sql import parse_condition
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema_merge import working
-from pqcache.store.row_group_index import Index
 
 Flags = npt.NDArray[np.bool_]
+
+
+class RowGroups(Protocol):
+    """What is asked of a row-group index, such as ``pqcache.store.row_group_index.Index``.
+
+    ``table`` has a row for each row group and ``rows`` its number of rows; ``partitions`` has a row for each file, and
+    ``numbers("file")`` says which file a row group is in.
+    """
+
+    @property
+    def table(self) -> pa.Table: ...
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def partitions(self) -> pa.Table: ...
+
+    def numbers(self, name: str) -> npt.NDArray[np.int64]: ...
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -69,16 +91,6 @@ class _Bounds:
     nan: bool
 
 
-def prune_index(index: Index, where: str) -> Outcomes:
-    """Return what ``where`` may be for each row group of ``index``; partition columns are exact.
-
-    Raises UsageError as `parse_where` does.
-    """
-    files = pa.array(index.numbers("file"))
-    constants = {name: index.partitions[name].take(files) for name in index.partitions.column_names}
-    return prune_row_groups(parse_condition(where, index.schema), index.table, constants)
-
-
 def prune_row_groups(
     condition: Condition, table: pa.Table, constants: Mapping[str, pa.Array | pa.ChunkedArray] | None = None
 ) -> Outcomes:
@@ -105,7 +117,7 @@ def prune_row_groups(
     return _outcomes(condition, bounds, rows > 0)
 
 
-def prune_by_expression(index: Index, expression: pc.Expression, columns: Iterable[str]) -> Flags:
+def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: Iterable[str]) -> Flags:
     """Return for each row group of ``index`` whether ``expression``, on these columns, may be true for some row.
 
     pyarrow proves it from what min, max and null counts say of each row group, as it does for its own datasets: each
@@ -129,7 +141,7 @@ def prune_by_expression(index: Index, expression: pc.Expression, columns: Iterab
     return some & (index.rows > 0)
 
 
-def _known(index: Index, column: str) -> list[pc.Expression | None]:
+def _known(index: RowGroups, column: str) -> list[pc.Expression | None]:
     """Return what is true of all rows of each row group, or None where that is nothing."""
     field = pc.field(column)
     if column in index.partitions.column_names:

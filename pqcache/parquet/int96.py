@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet import footer
-from pqcache.parquet.rewrite.source_reader import Source
+from pqcache.parquet.source_footer import SourceFooter
 
 Place = tuple[str, int]
 """A leaf: its top-level column, and its position within that."""
 
 
-def _places(source: Source) -> dict[Place, str]:
+def _places(source: SourceFooter) -> dict[Place, str]:
     """Return each leaf's physical type."""
     found: dict[Place, str] = {}
     counts: Counter[int] = Counter()
@@ -30,14 +30,14 @@ def _places(source: Source) -> dict[Place, str]:
     return found
 
 
-def int96_places(sources: Sequence[Source]) -> set[Place]:
+def int96_places(sources: Sequence[SourceFooter]) -> set[Place]:
     """Return the leaves that are INT96 in every file that has them."""
     places = [_places(source) for source in sources]
     found = {place for known in places for place, kind in known.items() if kind == "INT96"}
     return {place for place in found if all(known.get(place, "INT96") == "INT96" for known in places)}
 
 
-def is_uniform(sources: Sequence[Source]) -> bool:
+def is_uniform(sources: Sequence[SourceFooter]) -> bool:
     """Return whether all files have the same leaves as INT96."""
     found = [{place for place, kind in _places(source).items() if kind == "INT96"} for source in sources]
     return all(places == found[0] for places in found)

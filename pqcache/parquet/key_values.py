@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pqcache.parquet.rewrite.source_reader import Source
+from pqcache.parquet.source_footer import SourceFooter
 
 PANDAS = b"pandas"
 SPARK = b"org.apache.spark.sql.parquet.row.metadata"
@@ -34,7 +34,7 @@ def _range_of(text: bytes | None) -> dict[str, Any] | None:
     return None
 
 
-def range_index(sources: Sequence[Source]) -> RangeIndex | None:
+def range_index(sources: Sequence[SourceFooter]) -> RangeIndex | None:
     """Return the RangeIndex of all rows of ``sources``, or None if their ranges do not continue one another."""
     begin: RangeIndex | None = None
     name, at = None, 0
@@ -95,10 +95,10 @@ def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool =
     return found
 
 
-def conflicts(sources: Sequence[Source]) -> list[str]:
+def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
     """Return a warning for each key-value on which two files disagree; the first file's is the one that is kept."""
     found: dict[bytes, str] = {}
-    known: dict[bytes, tuple[Source, bytes]] = {}
+    known: dict[bytes, tuple[SourceFooter, bytes]] = {}
     for source in sources:
         for key, value in (source.metadata.metadata or {}).items():
             if key == b"ARROW:schema":  # made anew for the schema of all

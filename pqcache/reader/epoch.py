@@ -19,11 +19,11 @@ from pqcache.reader.open import open_data
 from pqcache.reader.order.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
 from pqcache.reader.read_plan import View, view_of
 from pqcache.reader.row_group_reader import cpu_count, release_unused
-from pqcache.reader.selection.selection import SelectedRows
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.sequential import in_sequence
 from pqcache.reader.shuffle.lane_reader import LaneReader
 from pqcache.reader.shuffle.scatter import Source
+from pqcache.store.selected_rows import SelectedRows
 from pqcache.system.buffer_pool import Pool
 from pqcache.system.fork_safe_threads import Threads
 from pqcache.units import parse_size

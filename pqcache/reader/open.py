@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pqcache.errors import UsageError
-from pqcache.store.cache import LEASE, ROW_GROUPS, Cache, Lease, Snapshot
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.hive import is_data, is_hidden
+from pqcache.store.layout import LEASE, ROW_GROUPS
 from pqcache.store.row_group_index import Index, build_index
+from pqcache.store.snapshot import Lease, Snapshot
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def open_data(path: str | os.PathLike[str], snapshot: str | None = None) -> tupl
     if "://" in text:
         raise UsageError(f"{text}: not a local path; run 'pqcache sync {text} DIRECTORY' and open DIRECTORY")
     root = Path(text).expanduser().absolute()
-    cache = Cache(root)
+    cache = CacheDirectory(root)
     if cache.exists():
         if snapshot is not None:
             found = cache.snapshot(snapshot)

@@ -23,11 +23,12 @@ from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored
 from pqcache.reader.open import Data
 from pqcache.reader.row_group_reader import RowGroups, file_numbers
 from pqcache.reader.selection.row_filter import Chosen, choose, count_rows
-from pqcache.reader.selection.selection import SelectedRows, Selection
+from pqcache.reader.selection.selection import Selection
 from pqcache.reader.selection.sequence_columns import Steps
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import Sequences
 from pqcache.reader.shuffle.scatter import Rows
+from pqcache.store.selected_rows import SelectedRows
 from pqcache.system.buffer_pool import Arena, Pool
 
 _SAMPLE = 1024  # rows

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer import read_footer
 from pqcache.parquet.footer_validation import check_footer
-from pqcache.parquet.pages.binary_views import views_of
+from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.batch_layout import LONG

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,15 +12,15 @@ from typing import Any
 
 from pqcache.errors import CacheError, UsageError
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
-from pqcache.store.cache import CONFIG
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
-from pqcache.store.sync.safety_checks import MAX_DELETE, parse_max_delete
-from pqcache.store.sync.shard import parse_shard
+from pqcache.store.layout import CONFIG
+from pqcache.store.shard import parse_shard
 from pqcache.system.disk import write_durably
 from pqcache.units import parse_duration, parse_size
 
 FORMAT = 1
 KEEP = 2
+MAX_DELETE = "50%"
 
 
 @dataclass(frozen=True)
@@ -182,3 +183,15 @@ def _size_text(size: int) -> str:
         if size % (1 << power) == 0:
             return f"{size >> power}{unit}"
     return str(size)
+
+
+def parse_max_delete(text: str) -> tuple[float, bool]:
+    """Return the limit in ``--max-delete`` and whether it is a percentage.
+
+    >>> parse_max_delete("50%"), parse_max_delete("1000")
+    ((50.0, True), (1000.0, False))
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
+    if match is None or (match[2] and float(match[1]) > 100):
+        raise UsageError(f"--max-delete {text!r}: write a number of files like 1000, or a share like 50%")
+    return float(match[1]), bool(match[2])

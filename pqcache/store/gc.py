@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pqcache.errors import disk_errors
 from pqcache.events import Collected, OnEvent, ignore
-from pqcache.store.cache import Cache
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.config import read_config
-from pqcache.store.sync.download import disk_errors
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def gc(
 
     Raises CacheError, or CacheLocked when another run is at work.
     """
-    target = Cache.open(os.fspath(cache))
+    target = CacheDirectory.open(os.fspath(cache))
     with disk_errors(target.path), target.lock(wait):
         count = read_config(target.path).keep if keep is None else keep
         if dry_run:

@@ -12,7 +12,7 @@ from typing import Any
 import zstandard
 
 from pqcache.errors import DamagedError
-from pqcache.store.cache import Cache
+from pqcache.store.cache import CacheDirectory
 from pqcache.system.disk import fsync_path
 
 HISTORY = "history.jsonl.zst"
@@ -50,12 +50,12 @@ def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     >>> [(run["command"], run["added"]) for run in history("cache/shop")]
     [('sync', 6)]
     """
-    opened = Cache.open(os.fspath(cache))
+    opened = CacheDirectory.open(os.fspath(cache))
     records = read_history(opened.path)
     return sorted([*records, *unrecorded(opened, records)], key=lambda record: str(record.get("time")))
 
 
-def unrecorded(cache: Cache, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what can be told."""
     known = {record.get("snapshot") for record in records}
     found = []

@@ -14,8 +14,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from pqcache.errors import DamagedError
-from pqcache.store.cache import FILES, ROW_GROUPS, SUMMARY, Snapshot
+from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import Manifest, SourceFile, Totals
+from pqcache.store.snapshot import Snapshot
 
 FORMAT = 1
 _OURS = "_pqcache"

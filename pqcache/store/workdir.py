@@ -16,7 +16,7 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pqcache.store.cache import Cache
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.manifest import SourceFile
 from pqcache.system.disk import remove_tree
 
@@ -31,7 +31,7 @@ def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe
     return _digest(source, directory, recipe, *(file_key(source, file) for file in files))
 
 
-def make_workdir(cache: Cache) -> Path:
+def make_workdir(cache: CacheDirectory) -> Path:
     """Make a new, empty directory for this run."""
     run = cache.tmp_dir / f"{_boot_id()}-{os.getpid()}-{os.urandom(4).hex()}"
     for name in ("fetch", "rewrite"):
@@ -39,7 +39,7 @@ def make_workdir(cache: Cache) -> Path:
     return run
 
 
-def adopt(cache: Cache, run: Path, downloads: Collection[str], rewrites: Collection[str]) -> None:
+def adopt(cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites: Collection[str]) -> None:
     """Move what dead runs left and this one needs into ``run``, and remove the rest of ``tmp/``.
 
     The beginning of a download is used only if the machine has not restarted since: what was not made

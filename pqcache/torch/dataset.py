@@ -26,9 +26,9 @@ from pqcache.reader.order.mixture_schedule import Pass
 from pqcache.reader.order.order import Ints, Order, Part, check_numbers, check_rank, check_seed
 from pqcache.reader.read_plan import View, view_of
 from pqcache.reader.row_group_reader import cpu_count, release_unused
-from pqcache.reader.selection.selection import SelectedRows
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.store.cache import Lease
+from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.snapshot import Lease
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.checkpoint import Progress, State, check_lanes, check_worker, replicas_and_rank
 from pqcache.torch.distributed import Nodes, agree, snapshot_of

@@ -22,9 +22,10 @@ from pqcache.errors import UsageError
 from pqcache.reader.memory_budget import WINDOW
 from pqcache.reader.open import Data
 from pqcache.reader.read_plan import View
-from pqcache.store.cache import FILES, Cache
+from pqcache.store.cache import CacheDirectory
+from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
-from pqcache.store.sync.shard import Shard, parse_shard
+from pqcache.store.shard import Shard, parse_shard
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def combine(everyone: Sequence[Held], rank: int) -> Nodes:
 
 def snapshot_of(cache: Path, listing: str) -> str:
     """Return the newest snapshot of a cache that holds its share of ``listing``; UsageError where none is kept."""
-    for snapshot in reversed(Cache(cache).snapshots()):
+    for snapshot in reversed(CacheDirectory(cache).snapshots()):
         heading = read_heading(snapshot.path / FILES)
         if f"listing-{heading.listing}" == listing:
             return snapshot.id

@@ -19,7 +19,7 @@ import pytest
 import pqcache
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.parquet.rewrite import rewrite
-from pqcache.store.drivers.base import open_source
+from pqcache.store.drivers.registry import open_source
 from pqcache.store.sync import safety_checks
 from pqcache.store.workdir import file_key
 from pqcache.system import disk

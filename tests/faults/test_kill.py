@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache.store.drivers.base import open_source
+from pqcache.store.drivers.registry import open_source
 from pqcache.store.history import read_history
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of
 from pqcache.store.workdir import file_key

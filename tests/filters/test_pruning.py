@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.filters.pruning import prune_index, prune_row_groups
+from pqcache.filters.pruning import Outcomes, prune_row_groups
 from pqcache.filters.sql import matching, parse_condition
 from pqcache.parquet.row_group_stats import columns_table, row_group_columns
-from pqcache.store.row_group_index import build_index
+from pqcache.store.row_group_index import Index, build_index
 
 NAN = float("nan")
 DAY = dt.date(2026, 10, 25)  # clocks go back in Berlin
@@ -214,6 +214,12 @@ def test_what_min_and_max_do_not_tell(values: pa.Array, condition: str) -> None:
     sink = io.BytesIO()
     pq.write_table(table, sink)
     check(table, condition, statistics(sink.getvalue()), [2])
+
+
+def prune_index(index: Index, where: str) -> Outcomes:
+    files = pa.array(index.numbers("file"))
+    constants = {name: index.partitions[name].take(files) for name in index.partitions.column_names}
+    return prune_row_groups(parse_condition(where, index.schema), index.table, constants)
 
 
 def test_an_index_knows_its_partitions_and_columns_that_some_files_lack(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import CacheError
-from pqcache.store.cache import FILES, ROW_GROUPS
+from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest import (
     FileEntry,
     Identity,

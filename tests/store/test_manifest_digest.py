@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.store.cache import CHECKSUMS, SUMMARY, Snapshot
+from pqcache.store.layout import CHECKSUMS, SUMMARY
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
 from pqcache.store.manifest_digest import digest_of_held, digest_of_sources, read_summary, summarize
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.plan import Recipe, plan_sync
 from tests.datasets import rows_of, write_shop
 

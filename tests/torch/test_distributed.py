@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import pqcache
 import pqcache.store.config
 from pqcache.errors import UsageError
-from pqcache.store.sync.shard import Shard
+from pqcache.store.shard import Shard
 from pqcache.torch import ParquetDataset
 from pqcache.torch.distributed import Held, Nodes, combine
 from tests import ROOT

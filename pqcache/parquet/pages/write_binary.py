@@ -15,10 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.parquet import thrift_fields as fields
-from pqcache.parquet.pages.binary_views import INLINE, WORTH, bytes_in, is_view, stretches
+from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, offsets_of, stretches
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.page_format import data_page_header, run_of
-from pqcache.parquet.rewrite.encodings import Encodings
-from pqcache.parquet.rewrite.sizes import offsets_of
 from pqcache.parquet.schema_merge import is_text
 from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 
@@ -45,7 +44,7 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
         and name not in encodings.statistics
         and len(column) > 0
         and column.null_count == 0
-        and bytes_in(column) >= WORTH * len(column)
+        and bytes_in(column) >= LONG * len(column)
     )
 
 

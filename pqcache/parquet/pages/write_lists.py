@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet import footer, thrift, thrift_fields
+from pqcache.parquet.binary_views import offsets_of
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.pages.write_binary import Pages
-from pqcache.parquet.rewrite.encodings import Encodings
-from pqcache.parquet.rewrite.sizes import offsets_of
 from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.system.buffer_pool import Pool
 

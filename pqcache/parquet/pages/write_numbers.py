@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet import thrift_fields
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.pages.write_binary import Pages
-from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.system.buffer_pool import Block
 

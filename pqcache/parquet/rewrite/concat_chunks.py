@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.parquet import footer, thrift
-from pqcache.parquet.pages.binary_views import without_views
+from pqcache.parquet.binary_views import without_views
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.write_binary import Pages, is_direct, pages_of
 from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
 from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
-from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.thrift_fields import (

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet.rewrite.file_writer import told
-from pqcache.parquet.rewrite.sizes import Floats
 from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.sizes import Floats
 
 _BITS = 6  # of a key, for each time that rows go to disk
 _WORD = (1 << 64) - 1

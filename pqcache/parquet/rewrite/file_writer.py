@@ -16,11 +16,11 @@ import pyarrow.types as pt
 
 from pqcache.errors import PqcacheError
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.key_values import RangeIndex, with_range
 from pqcache.parquet.page_index import PageIndex, placed, shifted
 from pqcache.parquet.rewrite.concat_chunks import Order, RowGroup, orders_of
 from pqcache.parquet.rewrite.direct_io_file import GrowingFile
-from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.system.checksum import Checksum, new_checksum
 
 ARROW_SCHEMA = b"ARROW:schema"

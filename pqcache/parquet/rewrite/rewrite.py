@@ -23,15 +23,16 @@ from pqcache.parquet import footer, thrift
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
-from pqcache.parquet.pages.binary_views import Longs, longs_of
+from pqcache.parquet.pages.long_values import Longs, longs_of
 from pqcache.parquet.rewrite.external_shuffle import shuffled
 from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of, straddles
 from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
 from pqcache.parquet.rewrite.prefetch import Stretch, joined, prefetched
 from pqcache.parquet.rewrite.row_group_writer import MIN_FILL, Settings, write_row_groups
-from pqcache.parquet.rewrite.source_reader import Piece, Run, Source, has_int96, kinds, pieces, runs, sources_of
+from pqcache.parquet.rewrite.source_reader import Piece, Run, pieces, runs
 from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.schema_merge import unified, working
+from pqcache.parquet.source_footer import SourceFooter, has_int96, kinds, sources_of
 from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30
@@ -186,8 +187,8 @@ def rewrite_directory(
 
 
 def _rewritten(
-    opened: list[Source],
-    rest: list[Source],
+    opened: list[SourceFooter],
+    rest: list[SourceFooter],
     declared: pa.Schema,
     target: Path,
     options: RewriteOptions,
@@ -245,7 +246,7 @@ def _rewritten(
 
 
 def _stretches(
-    sources: list[Source], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None, longs: Longs | None
+    sources: list[SourceFooter], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None, longs: Longs | None
 ) -> list[Stretch]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
     found: list[list[Run]] = [[]]
@@ -271,7 +272,7 @@ def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator
         done = piece.done
 
 
-def _declared(opened: list[Source], schema: pa.Schema | None) -> pa.Schema:
+def _declared(opened: list[SourceFooter], schema: pa.Schema | None) -> pa.Schema:
     """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
     named = [(str(source.path), as_lists(source.schema)) for source in kinds(opened)]
     own = unified(named)
@@ -281,14 +282,14 @@ def _declared(opened: list[Source], schema: pa.Schema | None) -> pa.Schema:
     return own if own.equals(whole) else unified([("the table's schema", whole), *named])
 
 
-def _dense(opened: list[Source], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:
+def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:
     """Return the columns to store dense: those asked for, or else those that are so in every file."""
     if options.dense is not None:
         return {name: dense for name, dense in options.dense if name in declared.names}
     return common_dense([source.schema for source in kinds(opened)])
 
 
-def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions, made: Sequence[bool]) -> int:
+def _prefix(opened: list[SourceFooter], declared: pa.Schema, options: RewriteOptions, made: Sequence[bool]) -> int:
     """Return how many files can be linked although the rest is rewritten."""
     found = fits([source.metadata for source in opened], options, made)
     same = opened[0].schema.equals(declared)
@@ -300,7 +301,7 @@ def _prefix(opened: list[Source], declared: pa.Schema, options: RewriteOptions, 
     return found if same and not mixed else 0
 
 
-def _layout(opened: list[Source], declared: pa.Schema) -> Layout:
+def _layout(opened: list[SourceFooter], declared: pa.Schema) -> Layout:
     first = opened[0]
     known = first.metadata.metadata or {}
     if declared.equals(first.schema, check_metadata=True):
@@ -316,7 +317,7 @@ def _layout(opened: list[Source], declared: pa.Schema) -> Layout:
     return Layout(working(declared), declared, elements, keyvalues)
 
 
-def _elements(source: Source, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
+def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
     """Return the source's schema elements, with those of the columns ``names`` made for ``declared``."""
     new = elements_of(working(declared))
     result = [source.elements[0]]
@@ -325,7 +326,7 @@ def _elements(source: Source, declared: pa.Schema, names: set[str]) -> list[thri
     return result
 
 
-def _names_of(sources: list[Source]) -> Callable[[int], str]:
+def _names_of(sources: list[SourceFooter]) -> Callable[[int], str]:
     """Return what names a row of ``sources`` by its number: its file, and its number there."""
     ends = list(accumulate(source.metadata.num_rows for source in sources))
 
@@ -337,7 +338,7 @@ def _names_of(sources: list[Source]) -> Callable[[int], str]:
     return name_of
 
 
-def _codec_of(sources: list[Source], schema: pa.Schema, options: RewriteOptions) -> Callable[[int], str]:
+def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOptions) -> Callable[[int], str]:
     """Return the codec to try for a leaf column of ``schema``, by position."""
     codec = options.codec
     if codec != "keep":
@@ -357,7 +358,7 @@ def _leaf_places(schema: pa.Schema) -> list[tuple[str, int]]:
     return [(field.name, number) for field in schema for number, _ in enumerate(leaves_in(field.type))]
 
 
-def _decimals_as_integers(sources: list[Source]) -> bool:
+def _decimals_as_integers(sources: list[SourceFooter]) -> bool:
     """Return whether decimals are stored as INT32 or INT64."""
     schema = sources[0].metadata.schema
     columns = (schema.column(number) for number in range(len(schema)))

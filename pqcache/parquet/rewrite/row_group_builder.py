@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.rewrite.concat_chunks import Part, encode
-from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.file_writer import Layout, form_of
-from pqcache.parquet.rewrite.sizes import Floats
 from pqcache.parquet.rewrite.source_reader import Piece
 from pqcache.parquet.rewrite.split_work import dealt
+from pqcache.parquet.sizes import Floats
 from pqcache.system.buffer_pool import Pool
 
 MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself

@@ -20,17 +20,17 @@ import pyarrow as pa
 
 from pqcache.errors import ParquetError
 from pqcache.parquet import footer
+from pqcache.parquet.encodings import Encodings, chosen, total
 from pqcache.parquet.rewrite.concat_chunks import Chunk, RowGroup, stitched
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
-from pqcache.parquet.rewrite.encodings import Encodings, chosen, total
 from pqcache.parquet.rewrite.file_writer import Layout, Output, RowGroupFiles, widened
 from pqcache.parquet.rewrite.row_group_builder import MAX_ROWS, PAGE_HEADER, Encoded, Encoder, Group, Slice
 from pqcache.parquet.rewrite.row_queue import Pending
 from pqcache.parquet.rewrite.size_estimate import Guess, foreseen
-from pqcache.parquet.rewrite.sizes import weigh
 from pqcache.parquet.rewrite.source_reader import Piece
 from pqcache.parquet.rewrite.split_work import THREADS
 from pqcache.parquet.rewrite.top_up import with_tail
+from pqcache.parquet.sizes import weigh
 from pqcache.units import format_size
 
 MIN_FILL = 0.95

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.pages.binary_views import without_views
-from pqcache.parquet.rewrite.sizes import Floats, weigh
+from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.sizes import Floats, weigh
 
 _NEAR = 0.001  # of what there is room for: guesses are not that good
 

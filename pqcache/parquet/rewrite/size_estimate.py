@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from pqcache.parquet.rewrite.encodings import Encodings, Size, sizes
-from pqcache.parquet.rewrite.sizes import Floats
+from pqcache.parquet.encodings import Encodings, Size, sizes
+from pqcache.parquet.sizes import Floats
 
 _FIRST_SPREAD = 0.1  # of a guess that follows from a sample
 _FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty by the first slice, at least and at most: the next one fills it

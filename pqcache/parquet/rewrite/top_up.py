@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from pqcache.parquet.pages.binary_views import without_views
+from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.rewrite.concat_chunks import Chunk, Part
 from pqcache.parquet.rewrite.extend_dictionary import extended, is_text_like, may_be_mixed, with_dictionary
 from pqcache.parquet.rewrite.row_group_builder import MAX_ROWS, PAGE_HEADER, Encoded, Encoder, Group, Slice
 from pqcache.parquet.rewrite.row_queue import Pending
-from pqcache.parquet.rewrite.sizes import Floats
 from pqcache.parquet.rewrite.source_reader import Piece
+from pqcache.parquet.sizes import Floats
 
 _WORTH_A_TAIL, _MARGIN, _MAX_TAILS = 0.008, 0.1, 2  # of a row group: what is left
 

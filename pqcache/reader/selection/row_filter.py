@@ -27,9 +27,10 @@ from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
 from pqcache.parquet.schema_merge import conformed, working
 from pqcache.reader.open import Data
 from pqcache.reader.row_group_reader import RowGroups, cpu_count
-from pqcache.reader.selection.selection import Both, Ints, SelectedRows, Selection
-from pqcache.store.cache import ROW_GROUPS
+from pqcache.reader.selection.selection import Both, Ints, Selection
+from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import Index
+from pqcache.store.selected_rows import SelectedRows
 from pqcache.system.disk import write_durably
 from pqcache.system.fork_safe_threads import Threads
 

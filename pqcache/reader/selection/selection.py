@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,8 +9,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
-from pqcache.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 
@@ -36,91 +33,6 @@ class Selection(Protocol):
         ``parts`` are all its rows, in order, in one table or more: ``columns`` as they are in the file, without
         those that it lacks.
         """
-
-
-@dataclass(frozen=True, eq=False)
-class SelectedRows:
-    """Rows of a snapshot by where they are: for some of its row groups the positions of rows in them.
-
-    ``groups``    int64, row groups by their row in the index, ascending, each once
-    ``offsets``   int64, one more than ``groups``: those of ``groups[i]`` are ``rows[offsets[i]:offsets[i + 1]]``
-    ``rows``      int64, positions in their row group, counted from 0, ascending, each once
-    ``snapshot``  the snapshot that they are in, as ``Snapshot.id`` names it; empty where that is not known
-
-    `SelectedRows.of` makes one of pairs in any order. Arrays that do not fit together raise UsageError.
-    """
-
-    groups: Ints
-    offsets: Ints
-    rows: Ints
-    snapshot: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("groups", "offsets", "rows"):
-            found = np.asarray(getattr(self, name))
-            if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-                raise UsageError(f"SelectedRows: {name} is not a one-dimensional array of integers")
-            object.__setattr__(self, name, found.astype(np.int64, copy=False))
-        if len(self.offsets) != len(self.groups) + 1 or self.offsets[0] != 0 or self.offsets[-1] != len(self.rows):
-            raise UsageError("SelectedRows: offsets has one item more than groups, from 0 to the number of rows")
-        if np.any(self.counts < 0) or np.any(np.diff(self.groups) <= 0) or np.any(self.groups[:1] < 0):
-            raise UsageError("SelectedRows: groups must be ascending, each once, and their offsets ascending too")
-        first = np.zeros(len(self.rows), np.bool_)
-        first[self.offsets[:-1][self.counts > 0]] = True
-        if np.any(self.rows < 0) or np.any(np.diff(self.rows)[~first[1:]] <= 0):
-            raise UsageError("SelectedRows: the rows of a row group must be ascending, each once")
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @staticmethod
-    def of(groups: npt.ArrayLike, rows: npt.ArrayLike, snapshot: str = "") -> SelectedRows:
-        """Return rows given as pairs (row group, position) in any order; what comes twice counts once."""
-        given = [np.asarray(groups), np.asarray(rows)]
-        if any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in given):
-            raise UsageError("SelectedRows.of: groups and rows must be one-dimensional, of integers")
-        if len(given[0]) != len(given[1]):
-            raise UsageError(f"SelectedRows.of: {len(given[0])} groups and {len(given[1])} rows make no pairs")
-        if any(len(part) and part.max() > np.iinfo(np.int64).max for part in given):
-            raise UsageError("SelectedRows.of: groups and rows must be numbers below 2**63")
-        pairs = np.unique(np.stack([part.astype(np.int64) for part in given]), axis=1)
-        found, counts = np.unique(pairs[0], return_counts=True)
-        return SelectedRows(found, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), pairs[1], snapshot)
-
-    @property
-    def counts(self) -> Ints:
-        """Rows of each of ``groups``."""
-        return np.diff(self.offsets)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """None: the rows are known."""
-        return ()
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the rows."""
-        digest = hashlib.blake2b(digest_size=8)
-        for part in (self.groups, self.offsets, self.rows):
-            digest.update(part.tobytes())
-        return digest.hexdigest()
-
-    def positions(self, group: int, parts: Iterable[pa.Table] = ()) -> Ints:
-        """Return the rows of one row group; none of one that is not among ``groups``."""
-        at = int(np.searchsorted(self.groups, group))
-        if at == len(self.groups) or self.groups[at] != group:
-            return np.zeros(0, np.int64)
-        return self.rows[self.offsets[at] : self.offsets[at + 1]]
-
-    def check(self, rows: Ints) -> None:
-        """Raise UsageError if there are no such rows in row groups of ``rows`` rows."""
-        if len(self.groups) and self.groups[-1] >= len(rows):
-            raise UsageError(f"rows: there is no row group {self.groups[-1]}, the dataset has {len(rows):,}")
-        last = self.rows[self.offsets[1:][self.counts > 0] - 1]
-        beyond = last >= rows[self.groups[self.counts > 0]]
-        if np.any(beyond):
-            group = int(self.groups[self.counts > 0][beyond][0])
-            raise UsageError(f"rows: row group {group} has {rows[group]:,} rows, and no row {last[beyond][0]:,}")
 
 
 @dataclass(frozen=True)

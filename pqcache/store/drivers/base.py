@@ -1,31 +1,25 @@
-"""A source: one dataset at one URL, whatever the store it lives in.
+"""What a driver is: the contract of a source, which is listed and read, and of a target, which is written.
 
-``open_source`` picks the driver; every driver lists, stats and reads in the same terms and raises the same
-errors, so nothing else in pqcache knows which store it talks to.
+Every driver lists, stats, reads and writes in the same terms and raises the same errors, so nothing else in pqcache
+knows which store it talks to. ``registry.py`` picks the driver of a URL.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Protocol, runtime_checkable
-from urllib.parse import quote, unquote, urlsplit
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
-
-_SECRET = re.compile(
-    r"secret|password|passwd|token|delegation|signature|credential|access_?key|(^|_)key$", re.IGNORECASE
-)
-_QUERY = re.compile(r"(?<=[?&])([^=&/?]*)=([^&/#]*)")  # NAME=VALUE behind a question mark
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 TIMEOUT = 30.0  # seconds without a byte
 FIRST = 10.0  # seconds until the first answer: a server that is down should not take three tries of TIMEOUT
 HDFS_NATIVE = "hdfs-native"
 HDFS3 = "hdfs3"
+HIDDEN = "_pqcache"  # what pqcache keeps in a target until it is finished; readers skip it
+STAGING = f"{HIDDEN}/tmp"
 
 
 class Source(Protocol):
@@ -72,104 +66,69 @@ class FillingSource(Source, Protocol):
         """
 
 
-def open_source(
-    url: str, options: Mapping[str, str] | None = None, timeout: float = TIMEOUT, hdfs_driver: str = HDFS_NATIVE
-) -> Source:
-    """Open the dataset at ``url`` with the store options ``options`` (``-o key=value``).
+@dataclass(frozen=True)
+class Staged:
+    """A file that the store has, or has a place for, and that readers do not see: ``path`` is where it will be."""
 
-    A server that sends nothing for ``timeout`` seconds counts as unavailable. Nothing is contacted yet. An
-    unknown scheme, a malformed URL or a missing extra raises UsageError.
+    path: str
+    file: Path
+    size: int
+    handle: Any = None
+
+
+class Target(Protocol):
+    """A dataset being written. All methods may be called from several threads at once; errors are SourceErrors.
+
+    ``url`` is fit to be shown. ``scratch`` is a local directory on the target's own file system, where what is to be
+    published is best written, or None. Paths are relative to the target, with ``/`` between segments.
     """
-    check_url(url)
-    known = dict(options or {})
-    scheme = url_scheme(url)
-    if scheme in ("", "file"):
-        from pqcache.store.drivers.local import LocalSource
 
-        return LocalSource(local_path(url), known)
-    if scheme == "s3":
-        from pqcache.store.drivers.s3 import S3Source
+    @property
+    def url(self) -> str: ...
 
-        return S3Source(url, known, timeout)
-    if scheme == "hdfs" and hdfs_driver == HDFS3:
-        from pqcache.store.drivers.hdfs3 import Hdfs3Source
+    @property
+    def scratch(self) -> Path | None: ...
 
-        return Hdfs3Source(url, known, timeout)
-    if scheme == "hdfs":
-        from pqcache.store.drivers.hdfs import HdfsSource
+    def list(self) -> Iterator[SourceFile]:
+        """Yield every file there, hidden ones included; nothing where nothing is yet."""
 
-        return HdfsSource(url, known, timeout)
-    if scheme == "webhdfs":
-        from pqcache.store.drivers.webhdfs import WebHdfsSource
+    def begin(self) -> None:
+        """Make the target, and remove what dead runs were in the middle of."""
 
-        return WebHdfsSource(url, known, timeout)
-    raise UsageError(f"{redact(url)}: unknown scheme {scheme}://; use hdfs://, webhdfs://, s3://, file:// or a path")
+    def read(self, path: str, size: int) -> bytes:
+        """Return a small file."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a small file, whole or not at all."""
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Remove files; those that are gone already are fine."""
+
+    def put(self, file: Path, token: str, path: str) -> Staged:
+        """Bring a local file to the store, out of readers' sight; ``token`` is one attempt at one partition."""
+
+    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+        """Let readers see a partition's files. May be called again after an error, and by two who made the same.
+
+        With ``whole`` nothing else will ever be in the directory.
+        """
+
+    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+        """Remove what was put and will not be committed; never fails."""
+
+    def finish(self) -> None:
+        """Remove what pqcache keeps there for itself: everything is published."""
+
+    def abandon(self) -> None:
+        """Remove what pqcache keeps there for itself: nothing is published."""
+
+    def close(self) -> None:
+        """Give connections back."""
 
 
 def file_url(source: Source, path: str) -> str:
     """Return the URL of one of a source's files; a source may be that one file."""
     return source.url if source.url.endswith(f"/{path}") else f"{source.url}/{path}"
-
-
-def url_scheme(url: str) -> str:
-    """Return the lower-case scheme of a URL, or an empty string for a path."""
-    match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
-    return match[1].lower() if match else ""
-
-
-def check_url(url: str) -> None:
-    """Raise UsageError for what cannot be a path or a URL, and for a secret where it would be part of a path."""
-    scheme = url_scheme(url)
-    if not url.partition("://")[2 if scheme == "file" else 0].strip():
-        raise UsageError("an empty path; name a directory or a URL")
-    try:
-        _ = urlsplit(url.partition("?")[0]).port if scheme else None
-    except ValueError as error:
-        place = "BUCKET" if scheme == "s3" else "HOST:PORT"
-        raise UsageError(f"{redact(url)}: {error}; write {scheme}://{place}/PATH") from None
-    if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
-        raise UsageError(f"{redact(url)}: has a secret in its path; give it as an option instead: -o token=...")
-
-
-def local_path(url: str) -> str:
-    """Return the path in a ``file://`` URL, or the path itself."""
-    if url_scheme(url) != "file":
-        return url
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise UsageError(f"{redact(url)}: a file URL has three slashes: file:///PATH")
-    return unquote(parts.path)
-
-
-def is_secret(option: str) -> bool:
-    """Return whether an option of this name must never be stored or shown."""
-    return _SECRET.search(option) is not None
-
-
-def redact(url: str) -> str:
-    """Return ``url`` without the passwords and tokens in it, and for S3 without the key as well."""
-    scheme = url_scheme(url)
-    if not scheme:
-        return url
-    url = _QUERY.sub(lambda match: f"{match[1]}=***" if is_secret(match[1]) else match[0], url)
-    rest = url.partition("://")[2]
-    try:
-        host = urlsplit(url).netloc
-    except ValueError:  # no telling where a password would end
-        return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url
-    if "@" not in rest:
-        return url
-    if "@" not in host and ":" in host and (scheme == "s3" or not host.rpartition(":")[2].isdigit()):
-        return f"{scheme}://***@{rest.rpartition('@')[2]}"  # an unescaped '/' in the password
-    user, at, place = host.rpartition("@")
-    user = "" if scheme == "s3" else user.partition(":")[0]
-    return f"{scheme}://{user}{at if user else ''}{place}{rest[len(host) :]}"
-
-
-def userinfo(url: str) -> tuple[str, str]:
-    """Return the user and the password in a URL; both may be empty."""
-    user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
-    return unquote(user), unquote(password)
 
 
 def option_names(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
@@ -178,39 +137,3 @@ def option_names(driver: str, options: Mapping[str, str], known: Mapping[str, st
         if name not in known:
             choices = ", ".join(sorted(known)) or "none"
             raise UsageError(f"-o {name}=...: {driver} has no such option; it has: {choices}")
-
-
-def check_path(path: str) -> str | None:
-    """Return what is wrong with a source path, or None if it is safe to use below the cache.
-
-    Object keys are hostile input: no name may leave the cache or be two things at once on disk.
-    """
-    directory, slash, name = path.rpartition("/")
-    short = len(name) <= 255 // 4  # however many bytes its characters take
-    if short and name.isprintable() and name not in ("", ".", "..") and (not slash or _is_safe(directory)):
-        return None  # as nearly all are, and there may be a million
-    if _CONTROL.search(path):
-        return "has a control character in its name"
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return "has a name that is not UTF-8"
-    segments = path.split("/")
-    if path.startswith("/") or "" in segments:
-        return "has an empty segment in its path"
-    if "." in segments or ".." in segments:
-        return "has a '.' or '..' segment in its path"
-    if any(len(segment.encode()) > 255 for segment in segments):
-        return "has a name longer than 255 bytes"
-    return None
-
-
-@lru_cache(1 << 14)
-def _is_safe(directory: str) -> bool:
-    return check_path(directory) is None
-
-
-def printable(path: str) -> str:
-    """Return ``path`` with what steers a terminal percent-encoded, fit for one line of output."""
-    shown = path.encode("utf-8", "backslashreplace").decode()
-    return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)

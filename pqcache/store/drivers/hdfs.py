@@ -24,11 +24,11 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST, TIMEOUT, redact, userinfo
+from pqcache.store.drivers.base import FIRST, HIDDEN, STAGING, TIMEOUT, Staged
 from pqcache.store.drivers.hadoop_site import site_configuration
 from pqcache.store.drivers.stall import Stalled, watched
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.repartition.target import HIDDEN, STAGING, Staged
+from pqcache.store.urls import redact, userinfo
 
 try:
     import hdfs_native

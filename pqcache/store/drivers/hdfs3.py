@@ -22,9 +22,10 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import TIMEOUT, redact
+from pqcache.store.drivers.base import TIMEOUT
 from pqcache.store.drivers.hdfs3_config import login, name_node, settings
 from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.urls import redact
 
 _NEEDS = "--hdfs-driver hdfs3 needs hdfs3 and libhdfs3 (conda install -c conda-forge hdfs3)"
 _PIECE = 1 << 20

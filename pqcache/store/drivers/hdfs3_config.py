@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 
 from pqcache.errors import UsageError
-from pqcache.store.drivers.base import redact, userinfo
 from pqcache.store.drivers.hadoop_site import read_xml, replaced, site_files
+from pqcache.store.urls import redact, userinfo
 
 OPTIONS = {
     "user": "user name, as in hdfs://USER@HOST:PORT",

@@ -9,13 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pqcache.errors import CacheLocked, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.cache import CONFIG
-from pqcache.store.drivers.base import option_names
+from pqcache.errors import (
+    CacheLocked,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+    disk_errors,
+)
+from pqcache.store.drivers.base import HIDDEN, STAGING, Staged, option_names
 from pqcache.store.hive import is_hidden
+from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.repartition.target import HIDDEN, STAGING, Staged
-from pqcache.store.sync.download import disk_errors
 from pqcache.system.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
 
 _CHUNK = 4 << 20

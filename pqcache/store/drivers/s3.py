@@ -29,9 +29,9 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST, TIMEOUT, option_names, redact, userinfo
+from pqcache.store.drivers.base import FIRST, HIDDEN, TIMEOUT, Staged, option_names
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.repartition.target import HIDDEN, Staged
+from pqcache.store.urls import redact, userinfo
 
 try:
     import botocore.exceptions

@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import FIRST, TIMEOUT, option_names, redact, userinfo
+from pqcache.store.drivers.base import FIRST, TIMEOUT, option_names
 from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.urls import redact, userinfo
 
 try:
     import requests

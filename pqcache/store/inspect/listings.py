@@ -16,13 +16,14 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import as_list
-from pqcache.store.cache import Cache
-from pqcache.store.drivers.base import local_path, open_source, redact, url_scheme
+from pqcache.store.cache import CacheDirectory
+from pqcache.store.drivers.registry import open_source
 from pqcache.store.hive import parent
 from pqcache.store.inspect.summary import read_remote_index
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
 from pqcache.store.sync.listing import list_source
+from pqcache.store.urls import local_path, redact, url_scheme
 from pqcache.units import format_size
 
 _MAGIC = {
@@ -99,7 +100,7 @@ def look(
     Raises as ``inspect`` does.
     """
     text = os.fspath(target)
-    cache = Cache(Path(text).absolute())
+    cache = CacheDirectory(Path(text).absolute())
     if url_scheme(text) == "" and cache.exists():
         snapshot, lease = cache.lease()
         with lease:
@@ -218,7 +219,7 @@ def readable(value: Any, items: int = 8, characters: int = 200) -> Any:
 
 def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference:
     """Return what differs between two snapshots of a cache that are kept; others raise CacheError."""
-    cache = Cache.open(target)
+    cache = CacheDirectory.open(target)
     before, after = ({e.path: e for e in cache.snapshot(name).manifest().files} for name in (old, new))
     changed = [path for path in before.keys() & after.keys() if _made_from(before[path]) != _made_from(after[path])]
     rows: dict[str, int] = {}

@@ -19,13 +19,15 @@ from pqcache.parquet.dense import as_list, dense_of
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
 from pqcache.store.cache import cache_at
 from pqcache.store.config import read_config
-from pqcache.store.drivers.base import Source, open_source, url_scheme
+from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.registry import open_source
 from pqcache.store.hive import parent
 from pqcache.store.keys.lookup import columns_indexed
 from pqcache.store.manifest import SourceFile
 from pqcache.store.row_group_index import Index, IndexBuilder
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.remote_footer import read_remote_footer
+from pqcache.store.urls import url_scheme
 
 BLOCK_SIZE = 128 << 20
 

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import DamagedError, ParquetError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, Warned
-from pqcache.store.cache import Snapshot
 from pqcache.store.keys.codes import Keys, is_hashed, keys_of, mixed
 from pqcache.store.keys.lookup import (
     BITS,
@@ -35,6 +34,7 @@ from pqcache.store.keys.lookup import (
 )
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
+from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, link_or_copy, remove_tree
 
 JOBS = 4  # threads, at most, as each takes up to 150 MB

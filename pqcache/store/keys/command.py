@@ -9,15 +9,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import DamagedError, UsageError
+from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
-from pqcache.store.cache import Cache, Snapshot
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.config import read_config, write_config
 from pqcache.store.keys.build import build_key_index
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of, field_of
-from pqcache.store.sync.download import Stopwatch, disk_errors
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.workdir import discard
 from pqcache.system.disk import fsync_path, remove_tree
+from pqcache.system.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def index(
     Raises UsageError, ParquetError, CacheError or CacheLocked; what was there before stays.
     """
     watch = Stopwatch()
-    target = Cache.open(cache)
+    target = CacheDirectory.open(cache)
     if any(isinstance(names, str) or not all(isinstance(name, str) for name in names) for names in (keys, drop)):
         raise UsageError("keys and drop: give lists of names")
     if not (keys or drop):
@@ -121,7 +122,7 @@ def _is_whole(snapshot: Snapshot, column: str) -> bool:
     return False
 
 
-def _put(built: Path | None, place: Path, cache: Cache) -> None:
+def _put(built: Path | None, place: Path, cache: CacheDirectory) -> None:
     """Put a key index that is whole and durable in its place, or nothing; what was there goes first, in one step."""
     place.parent.mkdir(exist_ok=True)
     if place.exists():
@@ -135,12 +136,12 @@ def _put(built: Path | None, place: Path, cache: Cache) -> None:
 
 
 def _report(
-    cache: Cache, snapshot: Snapshot, built: tuple[str, ...], dropped: tuple[str, ...], watch: Stopwatch
+    cache: CacheDirectory, snapshot: Snapshot, built: tuple[str, ...], dropped: tuple[str, ...], watch: Stopwatch
 ) -> IndexReport:
     return IndexReport(str(cache.path), snapshot.id, built, dropped, tuple(key_views(cache, snapshot)), watch.seconds)
 
 
-def key_views(cache: Cache, snapshot: Snapshot) -> list[KeyView]:
+def key_views(cache: CacheDirectory, snapshot: Snapshot) -> list[KeyView]:
     """Return the key indexes of a snapshot, those that it should have but has not among them."""
     found = []
     for column in sorted({*columns_indexed(snapshot.path), *read_config(cache.path).keys}):

@@ -27,10 +27,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.errors import CacheError, DamagedError, UsageError
-from pqcache.reader.selection.selection import SelectedRows
-from pqcache.store.cache import Snapshot
 from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, mixed, wanted
 from pqcache.store.row_group_index import Index
+from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_of, is_true
 from pqcache.system.disk import fsync_path
 

@@ -8,22 +8,23 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from pqcache.errors import DamagedError, UsageError
+from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
-from pqcache.store.cache import Cache, Snapshot, cache_at
+from pqcache.store.cache import CacheDirectory, cache_at
 from pqcache.store.config import read_config, updated, write_config
-from pqcache.store.drivers.base import redact
 from pqcache.store.manifest import Manifest
 from pqcache.store.repartition.dense_columns import Wanted, local_root
-from pqcache.store.repartition.table_schema import table_in
-from pqcache.store.repartition.target import check_apart
+from pqcache.store.repartition.target_record import check_apart
 from pqcache.store.repartition.to_target import Places, RepartitionReport, repartition_to
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import Job, build_snapshot
 from pqcache.store.sync.command import JOBS, finish, make_report
-from pqcache.store.sync.download import Stopwatch, disk_errors
 from pqcache.store.sync.plan import Recipe, fetch_of, plan_repartition
 from pqcache.store.sync.subset import Subset
+from pqcache.store.sync.table_schema import table_in
+from pqcache.store.urls import redact
+from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_size
 
 ROW_GROUP_SIZE = 128 << 20
@@ -148,7 +149,7 @@ def _is_done(snapshot: Snapshot, manifest: Manifest, recipe: Recipe) -> bool:
 
 
 def _repartition_cache(
-    cache: Cache,
+    cache: CacheDirectory,
     given: Mapping[str, Any],
     wanted: Wanted,
     jobs: int,

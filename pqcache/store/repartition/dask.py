@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError
 from pqcache.events import Advanced, OnEvent, Warned
-from pqcache.store.drivers.base import url_scheme
 from pqcache.store.repartition.job import PartitionJob, run_job
-from pqcache.store.repartition.target import Done
+from pqcache.store.repartition.target_record import Done
+from pqcache.store.urls import url_scheme
 from pqcache.units import format_count
 
 _CONNECT = 10.0  # seconds

@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, dense_of, item_dtype, restored, smallest
-from pqcache.parquet.rewrite.source_reader import open_source
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
 from pqcache.parquet.schema_merge import unified
+from pqcache.parquet.source_footer import open_parquet
 from pqcache.store.cache import cache_at
-from pqcache.store.drivers.base import local_path, redact, url_scheme
-from pqcache.store.drivers.base import open_source as open_dataset
+from pqcache.store.drivers.registry import open_source as open_dataset
 from pqcache.store.sync.listing import list_source
+from pqcache.store.urls import local_path, redact, url_scheme
 
 _JOBS = 8
 _SAMPLE = 1024  # rows
@@ -115,7 +115,7 @@ def _lists(file: File, name: str, rows: int | None = None, groups: Sequence[int]
     field = schema.field(name)
     stored = dense_of(field)
     try:
-        with open_source(path) as opened:
+        with open_parquet(path) as opened:
             for batch in opened.iter_batches(rows or _BATCH, row_groups=groups, columns=[name], use_threads=False):
                 array = batch.column(0)
                 yield array if stored is None else restored(array, stored, as_list(field).type)

@@ -19,18 +19,22 @@ from shutil import disk_usage
 
 import pyarrow as pa
 
-import pqcache
-from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError
+from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError, disk_errors
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.drivers.base import Source, local_path, open_source, url_scheme
+from pqcache.store.drivers.base import Source, Staged, Target
+from pqcache.store.drivers.registry import open_source, open_target
+from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.repartition.target import Done, Record, Staged, Target, check_own, open_target
-from pqcache.store.sync.download import RETRIES, disk_errors, fetch, in_parallel, with_retries
+from pqcache.store.repartition.target_record import Done, Record, check_own
+from pqcache.store.sync.download import fetch
+from pqcache.store.urls import local_path, url_scheme
 from pqcache.system.disk import bytes_below, remove_tree
+from pqcache.system.parallel import in_parallel
 from pqcache.units import format_size
+from pqcache.versions import __version__
 
 _SPOOL = "pqcache-spool-"
 _TRANSFERS = 4  # files of one partition fetched or sent at once
@@ -131,10 +135,9 @@ class Spool:
 
 def run_job(job: PartitionJob) -> Done:
     """Do a job in a process that has nothing open yet; what it writes is the same everywhere."""
-    if job.version != pqcache.__version__:
+    if job.version != __version__:
         raise UsageError(
-            f"pqcache {pqcache.__version__} is not the version that was started, {job.version}; "
-            "install the same on all workers"
+            f"pqcache {__version__} is not the version that was started, {job.version}; install the same on all workers"
         )
     with ExitStack() as stack:
         source = open_source(job.source, job.source_options)

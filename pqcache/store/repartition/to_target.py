@@ -13,22 +13,25 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pqcache
 from pqcache.errors import UsageError
 from pqcache.events import Advanced, OnEvent, Rewrote, Started, Warned
 from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.store.drivers.base import Source, check_url, local_path, open_source, redact, url_scheme
+from pqcache.store.drivers.base import Source, Target
+from pqcache.store.drivers.registry import open_source, open_target
+from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.repartition.dense_columns import Wanted, local_root
 from pqcache.store.repartition.job import PartitionJob, do_job, spooled
-from pqcache.store.repartition.table_schema import Table, table_of
-from pqcache.store.repartition.target import Done, Target, check_apart, forget, open_target, own, take_over
-from pqcache.store.sync.download import Stopwatch, with_retries
+from pqcache.store.repartition.target_record import Done, check_apart, forget, own, take_over
 from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.table_schema import Table, table_of
+from pqcache.store.urls import check_url, local_path, redact, url_scheme
 from pqcache.store.workdir import rewrite_key
+from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count
+from pqcache.versions import __version__
 
 _ENCODING_AT_ONCE = 2  # partitions: each overlaps decoding and encoding on several threads
 
@@ -180,7 +183,7 @@ def _jobs(
             above.add(directory)
     run = os.urandom(8).hex()
     common = hashlib.sha256(schema).hexdigest()
-    recipe = f"{how!r} blocks of {where.block_size} schema {common} int96 {int96} by {pqcache.__version__}"
+    recipe = f"{how!r} blocks of {where.block_size} schema {common} int96 {int96} by {__version__}"
     return [
         PartitionJob(
             source=where.source,
@@ -193,7 +196,7 @@ def _jobs(
             how=how,
             key=rewrite_key(source.url, directory, group, recipe),
             whole=directory not in above,
-            version=pqcache.__version__,
+            version=__version__,
             run=run,
             schema=schema,
             int96=int96,

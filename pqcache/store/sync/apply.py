@@ -11,23 +11,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pqcache.errors import DamagedError, ParquetError
+from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warned
 from pqcache.parquet.rewrite.options import RewriteOptions, made_alike, shuffle_of
 from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Cache, Snapshot, write_checksums
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
+from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
-from pqcache.store.repartition.table_schema import Kinds, Table, table_in, table_like
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
-from pqcache.store.sync.download import Copied, disk_errors
+from pqcache.store.snapshot import Snapshot, write_checksums
+from pqcache.store.sync.download import Copied
 from pqcache.store.sync.download_pool import Bringer, brought, pool
 from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.subset import Subset
+from pqcache.store.sync.table_schema import Kinds, Table, table_in, table_like
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import bytes_below, fsync_path, link_or_copy, remove_tree
@@ -45,7 +47,7 @@ class Job:
     ``shard`` and ``listing`` are what the manifest says of the share.
     """
 
-    cache: Cache
+    cache: CacheDirectory
     previous: Snapshot | None
     plan: Plan
     source: Source | None

@@ -12,26 +12,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from pqcache.errors import UsageError
+from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Advanced, Collected, Event, OnEvent, Warned, ignore
-from pqcache.store.cache import Cache, Snapshot, cache_at, cache_path
+from pqcache.store.cache import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
-from pqcache.store.drivers.base import (
-    TIMEOUT,
-    check_url,
-    is_secret,
-    local_path,
-    open_source,
-    redact,
-    url_scheme,
-)
+from pqcache.store.drivers.base import TIMEOUT
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.manifest import Totals
 from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary
-from pqcache.store.sync.download import RETRIES, Stopwatch, disk_errors
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.listing import Listing, list_source
 from pqcache.store.sync.plan import Plan, Recipe
+from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
 from pqcache.store.workdir import discard
+from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_size
 
 JOBS = 8
@@ -132,7 +128,7 @@ def sync(
     watch = Stopwatch()
     if source is not None:
         _check_order(os.fspath(cache), source)
-    target = Cache(cache_path(cache))
+    target = CacheDirectory(cache_path(cache))
     if source is None and not target.exists():
         raise UsageError(f"{cache}: not a pqcache yet; name the source too: pqcache sync SOURCE {cache}")
     given = {
@@ -224,7 +220,7 @@ class Counted:
 
 
 def make_report(
-    cache: Cache,
+    cache: CacheDirectory,
     config: Config,
     plan: Plan,
     current: Snapshot | None,
@@ -256,7 +252,7 @@ def make_report(
     )
 
 
-def finish(cache: Cache, config: Config, command: str, report: SyncReport, on_event: OnEvent) -> None:
+def finish(cache: CacheDirectory, config: Config, command: str, report: SyncReport, on_event: OnEvent) -> None:
     """Write the run into the history and remove old snapshots and what dead runs left.
 
     A run that died between publishing and here gets its record now, while its snapshot is still kept.

@@ -7,29 +7,27 @@ whether the file is still the one that was listed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import math
 import os
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from pqcache.errors import (
+    DISK_FULL,
     ParquetError,
     PqcacheError,
     SourceChanged,
     SourceIncomplete,
     SourceNotFound,
     SourceUnavailable,
+    disk_error,
 )
-from pqcache.events import Advanced, OnEvent, Retried
+from pqcache.events import Advanced, OnEvent
 from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download_stream import WORTH_DIRECT, arriving
@@ -40,8 +38,6 @@ from pqcache.system.disk import BLOCK, past_cache, write_at
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,11 +51,9 @@ class Copied:
 
 
 ALL = Subset()
-RETRIES = 4
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _DURABLE_EVERY = 32 << 20  # bytes of a file
 _TAIL = 64 << 10  # of a file's end, where its footer is; most fit
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 MOVED = 3  # how often a file may change while it is copied before the run gives up
 
 
@@ -136,52 +130,6 @@ def keeps_changing(source: Source, path: str) -> SourceIncomplete:
         f"{path}: keeps changing at {source.url} while it is copied; nothing was published, "
         "sync again when its writer has finished"
     )
-
-
-def with_retries(
-    call: Callable[[], T],
-    path: str,
-    retries: int,
-    on_event: OnEvent,
-    progress: Callable[[], int] = lambda: 0,
-    within: float = math.inf,
-) -> T:
-    """Return what ``call`` returns; run it again, after growing jittered waits, while its error may pass.
-
-    After ``retries`` tries in a row without any ``progress`` (a number that grows), or once ``within`` seconds
-    have passed, the error is raised.
-    """
-    began, seen, idle = time.monotonic(), progress(), 0
-    failed: list[SourceUnavailable] = []
-    try:
-        return call()
-    except SourceUnavailable as error:
-        failed.append(error)  # the usual case needs neither tenacity nor the time that importing it takes
-    import tenacity
-
-    def again() -> T:
-        if failed:
-            raise failed.pop()
-        return call()
-
-    def is_enough(_: object) -> bool:
-        nonlocal seen, idle
-        before, seen = seen, progress()
-        idle = 0 if seen > before else idle + 1
-        return idle > retries or time.monotonic() - began > within
-
-    def report(state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        wait = state.next_action.sleep if state.next_action else 0.0
-        on_event(Retried(path, str(error), round(wait, 1)))
-
-    return tenacity.Retrying(
-        stop=is_enough,
-        wait=tenacity.wait_random_exponential(multiplier=0.3, max=20),
-        retry=tenacity.retry_if_exception_type(SourceUnavailable),
-        before_sleep=report,
-        reraise=True,
-    )(again)
 
 
 def _fetch_version(
@@ -299,7 +247,7 @@ def _fill(
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno not in _FULL:  # what fsync could not write is not reported twice: do not build on it
+        if error.errno not in DISK_FULL:  # what fsync could not write is not reported twice: do not build on it
             part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
     return Arrived(text_of(seen), tail)
@@ -325,42 +273,3 @@ def _footer(source: Source, file: SourceFile, part: Path, tail: bytes = b"") -> 
 
     whole = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
     return footer_in(tail if whole else end_of(part), file_url(source, file.path))
-
-
-def disk_error(path: Path, error: OSError) -> PqcacheError:
-    """Return the error for a failed write below the cache."""
-    if error.errno in _FULL:
-        return PqcacheError(f"{path.parent}: no space left on the device; free some, or put the cache on a larger disk")
-    return PqcacheError(f"{path}: {error.strerror or error}; check the cache's disk and its permissions")
-
-
-@contextmanager
-def disk_errors(cache: Path) -> Iterator[None]:
-    """Turn what the file system of the cache refuses into errors with advice."""
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(Path(os.fsdecode(error.filename)) if error.filename else cache, error) from error
-
-
-class Stopwatch:
-    """Seconds since it was made."""
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start, to the millisecond."""
-        return round(time.monotonic() - self._start, 3)
-
-
-def in_parallel(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
-    """Return what each call returns; the first error is raised once what has begun has ended."""
-    with ThreadPoolExecutor(threads) as pool:
-        futures = [pool.submit(call) for call in calls]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise

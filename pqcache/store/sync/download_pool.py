@@ -19,10 +19,12 @@ from queue import SimpleQueue
 from pqcache.errors import CacheError
 from pqcache.events import Advanced, Fetched, OnEvent
 from pqcache.store.drivers.base import ExactSource, Source
+from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.download import MOVED, Copied, Stopwatch, fetch, keeps_changing, vanished, with_retries
+from pqcache.store.sync.download import MOVED, Copied, fetch, keeps_changing, vanished
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.store.sync.subset import Subset
+from pqcache.system.stopwatch import Stopwatch
 
 Task = tuple[DirectoryPlan, SourceFile]
 

@@ -19,13 +19,13 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.filters.expression import condition_columns, expression_of, rows_where
 from pqcache.filters.sql import parse_condition
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.projection import keyvalues_of, project
 from pqcache.parquet.rewrite.concat_chunks import alone, encode
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
-from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.file_writer import Form, Layout, RowGroupFile, form_of, told, widened
-from pqcache.parquet.rewrite.source_reader import Source, open_source, sources_of
 from pqcache.parquet.schema_merge import conformed, working
+from pqcache.parquet.source_footer import SourceFooter, open_parquet, sources_of
 
 _PIECE = 4 << 20  # Arrow bytes decoded at once, guessed
 _MAX_PIECE_ROWS = 32 << 10  # dictionaries can make the guess far too low
@@ -103,7 +103,7 @@ class _Output:
     whether row groups can be copied: their columns are stored as those encoded here.
     """
 
-    source: Source
+    source: SourceFooter
     name: str
     wanted: Sequence[bool]
     positions: list[int]
@@ -171,7 +171,7 @@ class _Output:
         self.file.finish(widened(self.layout, self.dictionaries).keyvalues)
 
 
-def _output_of(opened: Source, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
+def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
     data = footer.read_footer(opened.path)
     fields = thrift.decode(data, name)
     limit = opened.size - 8 - len(data)
@@ -201,14 +201,14 @@ def _output_of(opened: Source, target: Path, wanted: Sequence[bool], disk: Execu
     )
 
 
-def _leaves(source: Source, wanted: Sequence[bool], name: str) -> list[int]:
+def _leaves(source: SourceFooter, wanted: Sequence[bool], name: str) -> list[int]:
     """Return the positions of the leaves of the wanted columns."""
     leaves = footer.leaves_of(source.elements, name)
     return [number for number, leaf in enumerate(leaves) if wanted[leaf.column]]
 
 
 def _encodings_of(
-    source: Source, group: int, wanted: Sequence[bool], form: Form, as_integer: bool, name: str
+    source: SourceFooter, group: int, wanted: Sequence[bool], form: Form, as_integer: bool, name: str
 ) -> Encodings:
     """Return the settings that a row group of the source was written with."""
     written = footer.leaves_of(footer.schema_of(form.template, name), name)
@@ -225,7 +225,7 @@ def _encodings_of(
     )
 
 
-def _tables(source: Source, group: int, name: str) -> Iterator[pa.Table]:
+def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
     """Yield the rows of a row group in pieces of bounded size."""
     metadata = source.metadata.row_group(group)
     width = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
@@ -233,7 +233,7 @@ def _tables(source: Source, group: int, name: str) -> Iterator[pa.Table]:
     schema = working(source.schema)
     found = 0
     try:
-        with open_source(source.path, source.int96) as file:
+        with open_parquet(source.path, source.int96) as file:
             for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
                 found += batch.num_rows
                 yield conformed(pa.Table.from_batches([batch]), schema, name)

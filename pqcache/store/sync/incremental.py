@@ -10,23 +10,26 @@ from dataclasses import dataclass
 
 from pqcache.errors import DamagedError, SourceIncomplete
 from pqcache.events import OnEvent, Warned
-from pqcache.store.cache import SUMMARY, Cache, Snapshot
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.config import Config, write_config
-from pqcache.store.drivers.base import Source, redact
+from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
+from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, Totals
+from pqcache.store.shard import owners, parse_shard
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import Job, build_snapshot
-from pqcache.store.sync.listing import Listing
+from pqcache.store.sync.listing import Listing, shared
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync
 from pqcache.store.sync.safety_checks import Waiting, check_case, check_deletions, taken
-from pqcache.store.sync.shard import owners, parse_shard, shared
+from pqcache.store.urls import redact
 
 
 @dataclass(frozen=True)
 class Run:
     """What a refresh works with; the fields are as in ``sync``."""
 
-    target: Cache
+    target: CacheDirectory
     current: Snapshot | None
     config: Config
     listing: Listing

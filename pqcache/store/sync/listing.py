@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pqcache.errors import SourceIncomplete
 from pqcache.events import Listed, OnEvent
 from pqcache.store.drivers.base import FIRST, Source
+from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.hive import is_data
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.download import RETRIES, with_retries
-from pqcache.store.sync.safety_checks import check_listing
+from pqcache.store.shard import listing_digest, owners, parse_shard
+from pqcache.store.sync.safety_checks import Waiting, check_listing, taken
 from pqcache.store.sync.subset import Subset, select
+from pqcache.units import format_count
 
 
 @dataclass(frozen=True)
@@ -51,3 +53,22 @@ def list_source(
         raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}")
     on_event(Listed(len(files), sum(file.identity.size for file in files)))
     return Listing(files, [file.path for file in found], subset)
+
+
+def shared(
+    files: Sequence[SourceFile], paths: Sequence[str], shard: str | None, waiting: Waiting, what: str, url: str
+) -> str | None:
+    """Return the digest of what is shared among nodes, or None where nothing is; an empty share is refused.
+
+    ``paths`` are those of everything at the source, ``what`` says which columns and rows are taken of the ``files``.
+    """
+    if shard is None:
+        return None
+    mine = parse_shard(shard)
+    if mine.node not in owners(files, mine.nodes).values():
+        raise SourceIncomplete(
+            f"{url}: --shard {mine} is left without a file; {format_count(len(files), 'file')} there are too few, "
+            f"or too uneven, for {mine.nodes} nodes; nothing was published, share them among fewer nodes"
+        )
+    ready = (file.path for file in taken(files, paths, (), waiting))
+    return listing_digest(files, ready, mine.nodes, what)

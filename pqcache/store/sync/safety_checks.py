@@ -8,16 +8,18 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from pqcache.errors import PqcacheError, SourceError, SourceIncomplete, UsageError
-from pqcache.store.drivers.base import check_path, printable
+from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
+from pqcache.store.config import parse_max_delete
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.sync.plan import Plan
+from pqcache.store.urls import printable
 from pqcache.units import format_count, format_size
 
-MAX_DELETE = "50%"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _LEAST_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
 
 
@@ -140,18 +142,6 @@ def folds_case(directory: Path) -> bool:
         probe.unlink()
 
 
-def parse_max_delete(text: str) -> tuple[float, bool]:
-    """Return the limit in ``--max-delete`` and whether it is a percentage.
-
-    >>> parse_max_delete("50%"), parse_max_delete("1000")
-    ((50.0, True), (1000.0, False))
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
-    if match is None or (match[2] and float(match[1]) > 100):
-        raise UsageError(f"--max-delete {text!r}: write a number of files like 1000, or a share like 50%")
-    return float(match[1]), bool(match[2])
-
-
 def check_deletions(
     plan: Plan, held: Sequence[FileEntry], max_delete: str, elsewhere: frozenset[str] = frozenset(), shard: str = ""
 ) -> None:
@@ -200,3 +190,33 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
             f"{cache}: needs {format_size(needed)} of free space, has {format_size(free)}; "
             "free some, take fewer partitions with --where, or put the cache on a larger disk"
         )
+
+
+def check_path(path: str) -> str | None:
+    """Return what is wrong with a source path, or None if it is safe to use below the cache.
+
+    Object keys are hostile input: no name may leave the cache or be two things at once on disk.
+    """
+    directory, slash, name = path.rpartition("/")
+    short = len(name) <= 255 // 4  # however many bytes its characters take
+    if short and name.isprintable() and name not in ("", ".", "..") and (not slash or _is_safe(directory)):
+        return None  # as nearly all are, and there may be a million
+    if _CONTROL.search(path):
+        return "has a control character in its name"
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    segments = path.split("/")
+    if path.startswith("/") or "" in segments:
+        return "has an empty segment in its path"
+    if "." in segments or ".." in segments:
+        return "has a '.' or '..' segment in its path"
+    if any(len(segment.encode()) > 255 for segment in segments):
+        return "has a name longer than 255 bytes"
+    return None
+
+
+@lru_cache(1 << 14)
+def _is_safe(directory: str) -> bool:
+    return check_path(directory) is None

@@ -14,13 +14,15 @@ from typing import Any
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
-from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Cache, Snapshot
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
+from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest
-from pqcache.store.sync.download import Stopwatch
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.incremental import find_damaged
 from pqcache.store.verify.repair import changes_at_source, fetch_again
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
+from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count
 
 FASTPARQUET = "fastparquet"
@@ -135,7 +137,7 @@ def verify(
     if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:
         raise UsageError(f"--engine {FASTPARQUET}: it is not installed; pip install 'pqcache[{FASTPARQUET}]'")
     check = _Check(deep or engine is not None, engine, jobs or os.cpu_count() or 1, on_event)
-    target = Cache.open(cache)
+    target = CacheDirectory.open(cache)
     snapshot, lease = target.lease()
     with lease:
         manifest, damage = check.snapshot(snapshot)
@@ -166,7 +168,7 @@ def verify(
 
 
 def _repair(
-    cache: Cache,
+    cache: CacheDirectory,
     snapshot: Snapshot,
     manifest: Manifest | None,
     damage: Sequence[Damage],

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import PqcacheError, first_line
 from pqcache.parquet.row_group_stats import columns_table, read_footer, row_group_columns
-from pqcache.store.cache import Snapshot
 from pqcache.store.row_group_index import rows_by_file
+from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import is_true
 from pqcache.system.startup import without_pandas
 

@@ -6,24 +6,27 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-from pqcache.errors import CacheError, CacheLocked
+from pqcache.errors import CacheError, CacheLocked, disk_errors
 from pqcache.events import OnEvent
-from pqcache.store.cache import Cache, Snapshot
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.config import read_config
-from pqcache.store.drivers.base import open_source, redact
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest import Manifest
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import Job, build_snapshot
 from pqcache.store.sync.command import JOBS, Counted, finish, make_report, sync
-from pqcache.store.sync.download import RETRIES, Stopwatch, disk_errors
 from pqcache.store.sync.incremental import find_damaged, make_plan
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.plan import Recipe, plan_sync
 from pqcache.store.sync.safety_checks import Waiting
 from pqcache.store.sync.subset import select
+from pqcache.store.urls import redact
+from pqcache.system.stopwatch import Stopwatch
 
 
 def fetch_again(
-    cache: Cache,
+    cache: CacheDirectory,
     snapshot: Snapshot,
     manifest: Manifest | None,
     damaged: frozenset[str],
@@ -82,7 +85,7 @@ def fetch_again(
 
 
 def changes_at_source(
-    cache: Cache, snapshot: Snapshot, manifest: Manifest, options: Mapping[str, str] | None, on_event: OnEvent
+    cache: CacheDirectory, snapshot: Snapshot, manifest: Manifest, options: Mapping[str, str] | None, on_event: OnEvent
 ) -> tuple[str, ...]:
     """Return the source files that a sync would bring or drop now, because their identities are not those recorded."""
     config = read_config(cache.path)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet import footer, thrift
-from pqcache.parquet.pages.binary_views import views_of
+from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import unpacked
 from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
 from pqcache.system.buffer_pool import Arena, Pool

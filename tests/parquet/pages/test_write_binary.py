@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages import write_binary
 from pqcache.parquet.rewrite.concat_chunks import encode, stitched
-from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.file_writer import Layout, RowGroupFile, form_of
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet import thrift
+from pqcache.parquet.encodings import LIMITED, Encodings
 from pqcache.parquet.pages import write_numbers
 from pqcache.parquet.rewrite import concat_chunks
 from pqcache.parquet.rewrite.concat_chunks import Chunk
-from pqcache.parquet.rewrite.encodings import LIMITED, Encodings
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.system.buffer_pool import Pool

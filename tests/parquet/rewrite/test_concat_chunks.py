@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.rewrite.concat_chunks import encode, stitched
-from pqcache.parquet.rewrite.encodings import Encodings
 from pqcache.parquet.rewrite.file_writer import Layout, RowGroupFile, form_of
 
 FLOATS = st.floats(width=32)

@@ -34,7 +34,7 @@ from pqcache.reader.order.order import Order, Part
 from pqcache.reader.read_plan import View, view_of
 from pqcache.reader.row_group_reader import RowGroups
 from pqcache.reader.selection import row_filter as filters_module
-from pqcache.reader.selection.selection import SelectedRows
+from pqcache.store.selected_rows import SelectedRows
 from pqcache.torch import ParquetDataset
 
 NAN = float("nan")

@@ -25,13 +25,14 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache import cli
+from pqcache.dataset import Cache
 from pqcache.errors import CacheError, DamagedError, UsageError
 from pqcache.events import Event, Started, Warned
-from pqcache.reader.selection.selection import SelectedRows
-from pqcache.store.cache import Cache, Snapshot
 from pqcache.store.config import read_config
 from pqcache.store.keys import build, lookup
 from pqcache.store.keys.lookup import check_key_index, directory_of, read_key_index
+from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.snapshot import Snapshot
 from tests.damage import flip, truncate
 from tests.datasets import write_day, write_shop
 

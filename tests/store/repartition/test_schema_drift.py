@@ -19,8 +19,9 @@ import pytest
 import pqcache
 from pqcache.parquet.dense import Dense, applied
 from pqcache.parquet.key_values import SPARK
-from pqcache.store.cache import ROW_GROUPS, write_checksums
+from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import IndexBuilder, write_index
+from pqcache.store.snapshot import write_checksums
 from tests.datasets import files_of
 from tests.remote import Remote, make_remote
 

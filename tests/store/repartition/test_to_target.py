@@ -19,9 +19,10 @@ import pytest
 import pqcache
 from pqcache.events import Event, Rewrote, Warned
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.store.drivers.base import open_source
+from pqcache.store.drivers.base import HIDDEN
+from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.repartition.job import PartitionJob, Spool, run_job
-from pqcache.store.repartition.target import HIDDEN, RUN, Record, open_target, own, take_over
+from pqcache.store.repartition.target_record import RUN, Record, own, take_over
 from tests.conftest import Bucket
 from tests.datasets import files_of, shop_table, write_shop
 from tests.remote import Remote, make_remote
@@ -237,7 +238,9 @@ def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
 
 
 def test_a_record_survives_its_storage() -> None:
-    from pqcache.store.repartition.target import Done, _decoded
+    from pqcache.store.repartition.target import _decoded
+
+    from pqcache.store.repartition.target_record import Done
 
     record = Record("dt=1", "key", {"a.parquet": 7}, Done((1, 2), (3, 4), (5, 6), 7, ("careful",)))
     assert _decoded(record.encoded()) == record

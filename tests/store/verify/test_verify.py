@@ -21,9 +21,10 @@ import pqcache
 from pqcache import cli
 from pqcache.events import Damaged, Fetched
 from pqcache.parquet import footer, thrift
-from pqcache.store.cache import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY, Snapshot
+from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import write_manifest
+from pqcache.store.snapshot import Snapshot
 from pqcache.store.verify.supervised_process import Checker, ask_all
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.rewrite.sizes import weigh
+from pqcache.parquet.sizes import weigh
 from pqcache.system.buffer_pool import Pool
 
 _WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,

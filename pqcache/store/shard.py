@@ -20,11 +20,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from pqcache.errors import SourceIncomplete, UsageError
+from pqcache.errors import UsageError
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.safety_checks import Waiting, taken
-from pqcache.units import format_count
 
 WHOLE = 32  # a partition of at most this part of a node's share is not cut
 
@@ -88,25 +86,6 @@ def listing_digest(files: Sequence[SourceFile], taken: Iterable[str], nodes: int
         known = file.identity
         digest.update(f"\0{file.path}\0{known.size} {known.mtime_ns} {known.tag} {file.path in ready}".encode())
     return digest.hexdigest()
-
-
-def shared(
-    files: Sequence[SourceFile], paths: Sequence[str], shard: str | None, waiting: Waiting, what: str, url: str
-) -> str | None:
-    """Return the digest of what is shared among nodes, or None where nothing is; an empty share is refused.
-
-    ``paths`` are those of everything at the source, ``what`` says which columns and rows are taken of the ``files``.
-    """
-    if shard is None:
-        return None
-    mine = parse_shard(shard)
-    if mine.node not in owners(files, mine.nodes).values():
-        raise SourceIncomplete(
-            f"{url}: --shard {mine} is left without a file; {format_count(len(files), 'file')} there are too few, "
-            f"or too uneven, for {mine.nodes} nodes; nothing was published, share them among fewer nodes"
-        )
-    ready = (file.path for file in taken(files, paths, (), waiting))
-    return listing_digest(files, ready, mine.nodes, what)
 
 
 def _place(directory: str) -> tuple[bytes, str]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.pages.binary_views import bytes_in, is_view
+from pqcache.parquet.binary_views import bytes_in, is_view, offsets_of
 from pqcache.parquet.schema_merge import is_text
 
 Floats = npt.NDArray[np.float64]
@@ -76,12 +76,3 @@ def fixed_width(kind: pa.DataType) -> float:
         return float(kind.bit_width / 8)
     except ValueError:
         return 4.0
-
-
-def offsets_of(chunk: pa.Array) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-    """Return where each value of an array of lists, strings or binary begins, and where the last one ends."""
-    large = pt.is_large_binary(chunk.type) or pt.is_large_string(chunk.type) or pt.is_large_list(chunk.type)
-    kind = np.int64 if large else np.int32  # pyarrow's own to_numpy would load pandas
-    if not len(chunk):  # whose buffer may hold nothing
-        return np.zeros(1, kind)
-    return np.frombuffer(chunk.buffers()[1], kind, len(chunk) + 1, chunk.offset * np.dtype(kind).itemsize)

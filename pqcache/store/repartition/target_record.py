@@ -9,105 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from pqcache.errors import CacheLocked, SourceNotFound, UsageError
-from pqcache.store.drivers.base import TIMEOUT, local_path, printable, redact, url_scheme
-from pqcache.store.manifest import SourceFile
+from pqcache.store.drivers.base import HIDDEN, Target
+from pqcache.store.urls import local_path, printable, redact, url_scheme
 
-HIDDEN = "_pqcache"
 RECORDS = f"{HIDDEN}/records"
 RUN = f"{HIDDEN}/run"
-STAGING = f"{HIDDEN}/tmp"
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A file that the store has, or has a place for, and that readers do not see: ``path`` is where it will be."""
-
-    path: str
-    file: Path
-    size: int
-    handle: Any = None
-
-
-class Target(Protocol):
-    """A dataset being written. All methods may be called from several threads at once; errors are SourceErrors.
-
-    ``url`` is fit to be shown. ``scratch`` is a local directory on the target's own file system, where what is to be
-    published is best written, or None. Paths are relative to the target, with ``/`` between segments.
-    """
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def scratch(self) -> Path | None: ...
-
-    def list(self) -> Iterator[SourceFile]:
-        """Yield every file there, hidden ones included; nothing where nothing is yet."""
-
-    def begin(self) -> None:
-        """Make the target, and remove what dead runs were in the middle of."""
-
-    def read(self, path: str, size: int) -> bytes:
-        """Return a small file."""
-
-    def write(self, path: str, data: bytes) -> None:
-        """Write a small file, whole or not at all."""
-
-    def remove(self, paths: Sequence[str]) -> None:
-        """Remove files; those that are gone already are fine."""
-
-    def put(self, file: Path, token: str, path: str) -> Staged:
-        """Bring a local file to the store, out of readers' sight; ``token`` is one attempt at one partition."""
-
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
-        """Let readers see a partition's files. May be called again after an error, and by two who made the same.
-
-        With ``whole`` nothing else will ever be in the directory.
-        """
-
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
-        """Remove what was put and will not be committed; never fails."""
-
-    def finish(self) -> None:
-        """Remove what pqcache keeps there for itself: everything is published."""
-
-    def abandon(self) -> None:
-        """Remove what pqcache keeps there for itself: nothing is published."""
-
-    def close(self) -> None:
-        """Give connections back."""
-
-
-def open_target(
-    url: str, options: Mapping[str, str] | None = None, block_size: int | None = None, timeout: float = TIMEOUT
-) -> Target:
-    """Return the target at ``url``; nothing is contacted yet.
-
-    On HDFS its files get blocks of ``block_size`` bytes, by default the cluster's. A scheme that cannot be written
-    raises UsageError.
-    """
-    known, scheme = dict(options or {}), url_scheme(url)
-    if scheme in ("", "file"):
-        from pqcache.store.drivers.local import LocalTarget
-
-        return LocalTarget(local_path(url), known)
-    if scheme == "hdfs":
-        from pqcache.store.drivers.hdfs import HdfsTarget
-
-        return HdfsTarget(url, known, block_size, timeout)
-    if scheme == "s3":
-        from pqcache.store.drivers.s3 import S3Target
-
-        return S3Target(url, known, timeout)
-    if scheme == "webhdfs":
-        raise UsageError(f"{redact(url)}: webhdfs:// can be read, not written; write hdfs:// with the RPC port instead")
-    raise UsageError(f"{redact(url)}: unknown scheme {scheme}://; a target is hdfs://, s3://, file:// or a path")
 
 
 @dataclass(frozen=True)

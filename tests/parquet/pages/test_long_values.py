@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.pages.binary_views import Longs, bytes_in, longs_of, stretches, without_views
+from pqcache.parquet.binary_views import bytes_in, stretches, without_views
+from pqcache.parquet.pages.long_values import Longs, longs_of
 from pqcache.parquet.pages.page_reader import ByteArrays, Reader
 from pqcache.parquet.pages.write_binary import pages_of
 from pqcache.parquet.rewrite import source_reader

@@ -11,20 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from pqcache.parquet.binary_views import INLINE, LONG
 from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Leaf, Reader, leaf_of
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.buffer_pool import Pool
 
-WORTH = 2048  # bytes of a value, from which on it is read and written like this
-INLINE = 12  # bytes that a view holds itself
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
 
 
@@ -46,58 +43,6 @@ def views_of(rows: ByteArrays, kind: pa.DataType | None = None) -> pa.Array:
             views[first + row, 4 : 4 + length] = data[begin : begin + length]
     pages = [pa.py_buffer(data) for _, data in rows.pages]
     return pa.Array.from_buffers(kind or pa.binary_view(), count, [None, pa.py_buffer(views), *pages])
-
-
-def is_view(kind: pa.DataType) -> bool:
-    """Return whether rows of a type are views."""
-    return bool(pt.is_binary_view(kind) or pt.is_string_view(kind))
-
-
-def bytes_in(column: pa.ChunkedArray) -> int:
-    """Return the bytes of a column; of views those that they point to, as ``nbytes`` would count whole pages."""
-    if not is_view(column.type):
-        return int(column.nbytes)
-    return sum(int(_words(chunk)[:, 0].sum(dtype=np.int64)) for chunk in column.chunks)
-
-
-def _words(views: pa.Array) -> npt.NDArray[np.int32]:
-    """Return the four words of each view: its length, four bytes, its buffer, and where in it the bytes begin."""
-    if not len(views):
-        return np.zeros((0, 4), np.int32)
-    return np.frombuffer(views.buffers()[1], "<i4", 4 * len(views), 16 * views.offset).reshape(-1, 4)
-
-
-def without_views(table: pa.Table) -> pa.Table:
-    """Return ``table`` with strings and binary that are no views: their bytes are copied."""
-    for number, field in enumerate(table.schema):
-        if is_view(field.type):
-            kind = pa.large_string() if pt.is_string_view(field.type) else pa.large_binary()
-            table = table.set_column(number, field.with_type(kind), table.column(number).cast(kind))
-    return table
-
-
-def stretches(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]] | None:
-    """Return bytes in which rows lie each with its length before it, and where they would end without the lengths.
-
-    None is for rows some of which have nothing before them, as they do not come from a page.
-    """
-    words = _words(views)
-    lengths, numbers, begins = words[:, 0].astype(np.int64), words[:, 2], words[:, 3].astype(np.int64)
-    if np.any(lengths <= INLINE) or np.any(begins < 4):
-        return None
-    if not len(words):
-        return []
-    buffers = [np.frombuffer(buffer, np.uint8) for buffer in views.buffers()[2:]]
-    cuts = np.flatnonzero((numbers[1:] != numbers[:-1]) | (begins[1:] != begins[:-1] + lengths[:-1] + 4)) + 1
-    found = []
-    for low, high in pairwise([0, *cuts.tolist(), len(words)]):
-        data = buffers[numbers[low]]
-        heads = data[begins[low:high, None] + np.arange(-4, 0)].reshape(-1).view("<i4")
-        if not np.array_equal(heads, lengths[low:high]):
-            return None
-        bytes_ = data[begins[low] - 4 : begins[high - 1] + lengths[high - 1]].data
-        found.append((bytes_, np.concatenate([[0], np.cumsum(lengths[low:high])])))
-    return found
 
 
 Decoded = Callable[[int, str], Iterator[pa.Array]]
@@ -153,7 +98,7 @@ def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool
         return False
     chunks = (metadata.row_group(group).column(leaf.number) for group in range(metadata.num_row_groups))
     return all(
-        chunk.total_uncompressed_size >= WORTH * chunk.num_values and _READABLE.issuperset(chunk.encodings)
+        chunk.total_uncompressed_size >= LONG * chunk.num_values and _READABLE.issuperset(chunk.encodings)
         for chunk in chunks
     )
 

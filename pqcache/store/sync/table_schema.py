@@ -22,13 +22,15 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in, is_alike
-from pqcache.parquet.rewrite.sizes import fixed_width
-from pqcache.parquet.rewrite.source_reader import int96_columns, int96_span, int96_unit
+from pqcache.parquet.int96_unit import int96_columns, int96_span, int96_unit
 from pqcache.parquet.schema_merge import unified
-from pqcache.store.drivers.base import Source, file_url, open_source
+from pqcache.parquet.sizes import fixed_width
+from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.store.sync.download import RETRIES, in_parallel, with_retries
 from pqcache.store.sync.remote_footer import read_remote_footer
+from pqcache.system.parallel import in_parallel
 
 T = TypeVar("T")
 _JOBS = 16  # footers read at once

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import SourceIncomplete, UsageError
-from pqcache.store.cache import Cache
+from pqcache.store.cache import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
-from pqcache.store.sync.shard import WHOLE, Shard, listing_digest, owners, parse_shard
+from pqcache.store.shard import WHOLE, Shard, listing_digest, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.remote import Remote, make_remote
 
@@ -256,7 +256,7 @@ def write_uneven(root: Path) -> Path:
 
 
 def manifest_of(cache: Path) -> Manifest:
-    return Cache.open(cache).snapshot().manifest()
+    return CacheDirectory.open(cache).snapshot().manifest()
 
 
 def together(caches: list[Path], shop: Path) -> None:

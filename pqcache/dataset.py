@@ -1,0 +1,122 @@
+"""The public ``Cache``: what is in a cache directory, read as Arrow without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Names
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pqcache.reader.epoch import read_batches, read_rows
+from pqcache.reader.selection.sequences import Sequence
+from pqcache.store.cache import CacheDirectory
+from pqcache.store.keys.lookup import lookup
+from pqcache.store.selected_rows import SelectedRows
+
+
+@dataclass(frozen=True)
+class Cache(CacheDirectory):
+    """One local directory that holds one dataset.
+
+    >>> cache = Cache.open("cache/shop")
+    >>> len(cache.snapshots()), cache.current() == cache.snapshot()
+    (1, True)
+    """
+
+    def batches(
+        self,
+        columns: Names[str] | None = None,
+        filters: Any = None,
+        batch_size: int = 4096,
+        shuffle: bool = True,
+        seed: int = 0,
+        epoch: int = 0,
+        drop_last: bool = False,
+        memory: str | int = "2GB",
+        window: int | None = None,
+        lanes: int | None = None,
+        num_replicas: int = 1,
+        rank: int = 0,
+        start: int = 0,
+        snapshot: str | None = None,
+        rows: SelectedRows | None = None,
+        sequence: Sequence | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield an epoch as Arrow record batches, in the order in which ParquetDataset yields its batches.
+
+        For numpy, JAX, TensorFlow or plain Arrow: torch is not imported. Every row comes exactly once per epoch;
+        nulls stay nulls, dictionaries are decoded. Batches are made ahead on threads of this process.
+
+        ``columns``       names; None for all. Partition columns are columns.
+        ``filters``       a condition on any columns: SQL text, a list as pandas takes it, like
+                          ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. What the
+                          index does not decide is counted at once, by reading the condition's columns, and
+                          remembered with the snapshot. On nulls see docs/loading.md.
+        ``batch_size``    rows of a batch; the epoch's last one may be shorter
+        ``shuffle``       False gives the rows in the order of the files
+        ``seed``, ``epoch``   choose the order; the same two give the same order again
+        ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: what is left
+                          over is dropped.
+        ``memory``        bytes that decoded row groups of this rank may take
+        ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
+        ``lanes``         independent streams of batches; None: one for each rank
+        ``num_replicas``, ``rank``   into how many equal parts the epoch is shared, and which one this is: batches
+                          number ``rank``, ``rank + num_replicas`` and so on of the whole epoch
+        ``start``         the number of the epoch's first batch that is wanted, counted over all ranks: to go on
+                          where a run stopped, also with another ``num_replicas`` that divides ``lanes``
+        ``snapshot``      the snapshot to read, which stays leased until the epoch ends; None: the current one
+        ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
+                          those of them that satisfy it
+        ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
+                          ``batch_size`` then counts sequences, and columns are lists of fixed size
+
+        >>> batches = Cache.open("cache/shop").batches(["id", "price"], batch_size=128, seed=7)
+        >>> [batch.num_rows for batch in batches]
+        [128, 128, 128, 128, 88]
+
+        Options that make no sense raise UsageError at once, a cache without that snapshot raises CacheError;
+        files that are gone or damaged raise ParquetError by name while iterating.
+        """
+        return read_batches(
+            self.path,
+            columns=columns,
+            filters=filters,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            seed=seed,
+            epoch=epoch,
+            drop_last=drop_last,
+            memory=memory,
+            window=window,
+            lanes=lanes,
+            num_replicas=num_replicas,
+            rank=rank,
+            start=start,
+            snapshot=snapshot,
+            rows=rows,
+            sequence=sequence,
+        )
+
+    def lookup(self, column: str, values: Any) -> SelectedRows:
+        """Return the rows of the current snapshot whose ``column`` has one of ``values``, without scanning.
+
+        ``column`` is one that 'pqcache index' has made a key index of (``a.b`` inside of a struct), or a partition
+        column. ``values`` is a value, or a list, numpy or Arrow array of values. The rows can be read with ``read``
+        and trained on with ``ParquetDataset(path, rows=...)``.
+
+        Without a key index CacheError names the command that makes one. Values of another type, and None, raise
+        UsageError; a damaged key index raises DamagedError.
+        """
+        snapshot, lease = self.lease()
+        with lease:
+            return lookup(snapshot, column, values)
+
+    def read(self, rows: SelectedRows, columns: Names[str] | None = None) -> pa.Table:
+        """Return ``rows`` as an Arrow table, in the order of the files; only their row groups are decoded.
+
+        ``columns`` are names, None for all. The rows' snapshot is read, also when it is not the current one any more;
+        one that is not kept raises CacheError.
+        """
+        return read_rows(self.path, rows, columns)

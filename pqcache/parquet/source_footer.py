@@ -1,0 +1,127 @@
+"""The footers of files that are rewritten together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError, first_line
+from pqcache.parquet import footer, thrift
+from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.int96_unit import int96_columns, int96_span, int96_unit
+
+_READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
+_FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
+
+
+@dataclass(frozen=True)
+class SourceFooter:
+    """What the footer of a source file says; ``int96`` is the unit its INT96 time stamps are read in."""
+
+    path: Path
+    size: int
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    elements: list[thrift.Struct]
+    int96: str
+
+
+def open_parquet(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """Return ``path`` opened for reading in slices; ``metadata`` is its footer, if that was read before.
+
+    Raises:
+        ParquetError: missing, not Parquet, truncated or encrypted.
+    """
+    try:
+        # An open file, because pyarrow takes some path strings for URLs.
+        return pq.ParquetFile(
+            pa.OSFile(os.fsencode(path)),
+            metadata=metadata,
+            pre_buffer=False,
+            buffer_size=_READ_BUFFER,
+            coerce_int96_timestamp_unit=int96_unit,
+            page_checksum_verification=True,
+        )
+    except (pa.ArrowException, OSError, UnicodeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: BaseException) -> ParquetError:
+    """Return the error for a file that cannot be opened as Parquet."""
+    return ParquetError(f"{path}: cannot be read as Parquet ({first_line(error)}); fetch it again")
+
+
+def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[SourceFooter]:
+    """Return the source files with INT96 time stamps in the unit ``int96``, by default one that loses nothing."""
+    opened = _sources(paths, int96 or "us")
+    if int96 is None and has_int96(opened):
+        unit = int96_unit([(str(source.path), *_int96_span(source)) for source in opened])
+        if unit != "us":
+            opened = _sources(paths, unit)
+    return opened
+
+
+def _sources(paths: Sequence[Path], unit: str) -> list[SourceFooter]:
+    shares = [paths[first : first + _FOOTERS_IN_TURN] for first in range(0, len(paths), _FOOTERS_IN_TURN)]
+    known: dict[bytes, list[thrift.Struct]] = {}
+    found: list[SourceFooter] = []
+
+    def ends(share: Sequence[Path]) -> list[tuple[Path, bytes, int]]:
+        return [(path, footer.read_footer(path), path.stat().st_size) for path in share]
+
+    # Several threads read; only one parses, since they would wait for one another.
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        for some in pool.map(ends, shares):
+            for path, data, size in some:
+                found.append(_source(path, data, size, unit, known, found[-1] if found else None))
+    return found
+
+
+def _source(
+    path: Path, data: bytes, size: int, unit: str, known: dict[bytes, list[thrift.Struct]], before: SourceFooter | None
+) -> SourceFooter:
+    """Return a source; what it has in common with the one ``before`` is the same object, so that both are alike."""
+    elements = footer.elements_in(data, str(path), known)
+    end = footer.MAGIC + data + len(data).to_bytes(4, "little") + footer.MAGIC
+    try:
+        file = pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=unit)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+    with file:
+        check_footer(data, str(path))
+        metadata = file.metadata
+        if before is not None and before.elements is elements and before.metadata.metadata == metadata.metadata:
+            schema = before.schema
+        else:
+            try:
+                schema = file.schema_arrow
+            except pa.ArrowException as error:
+                raise ParquetError(f"{path}: has a schema that Arrow cannot hold ({first_line(error)})") from error
+        return SourceFooter(path, size, metadata, schema, elements, unit)
+
+
+def kinds(sources: Sequence[SourceFooter]) -> list[SourceFooter]:
+    """Return the first source of each kind: those after it have the same schema and key-values."""
+    return list({id(source.schema): source for source in reversed(sources)}.values())[::-1]
+
+
+def has_int96(sources: Sequence[SourceFooter]) -> bool:
+    """Return whether any file has a column of INT96 time stamps."""
+    return any(int96_columns(source.metadata) for source in sources)
+
+
+def _int96_span(source: SourceFooter) -> tuple[bool, bool]:
+    columns = int96_columns(source.metadata)
+    if not columns or source.metadata.num_rows == 0:
+        return False, False
+    try:
+        with open_parquet(source.path, "us") as coarse, open_parquet(source.path, "ns") as fine:
+            return int96_span(coarse, fine, columns)
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(f"{source.path}: cannot be decoded ({first_line(error)}); fetch it again") from error

@@ -1,0 +1,64 @@
+"""Tries again what a store may answer the next time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from pqcache.errors import SourceUnavailable
+from pqcache.events import OnEvent, Retried
+
+if TYPE_CHECKING:
+    import tenacity
+
+T = TypeVar("T")
+
+RETRIES = 4
+
+
+def with_retries(
+    call: Callable[[], T],
+    path: str,
+    retries: int,
+    on_event: OnEvent,
+    progress: Callable[[], int] = lambda: 0,
+    within: float = math.inf,
+) -> T:
+    """Return what ``call`` returns; run it again, after growing jittered waits, while its error may pass.
+
+    After ``retries`` tries in a row without any ``progress`` (a number that grows), or once ``within`` seconds
+    have passed, the error is raised.
+    """
+    began, seen, idle = time.monotonic(), progress(), 0
+    failed: list[SourceUnavailable] = []
+    try:
+        return call()
+    except SourceUnavailable as error:
+        failed.append(error)  # the usual case needs neither tenacity nor the time that importing it takes
+    import tenacity
+
+    def again() -> T:
+        if failed:
+            raise failed.pop()
+        return call()
+
+    def is_enough(_: object) -> bool:
+        nonlocal seen, idle
+        before, seen = seen, progress()
+        idle = 0 if seen > before else idle + 1
+        return idle > retries or time.monotonic() - began > within
+
+    def report(state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        wait = state.next_action.sleep if state.next_action else 0.0
+        on_event(Retried(path, str(error), round(wait, 1)))
+
+    return tenacity.Retrying(
+        stop=is_enough,
+        wait=tenacity.wait_random_exponential(multiplier=0.3, max=20),
+        retry=tenacity.retry_if_exception_type(SourceUnavailable),
+        before_sleep=report,
+        reraise=True,
+    )(again)

@@ -1,0 +1,8 @@
+"""The names of a cache's own files; ``docs/cache-format.md`` says what is in them."""
+
+FILES = "_pqcache/files.arrow"
+ROW_GROUPS = "_pqcache/row_groups.arrow"
+LEASE = "_pqcache/lease"
+SUMMARY = "_pqcache/summary.json"
+CHECKSUMS = "_pqcache/checksums.json"
+CONFIG = "pqcache.toml"

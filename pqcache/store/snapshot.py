@@ -1,0 +1,120 @@
+"""A snapshot: one immutable, published version of a dataset, and the lease that keeps it from being cleaned away."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pqcache.errors import CacheError, DamagedError
+from pqcache.store.layout import CHECKSUMS, FILES, LEASE, ROW_GROUPS, SUMMARY
+from pqcache.system.checksum import checksum_of, is_true
+
+if TYPE_CHECKING:
+    from pqcache.store.manifest import Manifest
+    from pqcache.store.row_group_index import Index
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One immutable, published version of a dataset."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """The snapshot's name: when it was published and its number, ``20261120T040003Z-0007``."""
+        return self.path.name
+
+    @property
+    def number(self) -> int:
+        """The snapshot's number, which grows even where the clock steps back."""
+        number = self.id.rpartition("-")[2]
+        return int(number) if number.isdigit() else 0
+
+    def manifest(self) -> Manifest:
+        """Return the list of files and where each came from."""
+        from pqcache.store.manifest_file import read_manifest  # and pyarrow, which much can be done without
+
+        return read_manifest(self.path / FILES)
+
+    def index(self) -> Index:
+        """Return the row-group index, memory-mapped."""
+        from pqcache.store.row_group_index import read_index  # as above
+
+        return read_index(self.path / ROW_GROUPS)
+
+    def whole_manifest(self) -> Manifest:
+        """Return the manifest after comparing it with its checksum; damage raises DamagedError."""
+        self.check(FILES)
+        return self.manifest()
+
+    def whole_index(self) -> Index:
+        """Return the index after comparing it with its checksum; damage raises DamagedError."""
+        self.check(ROW_GROUPS)
+        return self.index()
+
+    def check(self, name: str) -> bool:
+        """Compare the manifest, the index or the summary with its checksum; damage raises DamagedError.
+
+        Return whether a checksum is recorded: snapshots from before there were any have none.
+        """
+        checksums, path = self.path / CHECKSUMS, self.path / name
+        try:
+            recorded = json.loads(checksums.read_bytes())[name]
+            if is_true(recorded, path):
+                return True
+        except FileNotFoundError as error:
+            if error.filename == str(checksums):
+                return False
+            raise DamagedError(f"{path}: is missing; the next sync makes it anew") from error
+        except PermissionError as error:
+            raise CacheError(f"{error.filename or path}: permission denied; make it readable for this user") from error
+        except KeyError as error:
+            raise DamagedError(f"{checksums}: says nothing of {name}; the next sync makes it anew") from error
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise DamagedError(f"{checksums}: cannot be read ({error}); the next sync makes it anew") from error
+        raise DamagedError(f"{path}: is not as it was written; the next sync makes it anew")
+
+    def lease(self) -> Lease:
+        """Keep this snapshot from being cleaned away until the lease is closed or the process ends."""
+        return Lease(self)
+
+
+class Lease:
+    """A shared lock on a snapshot; the kernel drops it when the process ends, however it ends."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        try:
+            self._file = (snapshot.path / LEASE).open("rb")
+        except OSError as error:
+            raise CacheError(
+                f"{snapshot.path}: the snapshot is gone ({error.strerror}); open the cache again"
+            ) from error
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        try:  # gc may have moved it away between open and flock
+            current = os.stat(snapshot.path / LEASE)
+        except OSError:
+            current = None
+        if current is None or current.st_ino != os.fstat(self._file.fileno()).st_ino:
+            self._file.close()
+            raise CacheError(f"{snapshot.path}: the snapshot was just cleaned away; open the cache again")
+
+    def close(self) -> None:
+        """Give the lease back."""
+        self._file.close()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_checksums(snapshot: Path) -> None:
+    """Record the checksums of a new snapshot's manifest, index and summary; the caller makes them durable."""
+    found = {name: checksum_of(snapshot / name) for name in (FILES, ROW_GROUPS, SUMMARY)}
+    (snapshot / CHECKSUMS).write_text(json.dumps(found) + "\n")

@@ -1,0 +1,81 @@
+"""URLs of sources and targets: taken apart, checked, and shown without the secrets in them."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, unquote, urlsplit
+
+from pqcache.errors import UsageError
+
+_SECRET = re.compile(
+    r"secret|password|passwd|token|delegation|signature|credential|access_?key|(^|_)key$", re.IGNORECASE
+)
+_QUERY = re.compile(r"(?<=[?&])([^=&/?]*)=([^&/#]*)")  # NAME=VALUE behind a question mark
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def url_scheme(url: str) -> str:
+    """Return the lower-case scheme of a URL, or an empty string for a path."""
+    match = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*)://", url)
+    return match[1].lower() if match else ""
+
+
+def check_url(url: str) -> None:
+    """Raise UsageError for what cannot be a path or a URL, and for a secret where it would be part of a path."""
+    scheme = url_scheme(url)
+    if not url.partition("://")[2 if scheme == "file" else 0].strip():
+        raise UsageError("an empty path; name a directory or a URL")
+    try:
+        _ = urlsplit(url.partition("?")[0]).port if scheme else None
+    except ValueError as error:
+        place = "BUCKET" if scheme == "s3" else "HOST:PORT"
+        raise UsageError(f"{redact(url)}: {error}; write {scheme}://{place}/PATH") from None
+    if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
+        raise UsageError(f"{redact(url)}: has a secret in its path; give it as an option instead: -o token=...")
+
+
+def local_path(url: str) -> str:
+    """Return the path in a ``file://`` URL, or the path itself."""
+    if url_scheme(url) != "file":
+        return url
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(f"{redact(url)}: a file URL has three slashes: file:///PATH")
+    return unquote(parts.path)
+
+
+def is_secret(option: str) -> bool:
+    """Return whether an option of this name must never be stored or shown."""
+    return _SECRET.search(option) is not None
+
+
+def redact(url: str) -> str:
+    """Return ``url`` without the passwords and tokens in it, and for S3 without the key as well."""
+    scheme = url_scheme(url)
+    if not scheme:
+        return url
+    url = _QUERY.sub(lambda match: f"{match[1]}=***" if is_secret(match[1]) else match[0], url)
+    rest = url.partition("://")[2]
+    try:
+        host = urlsplit(url).netloc
+    except ValueError:  # no telling where a password would end
+        return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url
+    if "@" not in rest:
+        return url
+    if "@" not in host and ":" in host and (scheme == "s3" or not host.rpartition(":")[2].isdigit()):
+        return f"{scheme}://***@{rest.rpartition('@')[2]}"  # an unescaped '/' in the password
+    user, at, place = host.rpartition("@")
+    user = "" if scheme == "s3" else user.partition(":")[0]
+    return f"{scheme}://{user}{at if user else ''}{place}{rest[len(host) :]}"
+
+
+def userinfo(url: str) -> tuple[str, str]:
+    """Return the user and the password in a URL; both may be empty."""
+    user, _, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
+    return unquote(user), unquote(password)
+
+
+def printable(path: str) -> str:
+    """Return ``path`` with what steers a terminal percent-encoded, fit for one line of output."""
+    shown = path.encode("utf-8", "backslashreplace").decode()
+    return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)

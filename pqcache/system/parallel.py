@@ -1,0 +1,20 @@
+"""Runs calls on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_parallel(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
+    """Return what each call returns; the first error is raised once what has begun has ended."""
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
