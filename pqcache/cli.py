@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     try:
         code = int(app(arguments, prog_name="pqcache", standalone_mode=False) or 0)
         if code == Interrupted.exit_code:  # Typer has caught the KeyboardInterrupt
-            return _fail(Interrupted("interrupted; nothing is left half done"), arguments)
+            return _fail(Interrupted("", "interrupted", "nothing is left half done"), arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:  # before Typer was ready to
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> int:
         _drop_output()
         name = error.filename or "the output, or a temporary file"
         advice = "; make it accessible for this user" if isinstance(error, PermissionError) else ""
-        return _fail(PqcacheError(f"{name}: {error.strerror or first_line(error)}{advice}"), arguments)
+        return _fail(PqcacheError(name, f"{error.strerror or first_line(error)}{advice}"), arguments)
     except Exception as error:  # noqa: BLE001  the last resort: a line instead of a traceback
         return _unexpected(error, arguments)
 
@@ -74,9 +74,9 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
         context = getattr(error, "ctx", None)
         named = [word for word in arguments[:1] if not word.startswith("-") and type(error).__name__ != "UsageError"]
         command = context.command_path if context is not None else " ".join(["pqcache", *named])
-        return _fail(UsageError(f"{said} ('{command} -h' shows the usage)"), arguments)
+        return _fail(UsageError("", f"{said} ('{command} -h' shows the usage)"), arguments)
     bug = "a bug? Please report it with what PQCACHE_DEBUG=1 shows and 'pqcache --version -v'"
-    return _fail(PqcacheError(f"{type(error).__name__}: {first_line(error)} ({bug})"), arguments)
+    return _fail(PqcacheError(f"{type(error).__name__}", f"{first_line(error)} ({bug})"), arguments)
 
 
 def _fail(error: PqcacheError, arguments: list[str]) -> int:

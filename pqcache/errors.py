@@ -22,6 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+TYPE_CHECKING = False  # as in typing, which takes its time to import
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -34,10 +38,36 @@ def first_line(error: BaseException | str) -> str:
 class PqcacheError(Exception):
     """Base of all errors that pqcache raises on purpose.
 
-    ``str(error)`` is one line that names the thing, says what is wrong and what to do next.
+    Attributes:
+        subject: the file, URL, option or column that it is about; empty where there is none.
+        reason: what is wrong with it.
+        advice: what to do next; empty where there is nothing to be done.
+
+    ``str(error)`` is one line made of the three.
     """
 
     exit_code = 1
+
+    def __init__(self, subject: object, reason: str, advice: str = "") -> None:
+        super().__init__(subject, reason, advice)
+        self.subject = str(subject)
+        self.reason = reason
+        self.advice = advice
+
+    def __str__(self) -> str:
+        about = f"{self.subject}: {self.reason}" if self.subject else self.reason
+        return f"{about}; {self.advice}" if self.advice else about
+
+    def within(self, subject: object) -> Self:
+        """Return the same error about what holds its subject: a file's column, a dataset of several."""
+        reason = f"{self.subject}: {self.reason}" if self.subject else self.reason
+        return type(self)(subject, reason, self.advice)
+
+    def renamed(self, old: object, new: object) -> Self:
+        """Return the same error with the path ``old`` called ``new``, as a copy is called by where it came from."""
+        return type(self)(
+            self.subject.replace(str(old), str(new)), self.reason.replace(str(old), str(new)), self.advice
+        )
 
 
 class UsageError(PqcacheError, ValueError):
@@ -101,8 +131,8 @@ class Interrupted(PqcacheError):
 def disk_error(path: Path, error: OSError) -> PqcacheError:
     """Return the error for a failed write below the cache."""
     if error.errno in DISK_FULL:
-        return PqcacheError(f"{path.parent}: no space left on the device; free some, or put the cache on a larger disk")
-    return PqcacheError(f"{path}: {error.strerror or error}; check the cache's disk and its permissions")
+        return PqcacheError(path.parent, "no space left on the device", "free some, or put the cache on a larger disk")
+    return PqcacheError(path, f"{error.strerror or error}", "check the cache's disk and its permissions")
 
 
 @contextmanager

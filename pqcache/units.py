@@ -22,7 +22,7 @@ def parse_size(text: str | int) -> int:
         return text
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a size: write it like 128MB, 64m or 134217728")
+        raise UsageError(f"{text!r} is not a size", "write it like 128MB, 64m or 134217728")
     return int(float(match[1]) * 1024 ** _SUFFIX[match[2].lower()])
 
 
@@ -36,7 +36,7 @@ def parse_duration(text: str | float) -> float:
         return float(text)
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a duration: write it like 90s, 10m, 48h or 2d")
+        raise UsageError(f"{text!r} is not a duration", "write it like 90s, 10m, 48h or 2d")
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 

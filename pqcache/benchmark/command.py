@@ -136,16 +136,16 @@ def bench(
     """
     check_numbers(batch_size=batch_size)
     if not seconds > 0:
-        raise UsageError(f"--seconds {seconds:g}: give a time to measure for")
+        raise UsageError(f"--seconds {seconds:g}", "give a time to measure for")
     if workers is not None and (not workers or min(workers) < 0):
-        raise UsageError("--workers: give numbers from 0, like 0,2,4")
+        raise UsageError("--workers", "give numbers from 0, like 0,2,4")
     data, lease = open_data(target)
     with lease or nullcontext():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
             view = view_of(data, columns, filters).densified()
         if not view.counts.sum():
-            raise UsageError(f"{target}: there is no row to read" + (" that satisfies the filters" if filters else ""))
+            raise UsageError(target, "there is no row to read" + (" that satisfies the filters" if filters else ""))
         budget = parse_size(memory)
         numbers: list[int | None] = [None]
         if _has_torch():
@@ -299,14 +299,14 @@ def _run(module: str, job: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
                 except subprocess.TimeoutExpired:
                     peak = max(peak, pss(process.pid) or 0)
                 if time.monotonic() > deadline:
-                    raise PqcacheError(f"{job['path']}: nothing was read in {_STARTING:g} s; is its disk alive?")
+                    raise PqcacheError(f"{job['path']}", f"nothing was read in {_STARTING:g} s", "is its disk alive?")
         finally:
             process.kill()
     lines = out.splitlines()
     if not lines:
         last = (err.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
-        raise PqcacheError(f"{job['path']}: the measuring process failed ({last})")
+        raise PqcacheError(f"{job['path']}", f"the measuring process failed ({last})")
     found = json.loads(lines[-1])
     if "error" in found:
-        raise getattr(errors, found["kind"], PqcacheError)(found["error"])
+        raise getattr(errors, found["kind"], PqcacheError)(*found["error"])
     return found, peak or None

@@ -30,7 +30,7 @@ def child(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     try:
         found = measure(job)
     except PqcacheError as error:
-        found = {"error": str(error), "kind": type(error).__name__}
+        found = {"error": error.args, "kind": type(error).__name__}
     print(json.dumps(found), flush=True)
     os._exit(0)  # workers and threads are in the middle of something
 
@@ -97,7 +97,7 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
             except (pa.ArrowException, OSError) as error:
                 group, why = groups.row_group[at], first_line(error)
                 raise ParquetError(
-                    f"{path}: row group {group} cannot be read ({why}); sync or write it again"
+                    path, f"row group {group} cannot be read ({why})", "sync or write it again"
                 ) from error
             return int(view.counts[at])
 

@@ -38,7 +38,7 @@ app = typer.Typer(
 def _size(text: str) -> int:
     size = parse_size(text)
     if size < 1:
-        raise UsageError(f"{text!r} is too small for a row group")
+        raise UsageError("", f"{text!r} is too small for a row group")
     return size
 
 
@@ -414,7 +414,7 @@ def _names(text: str | None) -> list[str] | None:
 
 def _number(word: str) -> int:
     if not word.strip().isdigit():
-        raise UsageError(f"--workers {word!r}: give numbers, like 0,2,4")
+        raise UsageError(f"--workers {word!r}", "give numbers, like 0,2,4")
     return int(word)
 
 
@@ -422,7 +422,7 @@ def _only_one(views: dict[str, Any]) -> str | None:
     """Return the option that is given, if any; two of them exclude each other."""
     given = [name for name, value in views.items() if value]
     if len(given) > 1:
-        raise UsageError(f"--{given[0]} and --{given[1]}: choose one of them")
+        raise UsageError(f"--{given[0]} and --{given[1]}", "choose one of them")
     return given[0] if given else None
 
 
@@ -435,7 +435,7 @@ def common(context: typer.Context, version: opt.Version = False, verbose: opt.Ve
         typer.echo("\n".join(report()) if verbose else f"pqcache {__version__}")
         raise typer.Exit
     if verbose:
-        raise UsageError("-v: goes with --version; a command says what it does without it")
+        raise UsageError("-v", "goes with --version", "a command says what it does without it")
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(UsageError.exit_code)
@@ -445,7 +445,7 @@ def _dense(names: list[str] | None) -> list[str] | None:
     if names == ["none"]:
         return []
     if names and (mixed := {"auto", "none"}.intersection(names)):
-        raise UsageError(f"--dense {mixed.pop()}: stands alone, without other columns")
+        raise UsageError(f"--dense {mixed.pop()}", "stands alone, without other columns")
     return names or None
 
 
@@ -454,7 +454,7 @@ def _options(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise UsageError(f"-o {key}: write it as KEY=VALUE")
+            raise UsageError(f"-o {key}", "write it as KEY=VALUE")
         options[key] = value
     return options
 

@@ -69,7 +69,7 @@ class Command(TyperCommand):
         given = self.make_parser(ctx).parse_args(list(args))[0]
         for parameter in self.params:
             if parameter.param_type_name == "argument" and given.get(parameter.name) == "":
-                raise UsageError(f"{getattr(parameter, 'metavar', None)}: an empty path; name a directory or a URL")
+                raise UsageError(f"{getattr(parameter, 'metavar', None)}", "an empty path", "name a directory or a URL")
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

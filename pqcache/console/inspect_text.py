@@ -123,7 +123,9 @@ def write_page(found: Inspection, training: Forecast | None, path: Path) -> None
         path.write_text(inspection_page(found, training, verdict(found), remedy(found, training)), encoding="utf-8")
     except OSError as error:
         kind = PqcacheError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UsageError
-        raise kind(f"--html {path}: {error.strerror}; name a file in a directory that can be written") from error
+        raise kind(
+            f"--html {path}", error.strerror or str(error), "name a file in a directory that can be written"
+        ) from error
     out().print(f"wrote {escape(str(path))}", soft_wrap=True)
 
 

@@ -85,8 +85,9 @@ def print_json(value: Mapping[str, Any]) -> None:
 def print_error(error: PqcacheError, json_lines: bool) -> None:
     """Print an error as one line, and as an event where events are wanted."""
     if json_lines:
+        about = {"subject": error.subject, "reason": error.reason, "advice": error.advice}
         kind = type(error).__name__
-        print_json({"event": "error", "kind": kind, "message": str(error), "exit_code": error.exit_code})
+        print_json({"event": "error", "kind": kind, "message": str(error), **about, "exit_code": error.exit_code})
     message = " ".join(str(error).split())
     if sys.stderr.isatty():
         from rich.markup import escape

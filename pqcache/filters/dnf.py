@@ -42,17 +42,17 @@ def condition_from(filters: Any, schema: pa.Schema) -> Condition:
     """Return such a list as a condition on the columns of ``schema``; what is none raises UsageError."""
     try:
         if not isinstance(filters, list | tuple) or not filters:
-            raise UsageError(_HELP)
+            raise UsageError("", "not a condition", _HELP)
         either = [filters] if _is_comparison(filters[0]) else filters
         parts = []
         for conjunction in either:
             if not isinstance(conjunction, list | tuple) or not conjunction:
-                raise UsageError(_HELP)
+                raise UsageError("", "not a condition", _HELP)
             inner = tuple(_comparison(part, schema) for part in conjunction)
             parts.append(And(inner) if len(inner) > 1 else inner[0])
         return Or(tuple(parts)) if len(parts) > 1 else parts[0]
     except UsageError as error:
-        raise UsageError(f"filters {first_line(repr(filters))}: {error}") from error
+        raise error.within(f"filters {first_line(repr(filters))}") from error
 
 
 def _is_comparison(part: Any) -> bool:
@@ -61,19 +61,21 @@ def _is_comparison(part: Any) -> bool:
 
 def _comparison(part: Any, schema: pa.Schema) -> Condition:
     if not _is_comparison(part):
-        raise UsageError(f"{part!r} is no comparison; {_HELP}")
+        raise UsageError("", f"{part!r} is no comparison", _HELP)
     column, op, value = part
     if not isinstance(column, str):
-        raise UsageError(f"{column!r} is not the name of a column; {_HELP}")
+        raise UsageError("", f"{column!r} is not the name of a column", _HELP)
     operand = operand_of(column.split("."), schema)
     if op in _OPS:
         if value is None:
-            raise UsageError(f"a comparison of {column} with None is never true; write filters='{column} IS NULL'")
+            raise UsageError(
+                "", f"a comparison of {column} with None is never true", f"write filters='{column} IS NULL'"
+            )
         return comparison(operand, _OPS[op], _constant(value, operand))
     if op not in ("in", "not in"):
-        raise UsageError(f"{op!r} is not one of {', '.join(_OPS)}, in, not in")
+        raise UsageError("", f"{op!r} is not one of {', '.join(_OPS)}, in, not in")
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise UsageError(f"{column} {op} needs a list of values, not {value!r}")
+        raise UsageError("", f"{column} {op} needs a list of values, not {value!r}")
     values = [item.as_py() if isinstance(item, pa.Scalar) and not item.is_valid else item for item in value]
     found = one_of(operand, [_constant(item, operand) for item in values if item is not None])
     some_null = any(item is None for item in values)
@@ -100,7 +102,7 @@ def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
         else:
             scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value)
         if pt.is_timestamp(kind) and pt.is_timestamp(scalar.type) and (kind.tz is None) != (scalar.type.tz is None):
-            raise UsageError(f"{value} and {operand.name} must both have a time zone, or neither")
+            raise UsageError("", f"{value} and {operand.name} must both have a time zone, or neither")
         found = scalar.cast(kind)
         if pt.is_date(kind) and pt.is_timestamp(scalar.type) and found.cast(scalar.type) != scalar:
             raise no_value(str(value), operand)  # the cast would drop the time of day

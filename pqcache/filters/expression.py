@@ -226,7 +226,7 @@ def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
         if column is not None and field is not None:
             return Operand(column.name, tuple(inner), field.type)
     known = ", ".join(schema.names) or "none"
-    raise UsageError(f"there is no column {'.'.join(parts)}; there are: {known}")
+    raise UsageError("", f"there is no column {'.'.join(parts)}", f"there are: {known}")
 
 
 def _named(name: str, fields: Sequence[pa.Field]) -> pa.Field | None:
@@ -234,7 +234,7 @@ def _named(name: str, fields: Sequence[pa.Field]) -> pa.Field | None:
     if not matches:
         matches = [field for field in fields if field.name.lower() == name.lower()]  # SQL folds case
     if len(matches) > 1:
-        raise UsageError(f"there are {len(matches)} columns {name}; a condition needs one")
+        raise UsageError("", f"there are {len(matches)} columns {name}", "a condition needs one")
     return matches[0] if matches else None
 
 
@@ -297,4 +297,4 @@ def no_value(text: str, field: Operand) -> UsageError:
     """Return the error for a constant that does not fit what it is compared with."""
     kind = value_type(field.type)
     zone = "; say in which zone, like '2026-11-20T04:00:00Z'" if pt.is_timestamp(kind) and kind.tz else ""
-    return UsageError(f"{text!r} is not a value of {field.name}, which is {field.type}{zone}")
+    return UsageError("", f"{text!r} is not a value of {field.name}, which is {field.type}{zone}")

@@ -53,9 +53,9 @@ def parse_condition(where: str, schema: pa.Schema, option: str = "--where") -> C
     try:
         return _condition(_parse(where), schema)
     except UsageError as error:
-        raise UsageError(f"{option} {where!r}: {error}") from error
+        raise error.within(f"{option} {where!r}") from error
     except RecursionError as error:
-        raise UsageError(f"{option}: too deeply nested; {_HELP}") from error
+        raise UsageError(option, "too deeply nested", _HELP) from error
 
 
 def where_columns(where: str) -> list[str]:
@@ -65,7 +65,7 @@ def where_columns(where: str) -> list[str]:
     try:
         return list(dict.fromkeys(_name(column) for column in _parse(where).find_all(exp.Column, bfs=False)))
     except UsageError as error:
-        raise UsageError(f"--where {where!r}: {error}") from error
+        raise error.within(f"--where {where!r}") from error
 
 
 def matching(table: pa.Table, where: str) -> list[int]:
@@ -83,10 +83,10 @@ def _parse(where: str) -> Any:
     try:
         tree = sqlglot.parse_one(f"SELECT 1 WHERE {where}")
     except (SqlglotError, RecursionError) as error:
-        raise UsageError(f"not a complete condition; {_HELP}") from error
+        raise UsageError("", "not a complete condition", _HELP) from error
     extra = [name for name, value in tree.args.items() if value and name not in ("expressions", "where")]
     if extra or "where" not in tree.args:
-        raise UsageError(f"not a single condition; {_HELP}")
+        raise UsageError("", "not a single condition", _HELP)
     return tree.args["where"].this
 
 
@@ -110,12 +110,12 @@ def _condition(node: Any, schema: pa.Schema) -> Condition:
     kind = type(node).__name__
     allowed = _ARGUMENTS.get(kind)
     if allowed is None:
-        raise UsageError(f"{node.sql()!r} is not supported; {_HELP}")
+        raise UsageError("", f"{node.sql()!r} is not supported", _HELP)
     extra = [name for name, value in node.args.items() if value and name not in allowed]
     if extra:
         if kind == "In":
-            raise UsageError(f"IN needs a list of constants; {_HELP}")
-        raise UsageError(f"{node.sql()!r}: {', '.join(extra).upper()} is not supported; {_HELP}")
+            raise UsageError("", "IN needs a list of constants", _HELP)
+        raise UsageError(f"{node.sql()!r}", f"{', '.join(extra).upper()} is not supported", _HELP)
     # Where NOT stands before the operator, sqlglot may put it inside the node.
     found = _plain_condition(kind, node, schema)
     return Not(found) if node.args.get("negate") else found
@@ -146,10 +146,10 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
     if kind == "Column":
         if pt.is_boolean(field.type):
             return Compare(field.column, "EQ", pa.scalar(True), field.inner)
-        raise UsageError(f"{field.name} alone is not a condition; compare it with a constant")
+        raise UsageError("", f"{field.name} alone is not a condition", "compare it with a constant")
     if kind == "In":
         if not node.expressions:
-            raise UsageError(f"IN needs a list of constants; {_HELP}")
+            raise UsageError("", "IN needs a list of constants", _HELP)
         values = [_constant(item, field) for item in node.expressions]
         return one_of(field, values)
     if kind == "Between":
@@ -158,13 +158,13 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
     if kind == "Like":
         text = value_type(field.type)
         if not (pt.is_string(text) or pt.is_large_string(text)):
-            raise UsageError(f"LIKE needs a string column, {field.name} is {field.type}")
+            raise UsageError("", f"LIKE needs a string column, {field.name} is {field.type}")
         pattern = _constant(node.expression, field)
         assert isinstance(pattern, pa.Scalar)
         return Like(field.column, pattern.as_py(), text, field.inner)
     if type(node.expression).__name__ == "Null":
         return IsNull(field.column, field.inner)
-    raise UsageError("IS takes NULL or NOT NULL")
+    raise UsageError("", "IS takes NULL or NOT NULL")
 
 
 def _is_column(node: Any) -> bool:
@@ -179,7 +179,7 @@ def _field(node: Any, schema: pa.Schema) -> Operand:
     while type(node).__name__ == "Paren":
         node = node.this
     if not _is_column(node):
-        raise UsageError(f"{node.sql()!r} is not a column; {_HELP}")
+        raise UsageError("", f"{node.sql()!r} is not a column", _HELP)
     return operand_of([part.name for part in node.parts], schema)
 
 
@@ -189,7 +189,7 @@ def _constant(node: Any, field: Operand) -> pa.Scalar | int:
     if kind == "Paren":
         return _constant(node.this, field)
     if kind == "Null":
-        raise UsageError(f"{field.name} = NULL is never true; write {field.name} IS NULL")
+        raise UsageError("", f"{field.name} = NULL is never true", f"write {field.name} IS NULL")
     sign = ""
     if kind == "Neg":
         node, sign = node.this, "-"
@@ -201,5 +201,5 @@ def _constant(node: Any, field: Operand) -> pa.Scalar | int:
     elif kind == "Literal":
         text = sign + str(node.this)
     else:
-        raise UsageError(f"{node.sql()!r} is not a constant; {_HELP}")
+        raise UsageError("", f"{node.sql()!r} is not a constant", _HELP)
     return constant_of(text, field)

@@ -58,7 +58,7 @@ def parse_dense(text: str) -> Dense:
     """Return what ``uint16[512]`` means; anything else raises UsageError."""
     match = _TEXT.fullmatch(text)
     if match is None or match[1] not in _DTYPES:
-        raise UsageError(f"dense {text!r}: write it like uint16[512]")
+        raise UsageError(f"dense {text!r}", "write it like uint16[512]")
     return Dense(match[1], int(match[2]))
 
 
@@ -113,9 +113,9 @@ def as_dense(field: pa.Field, dense: Dense) -> pa.Field:
     """
     dtype = item_dtype(field.type)
     if dtype is None or np.dtype(dtype).kind not in ("iu" if dense.dtype in _INTEGERS else "f"):
-        raise ParquetError(f"column {field.name!r} is {field.type}, which cannot be dense as {dense.text}")
+        raise ParquetError("", f"column {field.name!r} is {field.type}, which cannot be dense as {dense.text}")
     if not 0 < dense.width <= _MAX_WIDTH:
-        raise ParquetError(f"column {field.name!r} cannot be dense as {dense.text}: a row has 1 byte to 2 GB")
+        raise ParquetError(f"column {field.name!r} cannot be dense as {dense.text}", "a row has 1 byte to 2 GB")
     known = pa.schema([field.remove_metadata()]).serialize().to_pybytes()
     about = {DTYPE: dense.dtype, SHAPE: json.dumps([dense.length]), LIST: base64.b64encode(known)}
     return pa.field(field.name, pa.binary(dense.width), field.nullable, {**(field.metadata or {}), **about})
@@ -233,8 +233,9 @@ def changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, Change
     for column in want:
         if column not in source.names:
             raise ParquetError(
-                f"{name}: has no column {column!r}, so all its rows are null there and it cannot be dense; leave it "
-                "out of --dense"
+                name,
+                f"has no column {column!r}, so all its rows are null there and it cannot be dense",
+                "leave it out of --dense",
             )
     names = [name for name in source.names if have.get(name) != want.get(name) and name in target.names]
     return {name: (source.field(name), want.get(name)) for name in names}
@@ -260,9 +261,10 @@ def changed(table: pa.Table, columns: Mapping[str, Change], name: str, first: in
                 parts.append(lists if want is None else packed(flattened(lists, want.length), want))
             except NotDense as error:
                 raise ParquetError(
-                    f"{name}: column {column!r}, row {at + error.row:,} {error}, so it cannot be dense as "
-                    f"{want.text if want else 'a list'}; leave it out of --dense, or repartition with a type that "
-                    "holds it"
+                    name,
+                    f"column {column!r}, row {at + error.row:,} {error}, so it cannot be dense as "
+                    f"{(want.text if want else 'a list')}",
+                    "leave it out of --dense, or repartition with a type that holds it",
                 ) from None
             finally:
                 at += len(chunk)

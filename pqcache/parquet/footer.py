@@ -42,17 +42,17 @@ def read_footer(path: Path) -> bytes:
         try:
             size = os.fstat(file).st_size
             if size < 12:
-                raise ParquetError(f"{path}: {size} bytes are too few for Parquet; fetch the file again")
+                raise ParquetError(path, f"{size} bytes are too few for Parquet", "fetch the file again")
             end = os.pread(file, _TAIL, max(0, size - _TAIL))  # most footers as a whole
             tail = end[-8:]
             if tail[4:] == b"PARE":
-                raise ParquetError(f"{path}: the footer is encrypted, which cannot be read; decrypt it first")
+                raise ParquetError(path, "the footer is encrypted, which cannot be read", "decrypt it first")
             if tail[4:] != MAGIC:
-                raise ParquetError(f"{path}: not Parquet, or cut off (no PAR1 at its end); fetch it again")
+                raise ParquetError(path, "not Parquet, or cut off (no PAR1 at its end)", "fetch it again")
             length = int.from_bytes(tail[:4], "little")
             if length > min(size - 12, _MAX_FOOTER):
                 raise ParquetError(
-                    f"{path}: damaged: a footer of {length:,} bytes in a file of {size:,}; fetch it again"
+                    path, f"damaged: a footer of {length:,} bytes in a file of {size:,}", "fetch it again"
                 )
             if length <= len(end) - 8:
                 return end[-8 - length : -8]
@@ -60,7 +60,7 @@ def read_footer(path: Path) -> bytes:
         finally:
             os.close(file)
     except OSError as error:
-        raise ParquetError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ParquetError(path, f"cannot be read: {error.strerror or error}") from error
 
 
 def frame(footer: Struct) -> bytes:
@@ -81,7 +81,7 @@ def schema_of(footer: Struct, name: str) -> list[Struct]:
     """Return the schema elements of ``footer``, depth first, the root included."""
     kind, elements = footer.get(2, (0, None))
     if kind != LIST or elements.kind != STRUCT or not elements.values:
-        raise ParquetError(f"{name}: the Parquet footer has no schema; fetch the file again")
+        raise ParquetError(name, "the Parquet footer has no schema", "fetch the file again")
     return list(elements.values)
 
 
@@ -89,14 +89,14 @@ def row_groups_of(footer: Struct, name: str) -> list[Struct]:
     """Return the row groups of ``footer``."""
     kind, groups = footer.get(4, (LIST, Items(STRUCT, [])))
     if kind != LIST or (groups.values and groups.kind != STRUCT):
-        raise ParquetError(f"{name}: the Parquet footer has no list of row groups; fetch the file again")
+        raise ParquetError(name, "the Parquet footer has no list of row groups", "fetch the file again")
     return list(groups.values)
 
 
 def _field(fields: Struct, number: int, kind: int, name: str) -> Any:
     found, value = fields.get(number, (0, None))
     if found != kind:
-        raise ParquetError(f"{name}: the Parquet footer lacks field {number}; fetch the file again")
+        raise ParquetError(name, f"the Parquet footer lacks field {number}", "fetch the file again")
     return value
 
 
@@ -108,7 +108,7 @@ def _number(fields: Struct, number: int, kind: int, name: str) -> int:
 def _chunks_of(group: Struct, name: str) -> list[Struct]:
     chunks = _field(group, 1, LIST, name)
     if chunks.values and chunks.kind != STRUCT:
-        raise ParquetError(f"{name}: the Parquet footer has no list of column chunks; fetch the file again")
+        raise ParquetError(name, "the Parquet footer has no list of column chunks", "fetch the file again")
     return list(chunks.values)
 
 
@@ -131,7 +131,7 @@ def moved(group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[byte
     chunks = []
     for number, chunk in enumerate(_chunks_of(group, name)):
         if 1 in chunk or 8 in chunk or 9 in chunk:
-            raise ParquetError(f"{name}: a column chunk is encrypted or in another file, which cannot be moved")
+            raise ParquetError(name, "a column chunk is encrypted or in another file, which cannot be moved")
         meta = dict(_field(chunk, 3, STRUCT, name))
         for offset in (9, 10, 11):
             # Writers that mean "no dictionary" have been seen to store offset 0.
@@ -209,7 +209,7 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
             while open_groups and open_groups[-1][0] == 0:
                 open_groups.pop()
             if not open_groups:
-                raise ParquetError(f"{name}: the Parquet schema is not a tree; fetch the file again")
+                raise ParquetError(name, "the Parquet schema is not a tree", "fetch the file again")
             left, path, shape = open_groups[-1]
             open_groups[-1] = (left - 1, path, shape)
             column += not path
@@ -218,12 +218,12 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
             shape = (*shape, repetition) if repetition else shape
         if number == 0 or children:
             if children < 0 or len(open_groups) > _MAX_SCHEMA_DEPTH:
-                raise ParquetError(f"{name}: the Parquet schema is damaged; fetch the file again")
+                raise ParquetError(name, "the Parquet schema is damaged", "fetch the file again")
             open_groups.append((children, path, shape))
         else:
             leaves.append(Leaf(number, column, path, shape))
     if any(left for left, _, _ in open_groups):
-        raise ParquetError(f"{name}: the Parquet schema is not a tree; fetch the file again")
+        raise ParquetError(name, "the Parquet schema is not a tree", "fetch the file again")
     return leaves
 
 

@@ -98,11 +98,11 @@ def check_footer(data: bytes, name: str) -> bytes:
         _fields(data, len(start.data), _FILE, start, 2)
         return start.data
     except _Encrypted:
-        raise ParquetError(f"{name}: columns are encrypted, which cannot be read; decrypt it first") from None
+        raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first") from None
     except IndexError:
-        raise ParquetError(f"{name}: the Parquet footer ends in the middle; {_ADVICE}") from None
+        raise ParquetError(name, "the Parquet footer ends in the middle", _ADVICE) from None
     except ValueError as error:
-        raise ParquetError(f"{name}: the Parquet footer is damaged ({error}); {_ADVICE}") from None
+        raise ParquetError(name, f"the Parquet footer is damaged ({error})", _ADVICE) from None
 
 
 def _start_of(data: bytes, name: str) -> _Start:

@@ -232,4 +232,4 @@ def _structs(fields: Struct, field: int) -> list[Struct]:
 
 
 def _damaged(name: str, what: str) -> ParquetError:
-    return ParquetError(f"{name}: the Parquet footer is damaged ({what}); fetch the file again")
+    return ParquetError(name, f"the Parquet footer is damaged ({what})", "fetch the file again")

@@ -145,9 +145,11 @@ def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileM
 def not_parquet(name: str, error: BaseException) -> ParquetError:
     """Return the error for a file whose footer cannot be read."""
     if isinstance(error, PermissionError):
-        return ParquetError(f"{name}: permission denied; make it readable for this user")
+        return ParquetError(name, "permission denied", "make it readable for this user")
     return ParquetError(
-        f"{name}: not a Parquet file, or truncated ({first_line(error)}); write it again at the source, or move it away"
+        name,
+        f"not a Parquet file, or truncated ({first_line(error)})",
+        "write it again at the source, or move it away",
     )
 
 

@@ -164,12 +164,15 @@ def unified(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
                 top = next((n for n in schema.names if column == n or column.startswith(f"{n}.")), None)
                 if top is None or top not in other.names:
                     raise ParquetError(
-                        f"{origin.get(column, name)} and {other_name}: the columns differ, and a name "
-                        f"is not unique: {column}; make the files agree"
+                        f"{origin.get(column, name)} and {other_name}",
+                        f"the columns differ, and a name is not unique: {column}",
+                        "make the files agree",
                     ) from None
                 raise ParquetError(
-                    f"{origin[top]} and {other_name}: column {column} has types that do not mix without loss: "
-                    f"{schema.field(top).type} and {other.field(top).type}; make the files agree at the source"
+                    f"{origin[top]} and {other_name}",
+                    f"column {column} has types that do not mix without loss: {schema.field(top).type} and "
+                    f"{other.field(top).type}",
+                    "make the files agree at the source",
                 ) from None
             metadata = {**(other.metadata or {}), **(schema.metadata or {})}
             before = {field.name: field.type for field in schema}
@@ -230,8 +233,9 @@ def conformed(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
                 column = column.cast(field.type)
             except pa.ArrowException as error:
                 raise ParquetError(
-                    f"{name}: column {field.name} cannot be brought from {column.type} to {field.type} "
-                    f"without loss ({error}); make the files agree at the source"
+                    name,
+                    f"column {field.name} cannot be brought from {column.type} to {field.type} without loss ({error})",
+                    "make the files agree at the source",
                 ) from error
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=schema)

@@ -54,7 +54,7 @@ def open_parquet(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData |
 
 def _unreadable(path: Path, error: BaseException) -> ParquetError:
     """Return the error for a file that cannot be opened as Parquet."""
-    return ParquetError(f"{path}: cannot be read as Parquet ({first_line(error)}); fetch it again")
+    return ParquetError(path, f"cannot be read as Parquet ({first_line(error)})", "fetch it again")
 
 
 def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[SourceFooter]:
@@ -102,7 +102,7 @@ def _source(
             try:
                 schema = file.schema_arrow
             except pa.ArrowException as error:
-                raise ParquetError(f"{path}: has a schema that Arrow cannot hold ({first_line(error)})") from error
+                raise ParquetError(path, f"has a schema that Arrow cannot hold ({first_line(error)})") from error
         return SourceFooter(path, size, metadata, schema, elements, unit)
 
 
@@ -124,4 +124,4 @@ def _int96_span(source: SourceFooter) -> tuple[bool, bool]:
         with open_parquet(source.path, "us") as coarse, open_parquet(source.path, "ns") as fine:
             return int96_span(coarse, fine, columns)
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{source.path}: cannot be decoded ({first_line(error)}); fetch it again") from error
+        raise ParquetError(source.path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error

@@ -263,6 +263,6 @@ def decode_first(data: bytes, name: str, until: int | None = None) -> tuple[Stru
     try:
         return decoder.struct(0, until), decoder.at
     except IndexError:
-        raise ParquetError(f"{name}: the Parquet footer ends in the middle; fetch the file again") from None
+        raise ParquetError(name, "the Parquet footer ends in the middle", "fetch the file again") from None
     except ValueError as error:
-        raise ParquetError(f"{name}: the Parquet footer is damaged ({error}); fetch the file again") from None
+        raise ParquetError(name, f"the Parquet footer is damaged ({error})", "fetch the file again") from None

@@ -162,7 +162,7 @@ def _schema_of(view: View) -> pa.Schema:
 def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequence[str] | None) -> pa.Table:
     """Return ``rows`` in the order of the files; see ``Cache.read``."""
     if not isinstance(rows, SelectedRows):
-        raise UsageError(f"rows={rows!r}: give SelectedRows, as Cache.lookup returns them")
+        raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
     if len(rows):
         return pa.Table.from_batches(list(read_batches(path, columns, shuffle=False, rows=rows)))
     data, lease = open_data(path, rows.snapshot or None)
@@ -194,7 +194,7 @@ def read_batches(
     check_numbers(batch_size=batch_size, window=window, lanes=lanes)
     check_rank(num_replicas, rank, lanes)
     if isinstance(epoch, bool) or epoch < 0 or start < 0:
-        raise UsageError(f"epoch={epoch}, start={start}: both count from 0")
+        raise UsageError(f"epoch={epoch}, start={start}", "both count from 0")
     budget = parse_size(memory)
     lanes = lanes or num_replicas
     data, lease = open_data(path, snapshot or getattr(rows, "snapshot", "") or None)

@@ -68,7 +68,7 @@ def fit(view: Sized, memory: int, lanes: int, name: object = "the dataset") -> t
         f"memory={format_size(1.01 * least)!r}"
     )
     if pieces > min(rows, _PIECES_AT_MOST):
-        raise UsageError(f"{text}; {advice}")
+        raise UsageError("", text, advice)
     warnings.warn(f"{text}: read in {pieces} pieces, which is slow; {advice}", stacklevel=2)
     return _WINDOW_OF_PIECES, -(-rows // pieces)
 

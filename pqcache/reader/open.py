@@ -34,9 +34,9 @@ def open_data(path: str | os.PathLike[str], snapshot: str | None = None) -> tupl
     """
     text = os.fspath(path)
     if not text:  # Path("") would be this directory
-        raise UsageError("an empty path; name a cache, a directory of Parquet or a file")
+        raise UsageError("", "an empty path", "name a cache, a directory of Parquet or a file")
     if "://" in text:
-        raise UsageError(f"{text}: not a local path; run 'pqcache sync {text} DIRECTORY' and open DIRECTORY")
+        raise UsageError(text, "not a local path", f"run 'pqcache sync {text} DIRECTORY' and open DIRECTORY")
     root = Path(text).expanduser().absolute()
     cache = CacheDirectory(root)
     if cache.exists():
@@ -53,16 +53,16 @@ def open_data(path: str | os.PathLike[str], snapshot: str | None = None) -> tupl
     if root.is_file():
         return _same(_indexed(root.parent, [root.name]), snapshot), None
     if not root.is_dir():
-        raise UsageError(f"{text}: no such file or directory; name a cache, a directory of Parquet or a file")
+        raise UsageError(text, "no such file or directory", "name a cache, a directory of Parquet or a file")
     paths = sorted(_data_files(root))
     if not paths:
-        raise UsageError(f"{text}: no Parquet files in it; fill it with 'pqcache sync SOURCE {text}'")
+        raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {text}'")
     return _same(_indexed(root, paths), snapshot), None
 
 
 def _same(data: Data, snapshot: str | None) -> Data:
     if snapshot is not None and data.snapshot != snapshot:
-        raise UsageError(f"{data.root}: its files are not those of {snapshot}; they have changed since then")
+        raise UsageError(data.root, f"its files are not those of {snapshot}", "they have changed since then")
     return data
 
 
@@ -87,4 +87,4 @@ def _data_files(root: Path) -> Iterator[str]:
 
 def _refuse(error: OSError) -> None:
     advice = "make it readable for this user" if isinstance(error, PermissionError) else "mend it, or name another"
-    raise UsageError(f"{error.filename}: cannot be listed ({error.strerror}); {advice}") from error
+    raise UsageError(error.filename, f"cannot be listed ({error.strerror})", advice) from error

@@ -345,7 +345,7 @@ class View:
                 reader = file.iter_batches(_SAMPLE, [group], present, use_threads=False)
                 batch = next(iter(reader), None)
         except (pa.ArrowException, OSError) as error:
-            raise ParquetError(f"{path}: cannot be read ({error}); open the dataset again") from error
+            raise ParquetError(path, f"cannot be read ({error})", "open the dataset again") from error
         return None if batch is None else pa.table(batch)
 
 
@@ -365,14 +365,14 @@ def view_of(
     if columns is None:
         columns = names
     if isinstance(columns, str):
-        raise UsageError(f"columns={columns!r}: give a list of names, like [{columns!r}]")
+        raise UsageError(f"columns={columns!r}", f"give a list of names, like [{columns!r}]")
     unknown = [name for name in columns if name not in names]
     if unknown:
-        raise UsageError(f"{data.root}: no column {unknown[0]!r}; it has {', '.join(names)}")
+        raise UsageError(data.root, f"no column {unknown[0]!r}", f"it has {', '.join(names)}")
     if not columns:
-        raise UsageError("columns is empty; name at least one, or None for all")
+        raise UsageError("", "columns is empty", "name at least one, or None for all")
     if len(set(columns)) < len(columns):
-        raise UsageError(f"columns names one twice: {', '.join(columns)}")
+        raise UsageError("columns names one twice", f"{', '.join(columns)}")
     chosen = choose(data, filters, rows, counts)
     if sequence is None:
         return View(data, tuple(columns), chosen.groups, selection=chosen.selection, selected=chosen.selected)
@@ -383,10 +383,10 @@ def _view_of_sequences(
     data: Data, columns: tuple[str, ...], sequence: SequenceOf, chosen: Chosen, counts: npt.NDArray[np.int64] | None
 ) -> View:
     if not isinstance(sequence, SequenceOf):
-        raise UsageError(f"sequence={sequence!r}: give a Sequence, like Sequence(3, order_by='ts')")
+        raise UsageError(f"sequence={sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")
     for name in sequence.columns_at or ():
         if name not in columns:
-            raise UsageError(f"sequence: columns_at names {name!r}, which is not among the columns")
+            raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
     found = Sequences(data, sequence, chosen.selection)
     groups = chosen.groups
     selected = count_rows(data, found, groups) if counts is None else counts[groups]

@@ -226,8 +226,10 @@ class RowGroups:
     def _checked(self, path: Path, group: int, positions: Ints, count: int) -> Ints:
         if len(positions) != count:
             raise ParquetError(
-                f"{path}: of row group {self.row_group[group]} {len(positions):,} rows are selected, where "
-                f"{count:,} were counted; the file was replaced or is damaged: open the dataset again"
+                path,
+                f"of row group {self.row_group[group]} {len(positions):,} rows are selected, where "
+                f"{count:,} were counted",
+                "the file was replaced or is damaged: open the dataset again",
             )
         return positions
 
@@ -248,7 +250,7 @@ class RowGroups:
             with self._open(number, path) as file:
                 yield file, path
         except FileNotFoundError as error:
-            raise ParquetError(f"{path}: the file is gone; open the dataset again") from error
+            raise ParquetError(path, "the file is gone", "open the dataset again") from error
         except (pa.ArrowException, OSError, IndexError) as error:
             raise self._damaged(path, group, error) from error
 
@@ -279,13 +281,16 @@ class RowGroups:
             column = hold(table.column(where[0]), form)
         except NotConstant as error:
             raise ParquetError(
-                f"{path}: column {form.name!r} has {error} in row group {self.row_group[group]}, where the "
-                f"rest of the dataset has lists of {form.dense}; pass ragged=[{form.name!r}]"
+                path,
+                f"column {form.name!r} has {error} in row group {self.row_group[group]}, where the rest "
+                f"of the dataset has lists of {form.dense}",
+                f"pass ragged=[{form.name!r}]",
             ) from error
         except (pa.ArrowException, OverflowError) as error:
             raise ParquetError(
-                f"{path}: column {form.name!r} cannot be read as {form.type} ({error}); "
-                "rewrite the file with the dataset's types"
+                path,
+                f"column {form.name!r} cannot be read as {form.type} ({error})",
+                "rewrite the file with the dataset's types",
             ) from error
         return cut(column, low, high) if (low, high) != (0, len(column)) else column
 
@@ -315,14 +320,16 @@ class RowGroups:
 
     def _replaced(self, path: Path, group: int, rows: int) -> ParquetError:
         return ParquetError(
-            f"{path}: row group {self.row_group[group]} has {rows} rows where the index has "
-            f"{self.rows[group]}; the file was replaced while in use: open the dataset again"
+            path,
+            f"row group {self.row_group[group]} has {rows} rows where the index has {self.rows[group]}",
+            "the file was replaced while in use: open the dataset again",
         )
 
     def _damaged(self, path: Path, group: int, error: BaseException) -> ParquetError:
         return ParquetError(
-            f"{path}: row group {self.row_group[group]} cannot be read ({first_line(error)}); "
-            "the file is damaged or was replaced: sync again, or write it again"
+            path,
+            f"row group {self.row_group[group]} cannot be read ({first_line(error)})",
+            "the file is damaged or was replaced: sync again, or write it again",
         )
 
 

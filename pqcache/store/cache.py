@@ -57,7 +57,7 @@ class CacheDirectory:
         """
         cache = cls(cache_path(path))
         if not cache.exists():
-            raise CacheError(f"{path}: not a pqcache; make one with 'pqcache sync SOURCE {path}'")
+            raise CacheError(path, "not a pqcache", f"make one with 'pqcache sync SOURCE {path}'")
         return cache
 
     def exists(self) -> bool:
@@ -80,15 +80,16 @@ class CacheDirectory:
             return None
         except OSError as error:
             raise CacheError(
-                f"{self.path}/current: not a link to a snapshot ({error.strerror}); "
-                "restore it or sync into a new directory"
+                f"{self.path}/current",
+                f"not a link to a snapshot ({error.strerror})",
+                "restore it or sync into a new directory",
             ) from error
         snapshot = Snapshot(self.snapshots_dir / Path(target).name)
         if snapshot.path.is_symlink():
-            raise CacheError(f"{snapshot.path}: is a symbolic link; a cache lives in one directory")
+            raise CacheError(snapshot.path, "is a symbolic link", "a cache lives in one directory")
         if not (snapshot.path / FILES).is_file():
             raise DamagedError(
-                f"{self.path}/current points at {target}, which is not a snapshot; remove the link and sync again"
+                "", f"{self.path}/current points at {target}, which is not a snapshot", "remove the link and sync again"
             )
         return snapshot
 
@@ -105,13 +106,13 @@ class CacheDirectory:
         if name is None:
             current = self.current()
             if current is None:
-                raise CacheError(f"{self.path}: nothing is published yet; run 'pqcache sync {self.path}'")
+                raise CacheError(self.path, "nothing is published yet", f"run 'pqcache sync {self.path}'")
             return current
         for snapshot in self.snapshots():
             if snapshot.id == name:
                 return snapshot
         kept = ", ".join(snapshot.id for snapshot in self.snapshots()) or "none"
-        raise CacheError(f"{self.path}: snapshot {name} is not kept any more (kept: {kept})")
+        raise CacheError(self.path, f"snapshot {name} is not kept any more (kept: {kept})")
 
     def lease(self) -> tuple[Snapshot, Lease]:
         """Return the current snapshot, leased; one that is replaced meanwhile is tried again."""
@@ -129,11 +130,11 @@ class CacheDirectory:
             self.check_layout()
             return
         if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path}: exists and is not a directory")
+            raise UsageError(self.path, "exists and is not a directory")
         self._check_links()
         ours = {"CACHEDIR.TAG", "lock", "tmp", "snapshots"}
         if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
-            raise UsageError(f"{self.path}: not empty and not a pqcache; name a new directory")
+            raise UsageError(self.path, "not empty and not a pqcache", "name a new directory")
         make_directory(self.snapshots_dir)
         make_directory(self.tmp_dir)
         write_durably(self.path / "CACHEDIR.TAG", _TAG, self.tmp_dir)
@@ -147,7 +148,7 @@ class CacheDirectory:
     def _check_links(self) -> None:
         for name in ("snapshots", "tmp", "lock", CONFIG, "history.jsonl.zst"):
             if (self.path / name).is_symlink():
-                raise CacheError(f"{self.path / name}: is a symbolic link; a cache lives in one directory")
+                raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 
     @contextmanager
     def lock(self, wait: float = 0.0) -> Iterator[None]:
@@ -162,7 +163,7 @@ class CacheDirectory:
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         raise CacheLocked(
-                            f"{self.path}: another run is at work here; wait for it with --wait SECONDS"
+                            self.path, "another run is at work here", "wait for it with --wait SECONDS"
                         ) from None
                     time.sleep(min(0.2, max(0.01, wait)))
             yield
@@ -181,7 +182,7 @@ class CacheDirectory:
         (built / LEASE).touch()
         fsync_tree(built)
         if self.current() != previous:
-            raise CacheLocked(f"{self.path}: another run has published meanwhile; sync again")
+            raise CacheLocked(self.path, "another run has published meanwhile", "sync again")
         if previous is not None:
             self._remove_orphans(previous)
         final = self.snapshots_dir / self.new_snapshot_id()
@@ -237,11 +238,11 @@ class CacheDirectory:
 def cache_path(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path of a cache; UsageError of an empty one, or of a URL, which may hold a password."""
     if not os.fspath(path):
-        raise UsageError("an empty path; name the directory of a cache")
+        raise UsageError("", "an empty path", "name the directory of a cache")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.]+):/", os.fspath(path))  # Path makes one slash of two
     if scheme:
         raise UsageError(
-            f"{scheme[1]}://...: a cache is a local directory; for a first sync name both, URL and directory"
+            f"{scheme[1]}://...", "a cache is a local directory", "for a first sync name both, URL and directory"
         )
     return Path(path).absolute()
 

@@ -52,11 +52,11 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.keep < 1:
-            raise UsageError(f"keep = {self.keep}: at least one snapshot has to be kept")
+            raise UsageError(f"keep = {self.keep}", "at least one snapshot has to be kept")
         if self.row_group_size is not None and self.row_group_size < 1:
-            raise UsageError(f"row_group_size = {self.row_group_size}: has to be at least one byte")
+            raise UsageError(f"row_group_size = {self.row_group_size}", "has to be at least one byte")
         if self.hdfs_driver not in (HDFS_NATIVE, HDFS3):
-            raise UsageError(f"--hdfs-driver {self.hdfs_driver}: choose {HDFS_NATIVE} or {HDFS3}")
+            raise UsageError(f"--hdfs-driver {self.hdfs_driver}", f"choose {HDFS_NATIVE} or {HDFS3}")
         parse_max_delete(self.max_delete)
         if self.shard is not None:
             parse_shard(self.shard)
@@ -89,13 +89,14 @@ def read_config(cache: Path) -> Config:
     try:
         document: Mapping[str, Any] = parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CacheError(f"{cache}: not a pqcache; make one with 'pqcache sync SOURCE {cache}'") from error
+        raise CacheError(cache, "not a pqcache", f"make one with 'pqcache sync SOURCE {cache}'") from error
     except (OSError, ValueError) as error:
-        raise CacheError(f"{path}: cannot be read ({error}); mend it, or sync into a new directory") from error
+        raise CacheError(path, f"cannot be read ({error})", "mend it, or sync into a new directory") from error
     if document.get("format") != FORMAT:
         raise CacheError(
-            f"{path}: format {document.get('format')} is not {FORMAT}, which this pqcache reads; "
-            "upgrade pqcache, or sync into a new directory"
+            path,
+            f"format {document.get('format')} is not {FORMAT}, which this pqcache reads",
+            "upgrade pqcache, or sync into a new directory",
         )
     size = document.get("row_group_size")
     try:
@@ -120,7 +121,7 @@ def read_config(cache: Path) -> Config:
             keys=tuple(map(str, document.get("keys", ()))),
         )
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CacheError(f"{path}: {error}; mend it, or sync into a new directory") from error
+        raise CacheError(path, f"{error}", "mend it, or sync into a new directory") from error
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -193,5 +194,5 @@ def parse_max_delete(text: str) -> tuple[float, bool]:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", text)
     if match is None or (match[2] and float(match[1]) > 100):
-        raise UsageError(f"--max-delete {text!r}: write a number of files like 1000, or a share like 50%")
+        raise UsageError(f"--max-delete {text!r}", "write a number of files like 1000, or a share like 50%")
     return float(match[1]), bool(match[2])

@@ -59,15 +59,16 @@ def _read(path: Path, with_files: bool) -> Manifest:
             about = json.loads((reader.schema.metadata or {}).get(b"pqcache", b"{}"))
             if about.get("format") != FORMAT:
                 raise CacheError(
-                    f"{path}: written in format {about.get('format')}, this pqcache reads format {FORMAT}; "
-                    "upgrade pqcache, or sync into a new directory"
+                    path,
+                    f"written in format {about.get('format')}, this pqcache reads format {FORMAT}",
+                    "upgrade pqcache, or sync into a new directory",
                 )
             batches = range(reader.num_record_batches if with_files else 0)
             files = tuple(entry for i in batches for entry in _entries(reader.get_batch(i)))
     except PermissionError as error:
-        raise CacheError(f"{path}: permission denied; make it readable for this user") from error
+        raise CacheError(path, "permission denied", "make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise DamagedError(f"{path}: the manifest cannot be read ({error}); the next sync makes it anew") from error
+        raise DamagedError(path, f"the manifest cannot be read ({error})", "the next sync makes it anew") from error
     where, shard, listing = about.get("where"), about.get("shard"), about.get("listing")
     return Manifest(files, about["source"], about["created"], where, shard, listing)
 

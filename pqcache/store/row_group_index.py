@@ -124,13 +124,14 @@ class IndexBuilder:
         """Add one file by its footer and Arrow schema."""
         if len(set(schema.names)) < len(schema.names):
             twice = next(name for name in schema.names if schema.names.count(name) > 1)
-            raise ParquetError(f"{path}: has two columns named {twice!r}; rename one at the source")
+            raise ParquetError(path, f"has two columns named {twice!r}", "rename one at the source")
         try:
             columns = row_group_columns(metadata, schema)
         except (LookupError, ValueError) as error:
             raise ParquetError(
-                f"{path}: its footer contradicts itself ({type(error).__name__}: {first_line(error)}); "
-                "write it again at the source, or move it away"
+                path,
+                f"its footer contradicts itself ({type(error).__name__}: {first_line(error)})",
+                "write it again at the source, or move it away",
             ) from error
         file = self._ids.setdefault(path, len(self._ids))
         columns["file"] = [file] * metadata.num_row_groups
@@ -202,7 +203,7 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise ParquetError(f"the types of two files do not fit together: {error}") from error
+        raise ParquetError("", f"the types of two files do not fit together: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -259,14 +260,15 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
         for name in here.keys() & there.keys():
             if here[name] != there[name]:
                 raise ParquetError(
-                    f"{path}: column {name!r} is stored as {here[name].text}, and as {there[name].text} in {first}; "
-                    f"make them alike with 'pqcache repartition --dense {name}'"
+                    path,
+                    f"column {name!r} is stored as {here[name].text}, and as {there[name].text} in {first}",
+                    f"make them alike with 'pqcache repartition --dense {name}'",
                 )
         try:
             result = pa.unify_schemas([result, schema], promote_options="permissive")
         except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
             raise ParquetError(
-                f"{path}: its schema does not fit {first} ({error}); rewrite one of them with the other's types"
+                path, f"its schema does not fit {first} ({error})", "rewrite one of them with the other's types"
             ) from error
     return result if result is not None else pa.schema([])
 
@@ -318,18 +320,19 @@ def read_index(path: Path) -> Index:
         about = json.loads(metadata.get(b"pqcache", b"{}"))
         if about.get("format") != FORMAT:
             raise CacheError(
-                f"{path}: written in format {about.get('format')}, this pqcache reads format {FORMAT}; "
-                "upgrade pqcache, or sync into a new directory"
+                path,
+                f"written in format {about.get('format')}, this pqcache reads format {FORMAT}",
+                "upgrade pqcache, or sync into a new directory",
             )
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
         chunks = table["file"].chunks
         codes = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
         paths = tuple(chunks[0].dictionary.to_pylist())
     except PermissionError as error:
-        raise CacheError(f"{path}: permission denied; make it readable for this user") from error
+        raise CacheError(path, "permission denied", "make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise DamagedError(
-            f"{path}: the row-group index cannot be read ({error}); the next sync makes it anew"
+            path, f"the row-group index cannot be read ({error})", "the next sync makes it anew"
         ) from error
     numbered = table.set_column(0, BASE.field("file"), codes).replace_schema_metadata(None)
     return Index(paths, numbered, schema, partitions_of(paths), about.get("uniform") is True)

@@ -36,16 +36,16 @@ class SelectedRows:
         for name in ("groups", "offsets", "rows"):
             found = np.asarray(getattr(self, name))
             if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-                raise UsageError(f"SelectedRows: {name} is not a one-dimensional array of integers")
+                raise UsageError("SelectedRows", f"{name} is not a one-dimensional array of integers")
             object.__setattr__(self, name, found.astype(np.int64, copy=False))
         if len(self.offsets) != len(self.groups) + 1 or self.offsets[0] != 0 or self.offsets[-1] != len(self.rows):
-            raise UsageError("SelectedRows: offsets has one item more than groups, from 0 to the number of rows")
+            raise UsageError("SelectedRows", "offsets has one item more than groups, from 0 to the number of rows")
         if np.any(self.counts < 0) or np.any(np.diff(self.groups) <= 0) or np.any(self.groups[:1] < 0):
-            raise UsageError("SelectedRows: groups must be ascending, each once, and their offsets ascending too")
+            raise UsageError("SelectedRows", "groups must be ascending, each once, and their offsets ascending too")
         first = np.zeros(len(self.rows), np.bool_)
         first[self.offsets[:-1][self.counts > 0]] = True
         if np.any(self.rows < 0) or np.any(np.diff(self.rows)[~first[1:]] <= 0):
-            raise UsageError("SelectedRows: the rows of a row group must be ascending, each once")
+            raise UsageError("SelectedRows", "the rows of a row group must be ascending, each once")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,11 +55,11 @@ class SelectedRows:
         """Return rows given as pairs (row group, position) in any order; what comes twice counts once."""
         given = [np.asarray(groups), np.asarray(rows)]
         if any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in given):
-            raise UsageError("SelectedRows.of: groups and rows must be one-dimensional, of integers")
+            raise UsageError("SelectedRows.of", "groups and rows must be one-dimensional, of integers")
         if len(given[0]) != len(given[1]):
-            raise UsageError(f"SelectedRows.of: {len(given[0])} groups and {len(given[1])} rows make no pairs")
+            raise UsageError("SelectedRows.of", f"{len(given[0])} groups and {len(given[1])} rows make no pairs")
         if any(len(part) and part.max() > np.iinfo(np.int64).max for part in given):
-            raise UsageError("SelectedRows.of: groups and rows must be numbers below 2**63")
+            raise UsageError("SelectedRows.of", "groups and rows must be numbers below 2**63")
         pairs = np.unique(np.stack([part.astype(np.int64) for part in given]), axis=1)
         found, counts = np.unique(pairs[0], return_counts=True)
         return SelectedRows(found, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), pairs[1], snapshot)
@@ -92,9 +92,9 @@ class SelectedRows:
     def check(self, rows: Ints) -> None:
         """Raise UsageError if there are no such rows in row groups of ``rows`` rows."""
         if len(self.groups) and self.groups[-1] >= len(rows):
-            raise UsageError(f"rows: there is no row group {self.groups[-1]}, the dataset has {len(rows):,}")
+            raise UsageError("rows", f"there is no row group {self.groups[-1]}, the dataset has {len(rows):,}")
         last = self.rows[self.offsets[1:][self.counts > 0] - 1]
         beyond = last >= rows[self.groups[self.counts > 0]]
         if np.any(beyond):
             group = int(self.groups[self.counts > 0][beyond][0])
-            raise UsageError(f"rows: row group {group} has {rows[group]:,} rows, and no row {last[beyond][0]:,}")
+            raise UsageError("rows", f"row group {group} has {rows[group]:,} rows, and no row {last[beyond][0]:,}")

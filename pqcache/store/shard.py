@@ -36,7 +36,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.node < self.nodes:
-            raise UsageError(f"--shard {self}: nodes are numbered from 0, so 3 nodes have 0/3, 1/3 and 2/3")
+            raise UsageError(f"--shard {self}", "nodes are numbered from 0, so 3 nodes have 0/3, 1/3 and 2/3")
 
     def __str__(self) -> str:
         return f"{self.node}/{self.nodes}"
@@ -50,7 +50,7 @@ def parse_shard(text: str) -> Shard:
     """
     match = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
     if match is None:
-        raise UsageError(f"--shard {text!r}: write the node's number, from 0, and the number of nodes, like 0/3")
+        raise UsageError(f"--shard {text!r}", "write the node's number, from 0, and the number of nodes, like 0/3")
     return Shard(int(match[1]), int(match[2]))
 
 

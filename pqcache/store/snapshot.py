@@ -70,14 +70,16 @@ class Snapshot:
         except FileNotFoundError as error:
             if error.filename == str(checksums):
                 return False
-            raise DamagedError(f"{path}: is missing; the next sync makes it anew") from error
+            raise DamagedError(path, "is missing", "the next sync makes it anew") from error
         except PermissionError as error:
-            raise CacheError(f"{error.filename or path}: permission denied; make it readable for this user") from error
+            raise CacheError(
+                f"{error.filename or path}", "permission denied", "make it readable for this user"
+            ) from error
         except KeyError as error:
-            raise DamagedError(f"{checksums}: says nothing of {name}; the next sync makes it anew") from error
+            raise DamagedError(checksums, f"says nothing of {name}", "the next sync makes it anew") from error
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{checksums}: cannot be read ({error}); the next sync makes it anew") from error
-        raise DamagedError(f"{path}: is not as it was written; the next sync makes it anew")
+            raise DamagedError(checksums, f"cannot be read ({error})", "the next sync makes it anew") from error
+        raise DamagedError(path, "is not as it was written", "the next sync makes it anew")
 
     def lease(self) -> Lease:
         """Keep this snapshot from being cleaned away until the lease is closed or the process ends."""
@@ -92,7 +94,7 @@ class Lease:
             self._file = (snapshot.path / LEASE).open("rb")
         except OSError as error:
             raise CacheError(
-                f"{snapshot.path}: the snapshot is gone ({error.strerror}); open the cache again"
+                snapshot.path, f"the snapshot is gone ({error.strerror})", "open the cache again"
             ) from error
         fcntl.flock(self._file, fcntl.LOCK_SH)
         try:  # gc may have moved it away between open and flock
@@ -101,7 +103,7 @@ class Lease:
             current = None
         if current is None or current.st_ino != os.fstat(self._file.fileno()).st_ino:
             self._file.close()
-            raise CacheError(f"{snapshot.path}: the snapshot was just cleaned away; open the cache again")
+            raise CacheError(snapshot.path, "the snapshot was just cleaned away", "open the cache again")
 
     def close(self) -> None:
         """Give the lease back."""

@@ -24,14 +24,14 @@ def check_url(url: str) -> None:
     """Raise UsageError for what cannot be a path or a URL, and for a secret where it would be part of a path."""
     scheme = url_scheme(url)
     if not url.partition("://")[2 if scheme == "file" else 0].strip():
-        raise UsageError("an empty path; name a directory or a URL")
+        raise UsageError("", "an empty path", "name a directory or a URL")
     try:
         _ = urlsplit(url.partition("?")[0]).port if scheme else None
     except ValueError as error:
         place = "BUCKET" if scheme == "s3" else "HOST:PORT"
-        raise UsageError(f"{redact(url)}: {error}; write {scheme}://{place}/PATH") from None
+        raise UsageError(f"{redact(url)}", f"{error}", f"write {scheme}://{place}/PATH") from None
     if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
-        raise UsageError(f"{redact(url)}: has a secret in its path; give it as an option instead: -o token=...")
+        raise UsageError(f"{redact(url)}", "has a secret in its path", "give it as an option instead: -o token=...")
 
 
 def local_path(url: str) -> str:
@@ -40,7 +40,7 @@ def local_path(url: str) -> str:
         return url
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise UsageError(f"{redact(url)}: a file URL has three slashes: file:///PATH")
+        raise UsageError(f"{redact(url)}", "a file URL has three slashes: file:///PATH")
     return unquote(parts.path)
 
 

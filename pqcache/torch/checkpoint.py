@@ -58,13 +58,15 @@ class State:
             there = getattr(self, name)
             if value != there:
                 raise UsageError(
-                    f"the state was taken with {name}={there!r}, this dataset has {name}={value!r}; "
-                    "construct it as it was, or start the epoch afresh"
+                    "",
+                    f"the state was taken with {name}={there!r}, this dataset has {name}={value!r}",
+                    "construct it as it was, or start the epoch afresh",
                 )
         if row_groups != self.row_groups:
             raise UsageError(
-                "the state was taken with other filters or rows, or another sequence; "
-                "construct the dataset with the same ones"
+                "",
+                "the state was taken with other filters or rows, or another sequence",
+                "construct the dataset with the same ones",
             )
 
 
@@ -98,22 +100,25 @@ class MixState:
         for name, value in mine.items():
             if value != getattr(self, name):
                 raise UsageError(
-                    f"the state was taken with {name}={getattr(self, name)!r}, this mix has {name}={value!r}; "
-                    "construct it as it was, or start the epoch afresh"
+                    "",
+                    f"the state was taken with {name}={getattr(self, name)!r}, this mix has {name}={value!r}",
+                    "construct it as it was, or start the epoch afresh",
                 )
 
 
 def _checked(state: Mapping[str, Any], what: str, kind: type[State] | type[MixState]) -> dict[str, Any]:
     """Return a state's fields; what is not one of this kind and format raises UsageError."""
     if not isinstance(state, Mapping) or "format" not in state:
-        raise UsageError(f"not a state of {what}: load what its state_dict() returned")
+        raise UsageError(f"not a state of {what}", "load what its state_dict() returned")
     if state["format"] != FORMAT:
-        raise UsageError(f"the state is of format {state['format']}, this pqcache reads {FORMAT}; upgrade pqcache")
+        raise UsageError(
+            "", f"the state is of format {state['format']}, this pqcache reads {FORMAT}", "upgrade pqcache"
+        )
     found = {key: value for key, value in state.items() if key != "format"}
     try:
         kind(**found)
     except TypeError as error:
-        raise UsageError(f"not a state of {what} ({error})") from error
+        raise UsageError("", f"not a state of {what} ({error})") from error
     return found
 
 
@@ -122,8 +127,10 @@ def check_worker(own: list[int] | None) -> bool:
     info = get_worker_info()
     if own is not None and own[:2] != ([info.id, info.num_workers] if info else [None, 0]):
         raise UsageError(
-            f"this is the state of worker {own[0]} of {own[1]}; StatefulDataLoader must "
-            "have the same num_workers again. To change it, save state_dict(after=batch) instead"
+            "",
+            f"this is the state of worker {own[0]} of {own[1]}",
+            "StatefulDataLoader must have the same num_workers again. To change it, save "
+            "state_dict(after=batch) instead",
         )
     return info is not None
 
@@ -132,8 +139,9 @@ def check_lanes(lanes: int, replicas: int) -> None:
     """Raise UsageError where so many ranks cannot share a state's lanes."""
     if lanes % replicas:
         raise UsageError(
-            f"the state has lanes={lanes}, which {replicas} ranks cannot share; "
-            "resume on a number of ranks that divides it"
+            "",
+            f"the state has lanes={lanes}, which {replicas} ranks cannot share",
+            "resume on a number of ranks that divides it",
         )
 
 
@@ -189,7 +197,7 @@ class Progress:
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch; the one that was resumed keeps its place."""
         if epoch < 0:
-            raise UsageError(f"set_epoch({epoch}): epochs count from 0")
+            raise UsageError(f"set_epoch({epoch})", "epochs count from 0")
         self._shared[_VERSION] += 1
         if epoch != int(self._shared[_EPOCH]):
             start = int(self._shared[_DONE_AT]) if epoch + 1 == int(self._shared[_DONE]) else 0
@@ -237,8 +245,9 @@ class Progress:
         if after is None:
             if worker is None and self.workers:
                 raise UsageError(
-                    "state_dict() cannot know which of the workers' batches were consumed; "
-                    "pass after=batch, the last batch that was"
+                    "",
+                    "state_dict() cannot know which of the workers' batches were consumed",
+                    "pass after=batch, the last batch that was",
                 )
             return Place(self.epoch, self.next, lanes or replicas * (worker.num_workers if worker else 1))
         place = after.place if isinstance(after, Batch) else None

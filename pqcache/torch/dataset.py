@@ -114,9 +114,9 @@ class ParquetDataset(IterableDataset[Batch]):
         check_numbers(batch_size=batch_size, window=window, lanes=lanes, num_replicas=num_replicas)
         check_seed(seed)
         if transform is not None and not callable(transform):
-            raise UsageError(f"transform={transform!r}: give a function that takes a batch (or row)")
+            raise UsageError(f"transform={transform!r}", "give a function that takes a batch (or row)")
         if (num_replicas is None) != (rank is None):
-            raise UsageError("give both num_replicas and rank, or neither")
+            raise UsageError("", "give both num_replicas and rank, or neither")
         self.batch_size, self.shuffle, self.seed, self.drop_last = batch_size, shuffle, seed, drop_last
         self.memory = parse_size(memory)
         self.transform = transform
@@ -131,7 +131,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self._progress = Progress()
         for name in ragged:
             if name not in self._view.columns:
-                raise UsageError(f"ragged names {name!r}, which is not among the columns")
+                raise UsageError("", f"ragged names {name!r}, which is not among the columns")
         self._check_columns()
         self._agree()
         weakref.finalize(self, release_unused).atexit = False  # what epochs kept for one another
@@ -219,8 +219,9 @@ class ParquetDataset(IterableDataset[Batch]):
         if loaded.snapshot != self._content[0]:
             if self._data.cache is None:
                 raise UsageError(
-                    f"{self._path}: the state belongs to {loaded.snapshot}, this is {self._data.snapshot}; "
-                    "its files have changed since the state was taken"
+                    self._path,
+                    f"the state belongs to {loaded.snapshot}, this is {self._data.snapshot}",
+                    "its files have changed since the state was taken",
                 )
             name = loaded.snapshot
             if self._nodes is not None:
@@ -400,11 +401,11 @@ class ParquetDataset(IterableDataset[Batch]):
     def _check_for_mix(self, name: str) -> None:
         """Raise UsageError for options that a mix decides."""
         if self.batch_size is None:
-            raise UsageError(f"dataset {name!r}: a mix draws whole batches; give it a batch_size")
+            raise UsageError(f"dataset {name!r}", "a mix draws whole batches", "give it a batch_size")
         if self._nodes is not None:
-            raise UsageError(f"dataset {name!r}: holds a node's share; a mix needs the whole of it on every node")
+            raise UsageError(f"dataset {name!r}", "holds a node's share", "a mix needs the whole of it on every node")
         if self._lanes is not None or self._replicas is not None:
-            raise UsageError(f"dataset {name!r}: give lanes, num_replicas and rank to the mix instead")
+            raise UsageError(f"dataset {name!r}", "give lanes, num_replicas and rank to the mix instead")
 
     def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
         data, lease = open_data(self._path, snapshot)
@@ -429,12 +430,12 @@ class ParquetDataset(IterableDataset[Batch]):
             check_type(field.name, field.type)
         for name, _ in self._nulls.fill:
             if name not in names:
-                raise UsageError(f"nulls names {name!r}, which is not among the columns")
+                raise UsageError("", f"nulls names {name!r}, which is not among the columns")
         if self._nulls.mask:
             self._masked = frozenset(name for name in names if self._view.nulls(name) != 0)
         for name in self._masked:
             if mask_name(name) in names:
-                raise UsageError(f"nulls='mask' would add {mask_name(name)!r}, which is a column already")
+                raise UsageError("", f"nulls='mask' would add {mask_name(name)!r}, which is a column already")
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()

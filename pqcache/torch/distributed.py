@@ -92,9 +92,10 @@ def agree(data: Data, view: View) -> Nodes | None:
         return None
     if not (dist.is_available() and dist.is_initialized()) or get_worker_info() is not None:
         raise UsageError(
-            f"{data.cache or data.root}: holds share {shard} alone, and how many batches the other nodes have is known "
-            "through torch.distributed; call init_process_group() before opening or resuming the dataset in the "
-            "trainer's process, or give num_replicas= and rank= to read this share by itself"
+            f"{data.cache or data.root}",
+            f"holds share {shard} alone, and how many batches the other nodes have is known through torch.distributed",
+            "call init_process_group() before opening or resuming the dataset in the trainer's "
+            "process, or give num_replicas= and rank= to read this share by itself",
         )
     large = {*np.argsort(-view.sizes, kind="stable")[:WINDOW], *np.argsort(-view.decoded, kind="stable")[:1]}
     largest = tuple((int(view.sizes[i]), int(view.decoded[i]), int(view.decoded_rows[i])) for i in sorted(large))
@@ -112,39 +113,49 @@ def combine(everyone: Sequence[Held], rank: int) -> Nodes:
     others = sorted({held.shard.nodes for held in everyone})
     if len(others) > 1:
         raise UsageError(
-            f"some nodes hold shares of {others[0]} nodes, others of {others[1]}; "
-            "give all of them the same N in 'pqcache sync CACHE --shard I/N'"
+            "",
+            f"some nodes hold shares of {others[0]} nodes, others of {others[1]}",
+            "give all of them the same N in 'pqcache sync CACHE --shard I/N'",
         )
     listings = {str(held.shard): held.listing for held in everyone}
     if len({held.listing for held in everyone}) > 1:
         told = ", ".join(f"{shard} of {listing}" for shard, listing in sorted(listings.items()))
         raise UsageError(
-            f"the nodes hold shares of different listings of their source ({told}): it changed between their syncs, "
-            "or they take different columns or rows; run 'pqcache sync CACHE' on all of them again"
+            "",
+            f"the nodes hold shares of different listings of their source ({told}): it changed "
+            "between their syncs, or they take different columns or rows",
+            "run 'pqcache sync CACHE' on all of them again",
         )
     missing = [str(Shard(node, nodes)) for node in range(nodes) if str(Shard(node, nodes)) not in listings]
     if missing:
         raise UsageError(
-            f"no rank reads share {missing[0]}; start the training on all {nodes} nodes, each with a cache of its own "
-            "share, or share the source among those there are: 'pqcache sync CACHE --shard I/N'"
+            "",
+            f"no rank reads share {missing[0]}",
+            f"start the training on all {nodes} nodes, each with a cache of its own share, or share "
+            "the source among those there are: 'pqcache sync CACHE --shard I/N'",
         )
     ranks = Counter(held.shard.node for held in everyone)
     for node in range(nodes):
         if ranks[node] != ranks[0]:
             raise UsageError(
-                f"share 0/{nodes} is read by {ranks[0]} ranks and {node}/{nodes} by {ranks[node]}; all shares need the "
-                "same number, or some would end long before the others"
+                "",
+                f"share 0/{nodes} is read by {ranks[0]} ranks and {node}/{nodes} by {ranks[node]}",
+                "all shares need the same number, or some would end long before the others",
             )
     shares = {held.shard.node: held for held in everyone}
     for held in everyone:
         if held.row_groups != shares[held.shard.node].row_groups:
             raise UsageError(
-                f"the ranks that read share {held.shard} see different rows; open the same cache with the same filters"
+                "",
+                f"the ranks that read share {held.shard} see different rows",
+                "open the same cache with the same filters",
             )
         if not held.rows:
             raise UsageError(
-                f"share {held.shard} has no row that is wanted, so its ranks would have no batch; instead of filters, "
-                "say 'pqcache sync CACHE --where ...' on all nodes, which shares what is left evenly"
+                "",
+                f"share {held.shard} has no row that is wanted, so its ranks would have no batch",
+                "instead of filters, say 'pqcache sync CACHE --where ...' on all nodes, which shares "
+                "what is left evenly",
             )
     digest = hashlib.blake2b("".join(shares[node].row_groups for node in range(nodes)).encode(), digest_size=8)
     largest = sorted((item for held in shares.values() for item in held.largest), reverse=True)
@@ -159,4 +170,4 @@ def snapshot_of(cache: Path, listing: str) -> str:
         heading = read_heading(snapshot.path / FILES)
         if f"listing-{heading.listing}" == listing:
             return snapshot.id
-    raise UsageError(f"{cache}: the state belongs to {listing}, of which no share is kept here any more")
+    raise UsageError(cache, f"the state belongs to {listing}, of which no share is kept here any more")

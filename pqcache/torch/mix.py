@@ -60,15 +60,15 @@ class Mix(IterableDataset[Batch]):
         check_numbers(lanes=lanes, num_replicas=num_replicas)
         check_seed(seed)
         if (num_replicas is None) != (rank is None):
-            raise UsageError("give both num_replicas and rank, or neither")
+            raise UsageError("", "give both num_replicas and rank, or neither")
         if not isinstance(datasets, Mapping) or not datasets:
-            raise UsageError('datasets: give at least one by name, like {"web": ParquetDataset(...)}')
+            raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():
             if not isinstance(dataset, ParquetDataset):
-                raise UsageError(f"datasets: {name!r} is no ParquetDataset")
+                raise UsageError("datasets", f"{name!r} is no ParquetDataset")
             dataset._check_for_mix(name)
         if len({id(dataset) for dataset in datasets.values()}) < len(datasets):
-            raise UsageError("datasets: one of them is there under two names; construct it twice")
+            raise UsageError("datasets", "one of them is there under two names", "construct it twice")
         self.datasets = dict(datasets)
         self.weights, self.epoch_length, self.seed, self.drop_last = weights, epoch_length, seed, drop_last
         self._lanes = lanes
@@ -125,14 +125,15 @@ class Mix(IterableDataset[Batch]):
         check_lanes(loaded.lanes, replicas)
         if list(loaded.datasets) != list(self.datasets):
             raise UsageError(
-                f"the state is of a mix of {', '.join(loaded.datasets)}, this one is of {', '.join(self.datasets)}; "
-                "construct it with the same datasets in the same order"
+                "",
+                f"the state is of a mix of {', '.join(loaded.datasets)}, this one is of {', '.join(self.datasets)}",
+                "construct it with the same datasets in the same order",
             )
         for name, dataset in self.datasets.items():
             try:
                 dataset._take_over(State.from_dict({**loaded.datasets[name], **_NO_PLACE}), replicas)
             except UsageError as error:
-                raise UsageError(f"dataset {name!r}: {error}") from error
+                raise error.within(f"dataset {name!r}") from error
         self._count()
         loaded.check({"seed": self.seed, "lanes": self._lanes or loaded.lanes, "counts": self.counts})
         self._lanes = loaded.lanes

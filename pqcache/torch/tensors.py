@@ -62,7 +62,7 @@ class Nulls:
         """Read the ``nulls=`` argument; anything else than "error", "mask" or a mapping raises UsageError."""
         if isinstance(nulls, str):
             if nulls not in ("error", "mask"):
-                raise UsageError(f"nulls={nulls!r}: choose 'error', 'mask' or a dict of column and fill value")
+                raise UsageError(f"nulls={nulls!r}", "choose 'error', 'mask' or a dict of column and fill value")
             return Nulls(mask=nulls == "mask")
         return Nulls(fill=tuple(nulls.items()))
 
@@ -75,8 +75,9 @@ def mask_name(column: str) -> str:
 def null_error(name: str, count: int, where: str) -> ParquetError:
     """Return the error for nulls that nobody said what to do with: so many ``where``."""
     return ParquetError(
-        f"column {name!r} holds nulls ({count} in {where}), which no tensor can; pass nulls='mask', or "
-        f"nulls={{{name!r}: VALUE}} to fill them, or leave the column out with columns="
+        "",
+        f"column {name!r} holds nulls ({count} in {where}), which no tensor can",
+        f"pass nulls='mask', or nulls={{{name!r}: VALUE}} to fill them, or leave the column out with columns=",
     )
 
 
@@ -95,7 +96,9 @@ def check_type(name: str, kind: pa.DataType) -> None:
         check_type(name, bare.value_type)
     elif pa.types.is_null(bare):
         raise UsageError(
-            f"column {name!r} has no type (every value is null); leave it out with columns=, or write it with a type"
+            "",
+            f"column {name!r} has no type (every value is null)",
+            "leave it out with columns=, or write it with a type",
         )
     elif not (
         is_text(bare)
@@ -245,4 +248,4 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _no_tensor(name: str, kind: pa.DataType) -> UsageError:
-    return UsageError(f"column {name!r} is {kind}, which has no tensor form; leave it out with columns=")
+    return UsageError("", f"column {name!r} is {kind}, which has no tensor form", "leave it out with columns=")

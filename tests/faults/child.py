@@ -256,20 +256,21 @@ def _no_directory_fsync() -> None:
 
 def _current_before_the_files() -> None:
     import pqcache.store.cache as module
+    from pqcache.store.layout import FILES, LEASE, ROW_GROUPS
 
     def publish(self: Any, built: Path, *_: object) -> Any:
         final = self.snapshots_dir / self.new_snapshot_id()
         (final / "_pqcache").mkdir(parents=True)
-        for name in (module.FILES, module.ROW_GROUPS):
+        for name in (FILES, ROW_GROUPS):
             (built / name).rename(final / name)
-        (final / module.LEASE).touch()
+        (final / LEASE).touch()
         module.replace_symlink(self.path / "current", f"snapshots/{final.name}", self.tmp_dir)
         for path in sorted(p for p in built.rglob("*.parquet")):
             (final / path.relative_to(built)).parent.mkdir(parents=True, exist_ok=True)
             path.rename(final / path.relative_to(built))
         return module.Snapshot(final)
 
-    module.Cache.publish = publish  # type: ignore[method-assign]
+    module.CacheDirectory.publish = publish  # type: ignore[method-assign]
 
 
 def _links_fail_silently() -> None:

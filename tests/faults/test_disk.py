@@ -421,7 +421,7 @@ def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytes
         calls[name] += 1
         if name == "small" and calls[name] == 1:
             stalled.wait(20)
-            raise pqcache.SourceDenied("not today")
+            raise pqcache.SourceDenied("", "not today")
         for number, chunk in enumerate(real(self, path, offset, length, *rest)):
             for start in range(0, len(chunk), 1 << 19):
                 if name == "big" and calls[name] == 1 and number == 0 and start == 1 << 20:

@@ -192,7 +192,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(remote: Remote, watch:
     put_all(made, remote, content)
 
     def lost() -> None:
-        raise pqcache.SourceDenied("the session has expired")
+        raise pqcache.SourceDenied("", "the session has expired")
 
     def interrupt() -> int:
         watch.read_bytes.clear()
@@ -230,7 +230,7 @@ def test_the_beginning_of_a_download_is_not_trusted_after_a_restart(
     (lake / BIG).write_bytes(big(1))
 
     def lost() -> None:
-        raise pqcache.SourceDenied("no")
+        raise pqcache.SourceDenied("", "no")
 
     watch.once(lost, after=1_000_000)
     with pytest.raises(pqcache.SourceDenied):

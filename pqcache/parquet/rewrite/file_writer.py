@@ -279,5 +279,7 @@ def told(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise PqcacheError(
-            f"{path}: cannot be written: {error.strerror or error}; free space or fix the permissions, then run again"
+            path,
+            f"cannot be written: {error.strerror or error}",
+            "free space or fix the permissions, then run again",
         ) from error

@@ -50,19 +50,24 @@ class RewriteOptions:
 
     def __post_init__(self) -> None:
         if self.row_group_size < _MIN_ROW_GROUP:
-            raise UsageError(f"row-group size {self.row_group_size}: give at least {_MIN_ROW_GROUP} bytes, like 128MB")
+            raise UsageError(
+                f"row-group size {self.row_group_size}", f"give at least {_MIN_ROW_GROUP} bytes, like 128MB"
+            )
         if self.compression is not None and self.compression not in CODECS:
-            raise UsageError(f"compression {self.compression!r}: choose one of zstd[:LEVEL], {', '.join(CODECS[1:])}")
+            raise UsageError(
+                f"compression {self.compression!r}", f"choose one of zstd[:LEVEL], {', '.join(CODECS[1:])}"
+            )
         levels = _LEVELS.get(self.compression or "", range(0))
         if self.compression_level is not None and self.compression_level not in levels:
             allowed = f"levels {levels[0]} to {levels[-1]}" if levels else "no level"
-            raise UsageError(f"compression level {self.compression_level}: {self.compression} takes {allowed}")
+            raise UsageError(f"compression level {self.compression_level}", f"{self.compression} takes {allowed}")
         if self.shuffle is not None and not 0 <= self.shuffle <= _MAX_SEED:
-            raise UsageError(f"shuffle {self.shuffle}: the seed has to be a whole number from 0 to {_MAX_SEED}")
+            raise UsageError(f"shuffle {self.shuffle}", f"the seed has to be a whole number from 0 to {_MAX_SEED}")
         if self.block_size is not None and self.row_group_size > self.block_size:
             raise UsageError(
-                f"row-group size {format_size(self.row_group_size)}: does not fit into a block of "
-                f"{format_size(self.block_size)}; make it smaller, or the block size larger"
+                f"row-group size {format_size(self.row_group_size)}",
+                f"does not fit into a block of {format_size(self.block_size)}",
+                "make it smaller, or the block size larger",
             )
 
     @property
@@ -96,7 +101,7 @@ def parse_compression(text: str) -> tuple[str, int | None]:
     """Return codec and level of a text like ``lz4`` or ``zstd:3``; a level that is no number raises UsageError."""
     codec, colon, level = text.strip().lower().partition(":")
     if colon and not re.fullmatch(r"-?\d{1,9}", level):
-        raise UsageError(f"compression {text!r}: the level has to be a whole number, as in zstd:3")
+        raise UsageError(f"compression {text!r}", "the level has to be a whole number, as in zstd:3")
     return codec, int(level) if colon else None
 
 

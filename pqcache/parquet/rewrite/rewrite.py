@@ -159,7 +159,7 @@ def rewrite_directory(
         PqcacheError: ``target`` cannot be written.
     """
     if not sources:
-        raise UsageError(f"{target}: there are no files to rewrite into it")
+        raise UsageError(target, "there are no files to rewrite into it")
     _make_empty(target)
     report = on_progress or (lambda done: None)
     opened = sources_of(sources, int96)
@@ -239,7 +239,7 @@ def _rewritten(
     done = sum(output.rows for output in written.outputs)
     expected = sum(source.metadata.num_rows for source in rest)
     if done != expected:
-        raise ParquetError(f"{target}: {done:,} rows were written of {expected:,}; please report this")
+        raise ParquetError(target, f"{done:,} rows were written of {expected:,}", "please report this")
     report(sum(source.size for source in rest if not source.metadata.num_rows))
     warnings = (*conflicts(rest), *written.warnings)
     return RewriteResult((*linked, *written.outputs), written.encoded, written.again, warnings)
@@ -371,9 +371,9 @@ def _make_empty(target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
-            raise UsageError(f"{target}: is not empty; give a new directory")
+            raise UsageError(target, "is not empty", "give a new directory")
     except OSError as error:
-        raise PqcacheError(f"{target}: cannot be made: {error.strerror or error}; choose another directory") from error
+        raise PqcacheError(target, f"cannot be made: {error.strerror or error}", "choose another directory") from error
 
 
 def _link(source: Path, target: Path) -> None:
@@ -382,6 +382,7 @@ def _link(source: Path, target: Path) -> None:
         fsync_path(target)
     except OSError as error:
         raise PqcacheError(
-            f"{target}: cannot be linked or copied from {source}: {error.strerror or error}; free space or fix the "
-            "permissions, then run again"
+            target,
+            f"cannot be linked or copied from {source}: {error.strerror or error}",
+            "free space or fix the permissions, then run again",
         ) from error

@@ -363,7 +363,7 @@ def write_row_groups(
                 writer.files.abandon()
                 raise
         except pa.ArrowException as error:
-            raise ParquetError(f"{target}: cannot be written as Parquet ({error})") from error
+            raise ParquetError(target, f"cannot be written as Parquet ({error})") from error
     if writer.unreported:
         writer.warnings.append(f"{writer.unreported:,} more rows are larger than a row group may be")
     return Written(outputs, writer.encoder.encoded, writer.encoder.again, tuple(writer.warnings))

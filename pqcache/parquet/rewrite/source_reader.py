@@ -128,8 +128,10 @@ def pieces(
                     yield piece_of(whole, ratios, range(number, number + whole.num_rows), done, widths)
                 if rows != run.rows:
                     raise ParquetError(
-                        f"{name}: row groups {run.groups[0]} to {run.groups[-1]} hold {rows:,} rows, and "
-                        f"{run.rows:,} in the footer; fetch the file again"
+                        name,
+                        f"row groups {run.groups[0]} to {run.groups[-1]} hold {rows:,} rows, and {run.rows:,} in "
+                        "the footer",
+                        "fetch the file again",
                     )
 
 
@@ -182,13 +184,13 @@ def _tables(
                 views = {name: some(batch.num_rows) for name, some in take.items()}
                 for name, column in views.items():
                     if len(column) != batch.num_rows:
-                        raise ParquetError(f"{path}: column {name} has fewer rows than others; fetch the file again")
+                        raise ParquetError(path, f"column {name} has fewer rows than others", "fetch the file again")
                 yield pa.Table.from_batches([batch]), views
             for name, some in take.items():
                 if len(some(1)):
-                    raise ParquetError(f"{path}: column {name} has more rows than others; fetch the file again")
+                    raise ParquetError(path, f"column {name} has more rows than others", "fetch the file again")
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{path}: cannot be decoded ({first_line(error)}); fetch the file again") from error
+        raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch the file again") from error
 
 
 def _ratios(source: SourceFooter, groups: list[int], columns: npt.NDArray[np.int64], schema: pa.Schema) -> Floats:

@@ -42,7 +42,7 @@ def draws_of_epoch(
     """
     for name, size in sizes.items():
         if not size:
-            raise UsageError(f"dataset {name!r} has no batches; leave it out of the mix, or look at its filters")
+            raise UsageError("", f"dataset {name!r} has no batches", "leave it out of the mix, or look at its filters")
     shares = _shares(sizes, weights)
     per_share = {name: sizes[name] / shares[name] for name in sizes}
     if length == "first_exhausted":
@@ -53,19 +53,21 @@ def draws_of_epoch(
         wanted = [length * share for share in shares.values()]
     else:
         raise UsageError(
-            f"epoch_length={length!r}: choose 'first_exhausted', 'all_exhausted' or a number of batches of at least 1"
+            f"epoch_length={length!r}", "choose 'first_exhausted', 'all_exhausted' or a number of batches of at least 1"
         )
     counts = _rounded(wanted, length) if isinstance(length, int) else [math.floor(w + Fraction(1, 2)) for w in wanted]
     if sum(counts) > _MOST_BATCHES:
         raise UsageError(
-            f"an epoch would have more than {_MOST_BATCHES:,} batches; "
-            "give weights that differ less, or a smaller epoch_length"
+            "",
+            f"an epoch would have more than {_MOST_BATCHES:,} batches",
+            "give weights that differ less, or a smaller epoch_length",
         )
     for name, count in zip(sizes, counts, strict=True):
         if not count:
             raise UsageError(
-                f"weights give {name!r} none of the epoch's {sum(counts)} batches; "
-                "give it a larger weight, the mix a larger epoch_length, or leave it out"
+                "",
+                f"weights give {name!r} none of the epoch's {sum(counts)} batches",
+                "give it a larger weight, the mix a larger epoch_length, or leave it out",
             )
     return tuple(counts)
 
@@ -75,11 +77,11 @@ def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> di
     if weights is None:
         weights = sizes
     if not isinstance(weights, Mapping) or set(weights) != set(sizes):
-        raise UsageError(f"weights={weights!r}: give a number for each of {', '.join(map(repr, sizes))}")
+        raise UsageError(f"weights={weights!r}", f"give a number for each of {', '.join(map(repr, sizes))}")
     for name, weight in weights.items():
         number = isinstance(weight, int | float | np.integer | np.floating) and not isinstance(weight, bool)
         if not number or not 0 < weight < math.inf:
-            raise UsageError(f"weights[{name!r}]={weight!r}: give a number above 0")
+            raise UsageError(f"weights[{name!r}]={weight!r}", "give a number above 0")
     found = {name: Fraction(np.asarray(weights[name]).item()) for name in sizes}
     return {name: weight / sum(found.values()) for name, weight in found.items()}
 

@@ -41,21 +41,21 @@ def check_numbers(**numbers: int | None) -> None:
     """Raise UsageError, by name, for a number that is neither None nor a whole one of at least 1."""
     for name, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UsageError(f"{name}={value!r}: give a whole number of at least 1")
+            raise UsageError(f"{name}={value!r}", "give a whole number of at least 1")
 
 
 def check_seed(seed: int) -> None:
     """Raise UsageError for a seed that is no whole number."""
     if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError(f"seed={seed!r}: give a whole number")
+        raise UsageError(f"seed={seed!r}", "give a whole number")
 
 
 def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
     """Raise UsageError where a rank is not one of ``num_replicas``, or these cannot share the lanes."""
     if not 0 <= rank < num_replicas:
-        raise UsageError(f"rank={rank}: with {num_replicas=} it must be from 0 to {num_replicas - 1}")
+        raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas!r} it must be from 0 to {num_replicas - 1}")
     if lanes is not None and lanes % num_replicas:
-        raise UsageError(f"lanes={lanes} cannot be shared by {num_replicas=}; choose a multiple")
+        raise UsageError("", f"lanes={lanes} cannot be shared by num_replicas={num_replicas!r}", "choose a multiple")
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
@@ -242,7 +242,7 @@ class Order:
     def __post_init__(self) -> None:
         for name in ("batch_size", "lanes", "window"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise UsageError("", f"{name} is {getattr(self, name)}", "it must be at least 1")
 
     @cached_property
     def rows(self) -> int:
@@ -350,12 +350,15 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.ranks:
-            raise UsageError(f"rank={self.rank}: with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}")
+            raise UsageError(
+                f"rank={self.rank}", f"with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
+            )
         if self.lanes % (self.ranks * self.workers):
             raise UsageError(
-                f"lanes={self.lanes} cannot be shared by {self.ranks} ranks x {self.workers} workers; "
-                f"choose a num_workers so that ranks x workers divides {self.lanes}, "
-                "or start with lanes set to a common multiple"
+                "",
+                f"lanes={self.lanes} cannot be shared by {self.ranks} ranks x {self.workers} workers",
+                f"choose a num_workers so that ranks x workers divides {self.lanes}, or start with lanes "
+                "set to a common multiple",
             )
 
     def __len__(self) -> int:

@@ -106,10 +106,10 @@ def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, co
 def check_rows(data: Data, rows: SelectedRows) -> None:
     """Raise UsageError for ``rows`` that are not rows of this dataset."""
     if not isinstance(rows, SelectedRows):
-        raise UsageError(f"rows={rows!r}: give SelectedRows, as Cache.lookup returns them")
+        raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
     if rows.snapshot and rows.snapshot != data.snapshot:
         raise UsageError(
-            f"rows: they were looked up in {rows.snapshot}, and {data.root} is {data.snapshot}; look them up again"
+            "rows", f"they were looked up in {rows.snapshot}, and {data.root} is {data.snapshot}", "look them up again"
         )
     rows.check(data.index.rows)
 
@@ -141,7 +141,7 @@ def parse_filters(filters: Any, index: Index) -> Filter:
     try:
         rows_where(schema.empty_table(), expression)
     except (pa.ArrowException, TypeError) as error:
-        raise UsageError(f"filters {filters!s}: {first_line(error)}") from error
+        raise UsageError(f"filters {filters!s}", f"{first_line(error)}") from error
     return Filter(expression, condition, tuple(condition_columns(condition)), schema, text_of(condition))
 
 
@@ -149,12 +149,12 @@ def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
     """Return the columns that an expression cannot do without: pyarrow does not tell which it names."""
     empty = schema.empty_table()
     if "FieldPath(" in str(expression):
-        raise UsageError(f"filters {expression}: give columns by name, not by number")
+        raise UsageError(f"filters {expression}", "give columns by name, not by number")
     try:
         rows_where(empty, expression)
     except (pa.ArrowException, TypeError) as error:
         known = ", ".join(schema.names) or "none"
-        raise UsageError(f"filters {expression}: {first_line(error)}; the columns are: {known}") from error
+        raise UsageError(f"filters {expression}", f"{first_line(error)}", f"the columns are: {known}") from error
 
     def among(names: list[str]) -> list[str]:
         try:
@@ -231,7 +231,7 @@ class Matching:
             try:
                 found.append(rows_where(table, self.wanted.expression) + at)
             except pa.ArrowException as error:
-                raise UsageError(f"filters: cannot be evaluated for {path} ({first_line(error)})") from error
+                raise UsageError("filters", f"cannot be evaluated for {path} ({first_line(error)})") from error
             at += part.num_rows
         return np.concatenate(found)
 

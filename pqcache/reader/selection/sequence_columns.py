@@ -52,8 +52,9 @@ class Steps:
             return [Column(self.forms[0], pa.FixedSizeListArray.from_arrays(taken, len(self.steps)))]
         if isinstance(column.values, pa.Array) and not is_views(column):
             raise ParquetError(
-                f"column {self.form.name!r} has nulls inside its lists, which sequences cannot hold; "
-                "leave it out with columns="
+                "",
+                f"column {self.form.name!r} has nulls inside its lists, which sequences cannot hold",
+                "leave it out with columns=",
             )
         if self.form.form == "fixed":
             values = np.ascontiguousarray(column.values.take(flat, axis=0, mode="clip"))
@@ -69,7 +70,9 @@ class Steps:
             found.append(Column(self.forms[-1], _rows(valid, count)))
         elif column.valid is not None:
             raise ParquetError(
-                f"column {self.form.name!r} holds nulls where its file says that it has none; write the file again"
+                "",
+                f"column {self.form.name!r} holds nulls where its file says that it has none",
+                "write the file again",
             )
         return found
 

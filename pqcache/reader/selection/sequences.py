@@ -60,40 +60,46 @@ class Sequence:
         for name in ("length", "stride"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"sequence: {name}={value!r}: give a whole number of at least 1")
+                raise UsageError("sequence", f"{name}={value!r}: give a whole number of at least 1")
         if self.length > _MOST_STEPS:
-            raise UsageError(f"sequence: length={self.length}: give at most {_MOST_STEPS:,}; it lies in one row group")
+            raise UsageError(
+                "sequence", f"length={self.length}: give at most {_MOST_STEPS:,}", "it lies in one row group"
+            )
         if not isinstance(self.order_by, str):
-            raise UsageError(f"sequence: order_by={self.order_by!r}: name one column")
+            raise UsageError("sequence", f"order_by={self.order_by!r}: name one column")
         gap = self.max_gap
         if gap is not None:
             number = isinstance(gap, (int, float, np.integer, np.floating))
             number = number and not isinstance(gap, bool | np.timedelta64)  # which numpy counts among the integers
             if not (number and gap >= 0) and not (isinstance(gap, timedelta) and gap >= timedelta()):  # type: ignore[operator]
-                raise UsageError(f"sequence: max_gap={gap!r}: give a number from 0 up, or a timedelta")
+                raise UsageError("sequence", f"max_gap={gap!r}: give a number from 0 up, or a timedelta")
         if self.group_by is not None and not isinstance(self.group_by, str):
             try:
                 object.__setattr__(self, "group_by", tuple(self.group_by))
             except TypeError:
-                raise UsageError(f"sequence: group_by={self.group_by!r}: name one column, or several") from None
+                raise UsageError("sequence", f"group_by={self.group_by!r}: name one column, or several") from None
         if not all(isinstance(name, str) for name in self.groups):
-            raise UsageError(f"sequence: group_by={self.group_by!r}: name one column, or several")
+            raise UsageError("sequence", f"group_by={self.group_by!r}: name one column, or several")
         try:
             at = {name: _step_or_steps(steps) for name, steps in (self.columns_at or {}).items()}
         except (TypeError, AttributeError):
             raise UsageError(
-                f"sequence: columns_at={self.columns_at!r}: give steps by column, like {{'label': -1, 'image': [0, 2]}}"
+                "sequence",
+                f"columns_at={self.columns_at!r}: give steps by column, like {{'label': -1, 'image': [0, 2]}}",
             ) from None
         object.__setattr__(self, "columns_at", at)
         steps = [step for name in at for step in self.steps(name)]
         if any(isinstance(s, bool) or not isinstance(s, int) or not 0 <= s < self.length for s in steps):
             raise UsageError(
-                f"sequence: columns_at={self.columns_at!r}: with length={self.length} steps are from 0 to "
-                f"{self.length - 1}, or from -{self.length} to -1"
+                "sequence",
+                f"columns_at={self.columns_at!r}: with length={self.length} steps are from 0 to "
+                f"{self.length - 1}, or from -{self.length} to -1",
             )
         for name in at:
             if not self.steps(name):
-                raise UsageError(f"sequence: columns_at gives no step for {name!r}; leave the column out with columns=")
+                raise UsageError(
+                    "sequence", f"columns_at gives no step for {name!r}", "leave the column out with columns="
+                )
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -133,11 +139,11 @@ class Sequences:
         schema = as_lists(index.schema)
         for name in (sequence.order_by, *sequence.groups):
             if name not in schema.names:
-                raise UsageError(f"sequence: no column {name!r}; it has {', '.join(schema.names)}")
+                raise UsageError("sequence", f"no column {name!r}", f"it has {', '.join(schema.names)}")
             if pa.types.is_nested(storage_type(schema.field(name).type)):
-                raise UsageError(f"sequence: {name!r} is {schema.field(name).type}; name a column of single values")
+                raise UsageError("sequence", f"{name!r} is {schema.field(name).type}", "name a column of single values")
         if sequence.order_by in inside:
-            raise UsageError(f"sequence: order_by={sequence.order_by!r} is the same in all rows of a file")
+            raise UsageError("sequence", f"order_by={sequence.order_by!r} is the same in all rows of a file")
         # a row group has one value of each partition column
         names = dict.fromkeys([sequence.order_by, *(name for name in sequence.groups if name not in inside)])
         self._partitions = [index.partitions[name] for name in sequence.groups if name in inside]
@@ -146,7 +152,7 @@ class Sequences:
             _sortable(pa.chunked_array([], self._fields.field(sequence.order_by).type))
         except pa.ArrowException as error:
             kind = schema.field(sequence.order_by).type
-            raise UsageError(f"sequence: order_by={sequence.order_by!r} is {kind}, which has no order") from error
+            raise UsageError("sequence", f"order_by={sequence.order_by!r} is {kind}, which has no order") from error
         self._gap = _gap_in(sequence, schema.field(sequence.order_by).type)
         self.columns = tuple(dict.fromkeys([*(chosen.columns if chosen else ()), *self._fields.names]))
         said = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
@@ -207,10 +213,10 @@ def _gap_in(sequence: Sequence, kind: pa.DataType) -> Any:
         return None
     temporal = pa.types.is_temporal(kind)
     if not (temporal or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        raise UsageError(f"sequence: max_gap needs numbers or times; {sequence.order_by!r} is {kind}")
+        raise UsageError("sequence", "max_gap needs numbers or times", f"{sequence.order_by!r} is {kind}")
     if isinstance(gap, timedelta):
         if not temporal:
-            raise UsageError(f"sequence: {sequence.order_by!r} is {kind}; give max_gap as a number")
+            raise UsageError("sequence", f"{sequence.order_by!r} is {kind}", "give max_gap as a number")
         micros = gap // timedelta(microseconds=1)
         if pa.types.is_date32(kind):
             return gap.days

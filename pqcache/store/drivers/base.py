@@ -136,4 +136,4 @@ def option_names(driver: str, options: Mapping[str, str], known: Mapping[str, st
     for name in options:
         if name not in known:
             choices = ", ".join(sorted(known)) or "none"
-            raise UsageError(f"-o {name}=...: {driver} has no such option; it has: {choices}")
+            raise UsageError(f"-o {name}=...", f"{driver} has no such option", f"it has: {choices}")

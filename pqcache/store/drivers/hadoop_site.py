@@ -57,14 +57,14 @@ def read_xml(path: str, *, strict: bool = False, missing: str = "") -> dict[str,
             ElementInclude.include(root, base_url=path)
     except (FileNotFoundError, NotADirectoryError) as error:
         if missing:
-            raise UsageError(f"{path}: no such file; {missing}") from error
+            raise UsageError(path, "no such file", missing) from error
         return {}
     except (OSError, SyntaxError, ValueError, LookupError) as error:
-        raise UsageError(f"{path}: {error}; it must be readable XML") from error
+        raise UsageError(path, f"{error}", "it must be readable XML") from error
     if root.tag != "configuration" or (
         strict and any(item.tag != "property" or not item.findtext("name") for item in root)
     ):
-        raise UsageError(f"{path}: not a Hadoop configuration file: <configuration> with <property> in it")
+        raise UsageError(path, "not a Hadoop configuration file: <configuration> with <property> in it")
     return {
         name: (item.findtext("value") or "").strip()
         for item in root.iter("property")

@@ -33,7 +33,7 @@ from pqcache.store.urls import redact, userinfo
 try:
     import hdfs_native
 except ImportError as error:
-    raise UsageError("hdfs:// needs hdfs-native; install it with: pip install 'pqcache[hdfs]'") from error
+    raise UsageError("", "hdfs:// needs hdfs-native", "install it with: pip install 'pqcache[hdfs]'") from error
 
 _CHUNK = 1 << 20  # written at once
 _BATCH = 512  # files handed on at once while listing
@@ -114,7 +114,7 @@ class HdfsSource:
             self.client = hdfs_native.Client(f"hdfs://{self._host}" if self._host else None, config)
         except (RuntimeError, ValueError, OSError) as error:
             raise UsageError(
-                f"{self.url}: {first_line(error)}; write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
+                self.url, f"{first_line(error)}", "write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
             ) from error
 
     def _first_info(self) -> hdfs_native.FileStatus:
@@ -175,28 +175,29 @@ class HdfsSource:
     def _error(self, name: str, error: BaseException) -> PqcacheError:
         text, show = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0], self._show(name)  # a stack names many classes
         if isinstance(error, Stalled):
-            return SourceUnavailable(f"{show}: no answer in time; check the host, the port and the cluster's health")
+            return SourceUnavailable(show, "no answer in time", "check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
-            return SourceNotFound(f"{show}: no such file or directory; check the URL")
+            return SourceNotFound(show, "no such file or directory", "check the URL")
         if isinstance(error, PermissionError) or "AccessControl" in text or "ermission denied" in text:
             if inode := re.search(r'inode=\\?"([^"\\]+)', text):  # the very directory, not the dataset
                 show = self._show(inode[1])
             return SourceDenied(
-                f"{show}: permission denied; check HADOOP_USER_NAME, the Kerberos ticket (klist) "
-                "and the directory's permissions"
+                show,
+                "permission denied",
+                "check HADOOP_USER_NAME, the Kerberos ticket (klist) and the directory's permissions",
             )
         if "min-block-size" in text or "not a multiple of" in text:
-            return UsageError(f"{show}: {_reason(text)}; give another --block-size")
+            return UsageError(show, f"{_reason(text)}", "give another --block-size")
         if "QuotaExceeded" in text or "NSQuota" in text or "DSQuota" in text:
-            return SourceError(f"{show}: {_reason(text)}; free some space or have the quota raised, then run again")
+            return SourceError(show, f"{_reason(text)}", "free some space or have the quota raised, then run again")
         if "SafeMode" in text:
-            return SourceUnavailable(f"{show}: the NameNode is in safe mode and takes no writes; try again later")
+            return SourceUnavailable(show, "the NameNode is in safe mode and takes no writes", "try again later")
         if isinstance(error, FileExistsError) or "ParentNotDirectory" in text or "not empty" in text:
-            return SourceError(f"{show}: {_reason(text)}; check the path")
+            return SourceError(show, f"{_reason(text)}", "check the path")
         if not isinstance(error, Exception):
-            return SourceError(f"{show}: the HDFS client failed ({first_line(error)})")
+            return SourceError(show, f"the HDFS client failed ({first_line(error)})")
         return SourceUnavailable(
-            f"{show}: {first_line(error)}; check that the NameNode runs and that the port is its RPC port"
+            show, f"{first_line(error)}", "check that the NameNode runs and that the port is its RPC port"
         )
 
 
@@ -274,7 +275,9 @@ class HdfsTarget:
         with self._source._errors(name):
             size = sum(watched(lambda: self._written(name, data), self._source._timeout))
         if (held := self._source.stat(path).size) != size:
-            raise SourceUnavailable(f"{self._source._show(name)}: holds {held:,} bytes of {size:,} that were written")
+            raise SourceUnavailable(
+                f"{self._source._show(name)}", f"holds {held:,} bytes of {size:,} that were written"
+            )
         return size
 
     def _written(self, name: str, data: Iterable[bytes]) -> Iterator[int]:
@@ -322,7 +325,7 @@ def _identity(status: hdfs_native.FileStatus) -> Identity:
 def _check_name(show: str, name: str) -> None:
     if "?" in name or "#" in name:
         raise UsageError(
-            f"{show}: hdfs-native cuts paths at '?' and '#'; read it through webhdfs://, write to another name"
+            show, "hdfs-native cuts paths at '?' and '#'", "read it through webhdfs://, write to another name"
         )
 
 

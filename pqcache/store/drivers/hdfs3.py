@@ -174,13 +174,14 @@ class Hdfs3Source:
 
     def _encoded(self, name: str) -> bytes:
         if "\0" in name:
-            raise UsageError(f"{self.url}: a path cannot hold a NUL character")  # it would be cut there
+            raise UsageError(self.url, "a path cannot hold a NUL character")  # it would be cut there
         return name.encode("utf-8", "surrogateescape")
 
     def _forked(self) -> SourceError:
         return SourceError(
-            f"{self.url}: hdfs3 was used before this process was forked, and gives wrong answers after a fork; "
-            "start processes with 'spawn', or use --hdfs-driver hdfs-native"
+            self.url,
+            "hdfs3 was used before this process was forked, and gives wrong answers after a fork",
+            "start processes with 'spawn', or use --hdfs-driver hdfs-native",
         )
 
     def _reason(self) -> str:
@@ -196,15 +197,16 @@ class Hdfs3Source:
         kind = text.replace(name, "")  # a path may hold any of the words below
         missing = re.match(r"FileNotFoundException|File does not exist|Path is not a file", kind)
         if missing or kind.endswith("(is not a directory)"):
-            return SourceNotFound(f"{show}: no such file or directory; check the URL")
+            return SourceNotFound(show, "no such file or directory", "check the URL")
         if re.search(r"Permission denied|AccessControl|Sasl|Kerberos|GSS|principal|InvalidToken", kind):
             return SourceDenied(
-                f"{show}: permission denied; check HADOOP_USER_NAME, the Kerberos ticket (klist) "
-                "and the directory's permissions"
+                show,
+                "permission denied",
+                "check HADOOP_USER_NAME, the Kerberos ticket (klist) and the directory's permissions",
             )
         if "Timeout" in kind:
-            return SourceUnavailable(f"{show}: no answer for {self._timeout:.0f} s; check the cluster's health")
-        return SourceUnavailable(f"{show}: {text}; check that the NameNode runs and that the port is its RPC port")
+            return SourceUnavailable(show, f"no answer for {self._timeout:.0f} s", "check the cluster's health")
+        return SourceUnavailable(show, text, "check that the NameNode runs and that the port is its RPC port")
 
 
 class _Entry(NamedTuple):
@@ -234,12 +236,12 @@ def _load(url: str) -> Any:
             with _as_hdfs3_expects():
                 import hdfs3.core
         except ImportError as error:
-            raise UsageError(f"{url}: {_NEEDS}; {_first_line(str(error))}") from error
+            raise UsageError(url, _NEEDS, f"{_first_line(str(error))}") from error
         try:
             hdfs3.core.get_lib()
         except (ImportError, OSError, AttributeError) as error:  # AttributeError: it is too old
             why = _first_line(str(error))
-            raise UsageError(f"{url}: {_NEEDS}; the library cannot be loaded: {why}") from error
+            raise UsageError(url, _NEEDS, f"the library cannot be loaded: {why}") from error
     return hdfs3.core
 
 

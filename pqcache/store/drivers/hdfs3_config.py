@@ -56,9 +56,9 @@ def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, 
     for name, value in options.items():
         if name not in OPTIONS and "." not in name:
             choices = ", ".join(sorted(OPTIONS))
-            raise UsageError(f"-o {name}=...: hdfs3 has no such option; it has: {choices}, and Hadoop's keys")
+            raise UsageError(f"-o {name}=...", "hdfs3 has no such option", f"it has: {choices}, and Hadoop's keys")
         if "\0" in value or not value:
-            raise UsageError(f"-o {name}=...: has no value, or one with a NUL character")
+            raise UsageError(f"-o {name}=...", "has no value, or one with a NUL character")
     site = _site_configuration()
     milliseconds = max(2, int(timeout * 1000))
     limits = {
@@ -87,19 +87,19 @@ def _checked(url: str, name: str, value: str) -> str:
     """Return a value that libhdfs3 can parse; else it would end the process."""
     if name in _BOOLEANS:
         if value.lower() not in ("true", "false", "1", "0"):
-            raise UsageError(f"{url}: {name}={value!r} is neither true nor false; correct it, or use -o {name}=")
+            raise UsageError(url, f"{name}={value!r} is neither true nor false", f"correct it, or use -o {name}=")
         return value.lower()
     if name in _NUMBERS:
         least, most = _NUMBERS[name], (1 << 31) - 1
         number = int(value) if re.fullmatch(r"[+-]?\d{1,10}", value, re.ASCII) else None
         if number is None or not least <= number <= most or (least == 512 and number % 512):
             what = "a multiple of 512" if least == 512 else f"a whole number from {least} to {most}"
-            raise UsageError(f"{url}: {name}={value!r} is not {what}; correct it, or use -o {name}=")
+            raise UsageError(url, f"{name}={value!r} is not {what}", f"correct it, or use -o {name}=")
         return str(number)
     if name in _WORDS:
         word = value.partition(",")[0].strip()  # Hadoop allows several; libhdfs3 takes one
         if word.lower() not in map(str.lower, _WORDS[name]):
-            raise UsageError(f"{url}: {name}={value!r} is none of {', '.join(_WORDS[name])}")
+            raise UsageError(url, f"{name}={value!r} is none of {', '.join(_WORDS[name])}")
         return word
     return value
 
@@ -108,7 +108,7 @@ def login(url: str, options: Mapping[str, str], told: Mapping[str, str]) -> dict
     """Return who to connect as, in hdfs3's words."""
     words = {name: value for name, value in options.items() if name in OPTIONS}
     if "token" in words and "ticket_cache" in words:
-        raise UsageError(f"{redact(url)}: give -o token= or -o ticket_cache=, not both")
+        raise UsageError(f"{redact(url)}", "give -o token= or -o ticket_cache=, not both")
     user = words.get("user") or userinfo(url)[0]
     if not user and told.get("hadoop.security.authentication", "simple").lower() == "simple":
         user = os.environ.get("HADOOP_USER_NAME", "")
@@ -124,13 +124,13 @@ def name_node(url: str, host: str, told: Mapping[str, str]) -> tuple[str, int | 
         host = default.removeprefix("hdfs://").partition("/")[0]
     match = _HOST.fullmatch(host)
     if match is None:
-        raise UsageError(f"{url}: no host; write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR")
+        raise UsageError(url, "no host", "write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR")
     services = [name.strip() for name in told.get("dfs.nameservices", "").split(",")]
     if match[2] is None and match[1] in services:
         return match[1], None
     port = int(match[2] or 8020)
     if not 0 < port < 65536:
-        raise UsageError(f"{url}: {port} is not a port; write hdfs://HOST:PORT/PATH")
+        raise UsageError(url, f"{port} is not a port", "write hdfs://HOST:PORT/PATH")
     return match[1], port
 
 

@@ -38,7 +38,7 @@ class LocalSource:
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
         if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # each snapshot would count
-            raise UsageError(f"{self.url}: is a pqcache; for what it holds now name {self.url}/current")
+            raise UsageError(self.url, "is a pqcache", f"for what it holds now name {self.url}/current")
 
     def list(self) -> Iterator[SourceFile]:
         if self._only:
@@ -84,7 +84,7 @@ class LocalSource:
         except FileNotFoundError:
             if is_hidden(entry.name) or not os.path.lexists(self._name(path)):
                 return None  # an editor's dangling link, or a file that vanished between two looks
-            raise SourceError(f"{self._name(path)}: is a link to nothing; mend or remove it") from None
+            raise SourceError(f"{self._name(path)}", "is a link to nothing", "mend or remove it") from None
         except SourceError:
             if is_hidden(entry.name):
                 return None
@@ -92,7 +92,7 @@ class LocalSource:
 
     def _identity(self, path: str, status: os.stat_result) -> Identity:
         if not stat_module.S_ISREG(status.st_mode):
-            raise SourceError(f"{self._name(path)}: not a regular file; move it away")
+            raise SourceError(f"{self._name(path)}", "not a regular file", "move it away")
         return Identity(status.st_size, status.st_mtime_ns)
 
     def _name(self, path: str) -> str:
@@ -101,12 +101,12 @@ class LocalSource:
     def _error(self, path: str, error: OSError) -> SourceError:
         name = self._name(path).rstrip("/")
         if isinstance(error, FileNotFoundError):
-            return SourceNotFound(f"{name}: no such file or directory; check the path")
+            return SourceNotFound(name, "no such file or directory", "check the path")
         if isinstance(error, NotADirectoryError):
-            return SourceNotFound(f"{name}: not a directory; check the path")
+            return SourceNotFound(name, "not a directory", "check the path")
         if isinstance(error, PermissionError):
-            return SourceDenied(f"{name}: permission denied; make it readable for this user")
-        return SourceUnavailable(f"{name}: {error.strerror}")
+            return SourceDenied(name, "permission denied", "make it readable for this user")
+        return SourceUnavailable(name, f"{error.strerror}")
 
 
 class LocalTarget:
@@ -126,7 +126,7 @@ class LocalTarget:
     def list(self) -> Iterator[SourceFile]:
         with disk_errors(self._final):
             if os.path.lexists(self._final) and (not self._final.is_dir() or any(self._final.iterdir())):
-                raise UsageError(f"{self.url}: exists and is not empty; name a new directory")
+                raise UsageError(self.url, "exists and is not empty", "name a new directory")
             if self._root.is_dir():
                 yield from LocalSource(str(self._root), {}).list()
 
@@ -137,7 +137,7 @@ class LocalTarget:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CacheLocked(f"{self.url}: another run is writing it; wait for its end") from None
+                raise CacheLocked(self.url, "another run is writing it", "wait for its end") from None
             remove_tree(self.scratch)
             self.scratch.mkdir(parents=True)
 
@@ -146,7 +146,7 @@ class LocalTarget:
             try:
                 return (self._root / path).read_bytes()
             except FileNotFoundError:
-                raise SourceNotFound(f"{self._root / path}: no such file") from None
+                raise SourceNotFound(f"{self._root / path}", "no such file") from None
 
     def write(self, path: str, data: bytes) -> None:
         with disk_errors(self._root):

@@ -40,7 +40,9 @@ def open_source(
         from pqcache.store.drivers.webhdfs import WebHdfsSource
 
         return WebHdfsSource(url, known, timeout)
-    raise UsageError(f"{redact(url)}: unknown scheme {scheme}://; use hdfs://, webhdfs://, s3://, file:// or a path")
+    raise UsageError(
+        f"{redact(url)}", f"unknown scheme {scheme}://", "use hdfs://, webhdfs://, s3://, file:// or a path"
+    )
 
 
 def open_target(
@@ -65,5 +67,7 @@ def open_target(
 
         return S3Target(url, known, timeout)
     if scheme == "webhdfs":
-        raise UsageError(f"{redact(url)}: webhdfs:// can be read, not written; write hdfs:// with the RPC port instead")
-    raise UsageError(f"{redact(url)}: unknown scheme {scheme}://; a target is hdfs://, s3://, file:// or a path")
+        raise UsageError(
+            f"{redact(url)}", "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead"
+        )
+    raise UsageError(f"{redact(url)}", f"unknown scheme {scheme}://", "a target is hdfs://, s3://, file:// or a path")

@@ -43,7 +43,7 @@ try:
     from pqcache.store.drivers.s3_get import Answer, Getter
     from pqcache.store.drivers.s3_list import entries, identity, take_entries
 except ImportError as error:
-    raise UsageError("s3:// needs botocore; install it with: pip install 'pqcache[s3]'") from error
+    raise UsageError("", "s3:// needs botocore", "install it with: pip install 'pqcache[s3]'") from error
 
 OPTIONS = {
     "endpoint": "URL of a compatible store, as AWS_ENDPOINT_URL",
@@ -77,11 +77,11 @@ class S3Source:
         self._root = url.partition("://")[2].partition("/")[2].strip("/")
         self._only = ""
         if not self._bucket:
-            raise UsageError("s3://: no bucket; write s3://BUCKET/PATH")
+            raise UsageError("s3://", "no bucket", "write s3://BUCKET/PATH")
         if ":" in self._bucket:
-            raise UsageError(f"{self.url}: write a '/' in the secret as %2F, or give -o key=KEY -o secret=SECRET")
+            raise UsageError(self.url, "write a '/' in the secret as %2F, or give -o key=KEY -o secret=SECRET")
         if "@" in options.get("endpoint", ""):
-            raise UsageError("-o endpoint: holds a user or a password; give -o key=KEY -o secret=SECRET instead")
+            raise UsageError("-o endpoint", "holds a user or a password", "give -o key=KEY -o secret=SECRET instead")
         self._extra = {"RequestPayer": "requester"} if _is_true(options, "requester_pays") else {}
         session = _session(url, options)
         self._client = _client(session, url, options, timeout)
@@ -196,9 +196,9 @@ class S3Source:
             # one of another length was changed on its way, as by compressing it: no part of it is of the file
             exact = answer.content_length in ("", str(length))
             if not exact or not answer.content_range.startswith(f"bytes {offset}-{offset + length - 1}/"):
-                raise SourceUnavailable(f"{self._name(path)}: the server sent another range than was asked for")
+                raise SourceUnavailable(f"{self._name(path)}", "the server sent another range than was asked for")
             if tag and answer.etag.strip('"') != tag:
-                raise SourceChanged(f"{self._name(path)}: is not the version that was listed")
+                raise SourceChanged(f"{self._name(path)}", "is not the version that was listed")
             yield answer
 
     def _key(self, path: str) -> str:
@@ -214,25 +214,28 @@ class S3Source:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             if code in _MISSING or status == 404:
                 what = "no such bucket" if code == "NoSuchBucket" else "no such object"
-                return SourceNotFound(f"{name}: {what}; check the URL")
+                return SourceNotFound(name, f"{what}", "check the URL")
             if status == 412:
-                return SourceChanged(f"{name}: is not the version that was listed")
+                return SourceChanged(name, "is not the version that was listed")
             if code in _DENIED or status in (401, 403):
                 return SourceDenied(
-                    f"{name}: access denied ({code}); check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, "
-                    "-o profile=NAME, or -o anon=true for public data)"
+                    name,
+                    f"access denied ({code})",
+                    "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, -o profile=NAME, or -o anon=true "
+                    "for public data)",
                 )
             if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
-                return SourceUnavailable(f"{name}: the server answers {status} {code}; try again later")
-            return SourceError(f"{name}: the server answers {status} {code}")
+                return SourceUnavailable(name, f"the server answers {status} {code}", "try again later")
+            return SourceError(name, f"the server answers {status} {code}")
         if isinstance(error, _NO_CREDENTIALS):
             return SourceDenied(
-                f"{name}: no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-                "AWS_PROFILE, or -o anon=true for public data"
+                name,
+                "no credentials found",
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or -o anon=true for public data",
             )
         reason = first_line(error)
         reason = re.sub(r"://[^/@\s\"]*@", "://***@", reason)  # AWS_ENDPOINT_URL may hold a password
-        return SourceUnavailable(f"{name}: {reason}; check the endpoint and the network")
+        return SourceUnavailable(name, f"{reason}", "check the endpoint and the network")
 
 
 class S3Target:
@@ -274,7 +277,9 @@ class S3Target:
                 keys = [{"Key": self._source._key(path)} for path in paths[first : first + 1000]]
                 answer = self._client.delete_objects(**self._bucket, Delete={"Objects": keys, "Quiet": True})
                 for failed in answer.get("Errors", ()):
-                    raise SourceError(f"{self._bucket['Bucket']}/{failed['Key']}: cannot be removed ({failed['Code']})")
+                    raise SourceError(
+                        f"{self._bucket['Bucket']}/{failed['Key']}", f"cannot be removed ({failed['Code']})"
+                    )
 
     def put(self, file: Path, token: str, path: str) -> Staged:
         size = file.stat().st_size
@@ -352,7 +357,7 @@ def _session(url: str, options: Mapping[str, str]) -> Any:
     user, password = userinfo(url)
     key, secret = options.get("key") or user, options.get("secret") or password
     if bool(key) != bool(secret):
-        raise UsageError(f"{redact(url)}: a key and a secret go together; give both, or neither")
+        raise UsageError(f"{redact(url)}", "a key and a secret go together", "give both, or neither")
     session = botocore.session.Session(profile=options.get("profile"))
     if key:
         session.set_credentials(key, secret, options.get("token"))
@@ -375,7 +380,7 @@ def _client(session: Any, url: str, options: Mapping[str, str], timeout: float, 
         region = options.get("region") or session.get_config_variable("region") or "us-east-1"
         return session.create_client("s3", region_name=region, endpoint_url=options.get("endpoint"), config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise UsageError(f"{redact(url)}: {error}") from error
+        raise UsageError(f"{redact(url)}", f"{error}") from error
 
 
 _NO_CREDENTIALS = (botocore.exceptions.NoCredentialsError, botocore.exceptions.PartialCredentialsError)

@@ -17,7 +17,7 @@ try:
     import requests
     from fsspec.implementations.webhdfs import WebHDFS
 except ImportError as error:
-    raise UsageError("webhdfs:// needs requests; install it with: pip install 'pqcache[hdfs]'") from error
+    raise UsageError("", "webhdfs:// needs requests", "install it with: pip install 'pqcache[hdfs]'") from error
 
 OPTIONS = {
     "user": "user name, as in webhdfs://USER@HOST:PORT",
@@ -43,13 +43,13 @@ class WebHdfsSource:
         self._only = ""
         self._timeout = timeout
         if not parts.hostname:
-            raise UsageError(f"{self.url}: no host; write webhdfs://HOST:PORT/PATH")
+            raise UsageError(self.url, "no host", "write webhdfs://HOST:PORT/PATH")
         user = options.get("user") or user
         password = options.get("password") or password
         try:
             self._fs = self._connect(parts.hostname, parts.port or 9870, user, password, options)
         except (ValueError, ImportError) as error:
-            raise UsageError(f"{self.url}: {error}") from error
+            raise UsageError(self.url, f"{error}") from error
         self._request = self._fs.session.request
         self._fs.session.request = functools.partial(self._request, timeout=(5, timeout))  # it has none of its own
 
@@ -113,7 +113,7 @@ class WebHdfsSource:
             with answer:
                 answer.raise_for_status()
                 if answer.headers.get("Content-Length", str(length)) != str(length):
-                    raise SourceUnavailable(f"webhdfs://{self._host}{name}: the server sent another range")
+                    raise SourceUnavailable(f"webhdfs://{self._host}{name}", "the server sent another range")
                 for chunk in answer.iter_content(_CHUNK):
                     if length <= 0:
                         return
@@ -146,21 +146,21 @@ class WebHdfsSource:
         if isinstance(error, requests.HTTPError) and error.response is not None:
             status = error.response.status_code
             if status in (401, 403):
-                return SourceDenied(f"{show}: access denied; check the user, its permissions and the ticket")
+                return SourceDenied(show, "access denied", "check the user, its permissions and the ticket")
             if status == 404 and "/webhdfs/" in str(error.response.url) and "offset=" in str(error.response.url):
-                return SourceNotFound(f"{show}: no such file; check the URL")
+                return SourceNotFound(show, "no such file", "check the URL")
             if status == 404:
-                return SourceUnavailable(f"{show}: no WebHDFS here; check that the port is the HTTP port")
-            return SourceUnavailable(f"{show}: the server answers {status}; try again later")
+                return SourceUnavailable(show, "no WebHDFS here", "check that the port is the HTTP port")
+            return SourceUnavailable(show, f"the server answers {status}", "try again later")
         if isinstance(error, requests.ReadTimeout):
-            return SourceUnavailable(f"{show}: no answer in time; check the host, the port and the cluster's health")
+            return SourceUnavailable(show, "no answer in time", "check the host, the port and the cluster's health")
         if isinstance(error, requests.ConnectionError | requests.Timeout):
-            return SourceUnavailable(f"{show}: cannot connect; check the host, the HTTP port and the network")
+            return SourceUnavailable(show, "cannot connect", "check the host, the HTTP port and the network")
         if isinstance(error, FileNotFoundError):
-            return SourceNotFound(f"{show}: no such file or directory; check the URL")
+            return SourceNotFound(show, "no such file or directory", "check the URL")
         if isinstance(error, PermissionError):
-            return SourceDenied(f"{show}: permission denied; check the user and the directory's permissions")
-        return SourceUnavailable(f"{show}: {text}")
+            return SourceDenied(show, "permission denied", "check the user and the directory's permissions")
+        return SourceUnavailable(show, text)
 
 
 def _identity(info: Mapping[str, Any]) -> Identity:

@@ -167,7 +167,7 @@ def sample_rows(looked: Looked, count: int, name: str) -> list[dict[str, Any]]:
     """Return the first ``count`` rows with values as ``readable`` has them; a remote dataset raises UsageError."""
     if looked.root is None:
         raise UsageError(
-            f"--sample: {redact(name)} is not local; bring it here with 'pqcache sync {redact(name)} CACHE'"
+            "--sample", f"{redact(name)} is not local", f"bring it here with 'pqcache sync {redact(name)} CACHE'"
         )
     found: list[dict[str, Any]] = []
     for position, path in enumerate(looked.index.paths):
@@ -188,7 +188,7 @@ def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
                 for i in range(len(rows)):
                     yield {name: _plain(rows.column(j)[i]) for j, name in enumerate(rows.schema.names)}
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{path}: cannot be read ({error}); run 'pqcache verify' on its cache") from error
+        raise ParquetError(path, f"cannot be read ({error})", "run 'pqcache verify' on its cache") from error
 
 
 def _plain(value: pa.Scalar) -> Any:

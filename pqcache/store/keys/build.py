@@ -331,10 +331,10 @@ def _read(root: Path, task: Sequence[Piece], field: pa.Field, footers: dict[Path
                 if not left:
                     return
     except FileNotFoundError as error:
-        raise ParquetError(f"{path}: the file is gone") from error
+        raise ParquetError(path, "the file is gone") from error
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{path}: column {field.name!r} cannot be indexed ({first_line(error)})") from error
-    raise ParquetError(f"{path}: has {left:,} rows less than the row-group index says; verify the cache")
+        raise ParquetError(path, f"column {field.name!r} cannot be indexed ({first_line(error)})") from error
+    raise ParquetError(path, f"has {left:,} rows less than the row-group index says", "verify the cache")
 
 
 def _names_in(schema: pa.Schema, column: str) -> list[str] | None:

@@ -63,7 +63,7 @@ def key_type(column: str, kind: pa.DataType) -> pa.DataType:
         return pa.date32() if pa.types.is_date(kind) else kind
     why = "numbers that are rounded are no keys" if pa.types.is_floating(kind) else "values of this type are no keys"
     raise UsageError(
-        f"--key {column}: is {kind}, and {why}; choose integers, strings, binary, decimals, dates or times"
+        f"--key {column}", f"is {kind}, and {why}", "choose integers, strings, binary, decimals, dates or times"
     )
 
 
@@ -106,15 +106,15 @@ def wanted(column: str, values: Any, kind: pa.DataType) -> Keys:
     """
     array = as_array(column, values, kind)
     if array.null_count:
-        raise UsageError(f"lookup of {column}: None is no key, as nulls are in no index; leave it out")
+        raise UsageError(f"lookup of {column}", "None is no key, as nulls are in no index", "leave it out")
     if not len(array):
         return Keys(np.zeros(0, np.uint64), np.zeros(0, np.uint64) if is_hashed(kind) else None, None)
     if not _alike(array.type, kind):
-        raise UsageError(f"lookup of {column}: its keys are {_named(kind)}, and these values are {array.type}")
+        raise UsageError(f"lookup of {column}", f"its keys are {_named(kind)}, and these values are {array.type}")
     try:
         found = keys_of(array, kind)
     except (pa.ArrowException, OverflowError) as error:
-        raise UsageError(f"lookup of {column}: not all values fit {_named(kind)}: {first_line(error)}") from error
+        raise UsageError(f"lookup of {column}", f"not all values fit {_named(kind)}: {first_line(error)}") from error
     _, once = np.unique(found.first, return_index=True)
     return Keys(found.first[once], None if found.second is None else found.second[once], None)
 
@@ -133,7 +133,7 @@ def as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
         except OverflowError:  # beyond int64, which is what Arrow takes integers for
             array = pa.array(values, kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise UsageError(f"lookup of {column}: the values are not of one type: {first_line(error)}") from error
+        raise UsageError(f"lookup of {column}", f"the values are not of one type: {first_line(error)}") from error
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array

@@ -78,7 +78,7 @@ def index(
     watch = Stopwatch()
     target = CacheDirectory.open(cache)
     if any(isinstance(names, str) or not all(isinstance(name, str) for name in names) for names in (keys, drop)):
-        raise UsageError("keys and drop: give lists of names")
+        raise UsageError("keys and drop", "give lists of names")
     if not (keys or drop):
         snapshot, lease = target.lease()
         with lease:
@@ -91,7 +91,7 @@ def index(
             field_of(row_groups, column)
         for column in drop:
             if column not in (*config.keys, *columns_indexed(snapshot.path)) or column in keys:
-                raise UsageError(f"--drop {column}: {target.path} has no key index of it")
+                raise UsageError(f"--drop {column}", f"{target.path} has no key index of it")
         built = [column for column in dict.fromkeys(keys) if not _is_whole(snapshot, column)]
         for column in built:
             scratch = target.tmp_dir / f"keys-{os.getpid()}-{os.urandom(4).hex()}"

@@ -107,7 +107,7 @@ def directory_of(snapshot: Path, column: str) -> Path:
     """Return where a snapshot has the key index of a column; a name that no directory can have raises UsageError."""
     name = quote(column, safe="").replace(".", "%2E")
     if not name or len(name) > 255:
-        raise UsageError(f"--key {column}: the name is {'too long' if name else 'empty'} for a key index")
+        raise UsageError(f"--key {column}", f"the name is {('too long' if name else 'empty')} for a key index")
     return snapshot / KEYS / name
 
 
@@ -129,23 +129,23 @@ def lookup(snapshot: Snapshot, column: str, values: Any) -> SelectedRows:
     if column in index_of_groups.partitions.column_names:
         return _selected(*_in_partitions(index_of_groups, column, values), snapshot.id)
     field_of(index_of_groups, column)
-    raise CacheError(f"{column}: {snapshot.id} has no key index of it; run '{command_for(directory)}'")
+    raise CacheError(column, f"{snapshot.id} has no key index of it", f"run '{command_for(directory)}'")
 
 
 def field_of(index: Index, column: str) -> pa.Field:
     """Return a column, or ``a.b`` inside of structs, with the type its keys are compared in; raises UsageError."""
     if column in index.partitions.column_names:
-        raise UsageError(f"--key {column}: is a partition column, which Cache.lookup finds without a key index")
+        raise UsageError(f"--key {column}", "is a partition column, which Cache.lookup finds without a key index")
     schema, outer = index.data_schema, column
     if column not in schema.names and "." in column:
         outer = column.partition(".")[0]
     if outer not in schema.names:
         names = ", ".join(index.schema.names)
-        raise UsageError(f"{column}: there is no such column; choose one of {names}")
+        raise UsageError(column, "there is no such column", f"choose one of {names}")
     kind = schema.field(outer).type
     for name in column.split(".")[1:] if outer != column else ():
         if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
-            raise UsageError(f"{column}: there is no {name!r} in it, it is {kind}")
+            raise UsageError(column, f"there is no {name!r} in it, it is {kind}")
         kind = kind.field(name).type
     return pa.field(column, key_type(column, kind))
 
@@ -257,7 +257,7 @@ def read_key_index(directory: Path) -> KeyIndex:
         about = json.loads(metadata[b"pqcache"])
         if about["format"] != FORMAT:
             raise CacheError(
-                f"{path}: written in format {about['format']}, this pqcache reads format {FORMAT}; upgrade pqcache"
+                path, f"written in format {about['format']}, this pqcache reads format {FORMAT}", "upgrade pqcache"
             )
         runs = tuple(Run(**run) for run in about["runs"])
         field = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"])).field(0)
@@ -303,4 +303,4 @@ def command_for(directory: Path) -> str:
 
 
 def _damaged(path: Path) -> DamagedError:
-    return DamagedError(f"{path}: is missing, or not as it was written; '{command_for(path.parent)}' rebuilds it")
+    return DamagedError(path, "is missing, or not as it was written", f"'{command_for(path.parent)}' rebuilds it")

@@ -91,11 +91,13 @@ def repartition(
     row_group_size = None if row_group_size is None else parse_size(row_group_size)
     block_size = None if block_size is None else parse_size(block_size)
     if align not in (None, "block"):
-        raise UsageError(f"--align {align}: the only choice is block")
+        raise UsageError(f"--align {align}", "the only choice is block")
     if block_size is not None and (block_size < 512 or block_size % 512):
-        raise UsageError(f"--block-size {block_size}: HDFS takes multiples of 512 bytes, like 128MB")
+        raise UsageError(f"--block-size {block_size}", "HDFS takes multiples of 512 bytes, like 128MB")
     if dest is None and (align or block_size or scheduler):
-        raise UsageError("--align, --block-size and --scheduler are for writing to DEST; a cache lies on a local disk")
+        raise UsageError(
+            "", "--align, --block-size and --scheduler are for writing to DEST", "a cache lies on a local disk"
+        )
     blocks = block_size or (BLOCK_SIZE if align else None)
     text = os.fspath(source)
     cache = cache_at(text)
@@ -111,13 +113,13 @@ def repartition(
         blocks if align else None,
     )
     if isinstance(dense, str):
-        raise UsageError(f"dense={dense!r}: give a list of names, like [{dense!r}]")
+        raise UsageError(f"dense={dense!r}", f"give a list of names, like [{dense!r}]")
     wanted = Wanted(dense, narrow)
     if dest is None:
         if cache is None:
             raise UsageError(
-                f"{redact(text)}: not a pqcache, so it needs a directory to write to: "
-                f"pqcache repartition {redact(text)} DEST"
+                f"{redact(text)}",
+                f"not a pqcache, so it needs a directory to write to: pqcache repartition {redact(text)} DEST",
             )
         given = {
             "row_group_size": row_group_size,

@@ -73,8 +73,9 @@ def check_seen(client: Any, path: str) -> None:
     blind = [worker for worker, seen in _on_workers(client, os.path.exists, path).items() if seen is not True]
     if blind:
         raise UsageError(
-            f"{path}: {format_count(len(blind), 'worker')} cannot see it ({blind[0]}); use hdfs://, s3:// or a path "
-            "that is shared by all machines"
+            path,
+            f"{format_count(len(blind), 'worker')} cannot see it ({blind[0]})",
+            "use hdfs://, s3:// or a path that is shared by all machines",
         )
 
 
@@ -83,14 +84,14 @@ def _client(scheduler: str) -> Any:
         from distributed import Client
     except ImportError as error:
         raise UsageError(
-            "--scheduler needs Dask's distributed; install it with: pip install 'pqcache[dask]'"
+            "", "--scheduler needs Dask's distributed", "install it with: pip install 'pqcache[dask]'"
         ) from error
     try:
         place = urlsplit(scheduler)
         if place.scheme not in ("tcp", "tls") or not place.hostname or not place.port:
             raise ValueError
     except ValueError:
-        raise UsageError(f"--scheduler {scheduler}: write it like tcp://host:8786") from None
+        raise UsageError(f"--scheduler {scheduler}", "write it like tcp://host:8786") from None
     for name in ("distributed.client", "distributed.core", "distributed.utils", "distributed.comm"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what they report is raised here as well
     untyped: Any = Client
@@ -99,7 +100,7 @@ def _client(scheduler: str) -> Any:
         return untyped(scheduler, timeout=_CONNECT, set_as_default=False)
     except (OSError, ValueError, RuntimeError) as error:
         raise SourceUnavailable(
-            f"{scheduler}: no Dask scheduler answers; check the address, and that 'dask scheduler' runs there"
+            scheduler, "no Dask scheduler answers", "check the address, and that 'dask scheduler' runs there"
         ) from error
 
 
@@ -114,7 +115,9 @@ def _check_packages(client: Any) -> None:
             if found != here:
                 what = "is not installed" if isinstance(found, Exception) else f"is version {found}"
                 raise UsageError(
-                    f"worker {worker}: {package} {what}, here it is {here}; install the same packages on all workers"
+                    f"worker {worker}",
+                    f"{package} {what}, here it is {here}",
+                    "install the same packages on all workers",
                 )
 
 
@@ -134,13 +137,13 @@ def _result(future: Any, job: PartitionJob, scheduler: str) -> Done:
         raise
     except CancelledError as error:
         raise SourceUnavailable(
-            f"{scheduler}: the scheduler is gone or has dropped {name}; start it again and run the same command"
+            scheduler, f"the scheduler is gone or has dropped {name}", "start it again and run the same command"
         ) from error
     except ImportError as error:
-        raise UsageError(f"{name}: a worker lacks a package ({error}); install it there") from error
+        raise UsageError(name, f"a worker lacks a package ({error})", "install it there") from error
     except Exception as error:
         if type(error).__name__ == "KilledWorker":
             raise PqcacheError(
-                f"{name}: its workers died again and again; give them more memory, or smaller --row-group-size"
+                name, "its workers died again and again", "give them more memory, or smaller --row-group-size"
             ) from error
         raise

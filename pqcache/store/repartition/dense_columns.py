@@ -60,19 +60,21 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
     if columns is None:
         columns = list(dict.fromkeys(name for _, _, known in files for name in dense_in(known)))
         if not columns:
-            raise UsageError("--narrow: no column is dense; name one with --dense COLUMN")
+            raise UsageError("--narrow", "no column is dense", "name one with --dense COLUMN")
     found = {}
     for name in columns:
         if schema.names.count(name) != 1:
             kind = "is there twice" if name in schema.names else "is not there"
-            raise UsageError(f"--dense {name}: that column {kind}; there are {', '.join(schema.names)}")
+            raise UsageError(f"--dense {name}", f"that column {kind}", f"there are {', '.join(schema.names)}")
         dtype = item_dtype(schema.field(name).type)
         if dtype is None:
             kind = schema.field(name).type
-            raise UsageError(f"--dense {name}: it is {kind}; only lists of numbers, all of one length, can be dense")
+            raise UsageError(
+                f"--dense {name}", f"it is {kind}", "only lists of numbers, all of one length, can be dense"
+            )
         length = _first_length(files, name)
         if length is None:
-            raise UsageError(f"--dense {name}: no file has a row, so there is no length to go by")
+            raise UsageError(f"--dense {name}", "no file has a row, so there is no length to go by")
         if narrow and dtype.strip("u").startswith("int"):
             dtype = smallest(*_extremes(files, name))
         as_dense(schema.field(name), Dense(dtype, length))  # raises where that is too wide
@@ -122,7 +124,7 @@ def _lists(file: File, name: str, rows: int | None = None, groups: Sequence[int]
                 if rows is not None:
                     return
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{path}: cannot be decoded ({first_line(error)}); fetch the file again") from error
+        raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch the file again") from error
 
 
 def _first_length(files: Sequence[File], name: str) -> int | None:
@@ -133,7 +135,7 @@ def _first_length(files: Sequence[File], name: str) -> int | None:
         (value,) = next(_lists(file, name, 1)).to_pylist()
         if not value:
             what = "null" if value is None else "empty"
-            raise ParquetError(f"{path}: column {name!r}, row 0 is {what}, so it cannot be dense; leave it out")
+            raise ParquetError(path, f"column {name!r}, row 0 is {what}, so it cannot be dense", "leave it out")
         return len(value)
     return None
 
@@ -239,7 +241,7 @@ class Wanted:
         """Return as what each column is to be stored."""
         if self.columns is not None and not self.columns:
             if self.narrow:
-                raise UsageError("--narrow: goes with --dense COLUMN, and not with --dense none")
+                raise UsageError("--narrow", "goes with --dense COLUMN, and not with --dense none")
             return {}
         return resolve_dense(paths, self.columns, self.narrow)
 
@@ -248,8 +250,9 @@ def local_root(url: str) -> Path:
     """Return the directory of a local source; another one raises UsageError."""
     if url_scheme(url) not in ("", "file"):
         raise UsageError(
-            f"--dense: every file has to be looked at first, and {redact(url)} is not local; bring it here with "
-            f"'pqcache sync {redact(url)} CACHE', then run 'pqcache repartition CACHE'"
+            "--dense",
+            f"every file has to be looked at first, and {redact(url)} is not local",
+            f"bring it here with 'pqcache sync {redact(url)} CACHE', then run 'pqcache repartition CACHE'",
         )
     root = Path(os.path.abspath(os.path.expanduser(local_path(url))))
     return root.parent if root.is_file() else root

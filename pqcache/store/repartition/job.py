@@ -109,8 +109,10 @@ class Spool:
                 if not self.jobs:
                     what = "to shuffle its rows" if job.how.shuffle is not None else "for its files"
                     raise PqcacheError(
-                        f"{self.path}: partition {job.directory or '.'} needs up to {format_size(job.spooled)} for a "
-                        f"while {what}, {format_size(space)} are free; free some, or set TMPDIR to a larger disk"
+                        self.path,
+                        f"partition {job.directory or '.'} needs up to {format_size(job.spooled)} for a while "
+                        f"{what}, {format_size(space)} are free",
+                        "free some, or set TMPDIR to a larger disk",
                     )
                 self.changed.wait()
             self.promised += job.spooled
@@ -137,7 +139,9 @@ def run_job(job: PartitionJob) -> Done:
     """Do a job in a process that has nothing open yet; what it writes is the same everywhere."""
     if job.version != __version__:
         raise UsageError(
-            f"pqcache {__version__} is not the version that was started, {job.version}; install the same on all workers"
+            "",
+            f"pqcache {__version__} is not the version that was started, {job.version}",
+            "install the same on all workers",
         )
     with ExitStack() as stack:
         source = open_source(job.source, job.source_options)
@@ -255,8 +259,10 @@ def _check_unchanged(job: PartitionJob, source: Source, on_event: OnEvent) -> No
         if now != file.identity:
             what = "is not there" if now is None else "is not the file that was listed"
             raise SourceIncomplete(
-                f"{source.url}/{file.path}: {what}; nothing of this partition was published, run again when nothing "
-                "writes there, and on a cluster name a path that is the same files on every worker"
+                f"{source.url}/{file.path}",
+                f"{what}",
+                "nothing of this partition was published, run again when nothing writes there, and on a "
+                "cluster name a path that is the same files on every worker",
             )
 
 

@@ -76,7 +76,7 @@ def take_over(target: Target) -> tuple[list[Record], list[Record]]:
     for path, size in found.items():
         if not path.startswith(f"{HIDDEN}/") and ours.get(path) != size:
             raise UsageError(
-                f"{target.url}: exists and is not empty ({printable(path)}); name a new or empty directory"
+                target.url, f"exists and is not empty ({printable(path)})", "name a new or empty directory"
             )
     whole: list[Record] = []
     broken: list[Record] = []
@@ -98,7 +98,7 @@ def check_own(target: Target, run: str) -> None:
     except SourceNotFound:
         found = ""
     if found != run:
-        raise CacheLocked(f"{target.url}: another run writes there now, or has finished it; this one is given up")
+        raise CacheLocked(target.url, "another run writes there now, or has finished it", "this one is given up")
 
 
 def forget(target: Target, record: Record) -> None:
@@ -111,12 +111,14 @@ def check_apart(source: str, target: str) -> None:
     """Raise UsageError when one of two URLs is, or lies below, the other."""
     one, other = _place(source), _place(target)
     if one == other:
-        raise UsageError(f"{redact(target)}: is the source itself; name another directory to write to")
+        raise UsageError(f"{redact(target)}", "is the source itself", "name another directory to write to")
     if other[: len(one)] == one:
-        raise UsageError(f"{redact(target)}: lies inside the source {redact(source)}; name a directory apart from it")
+        raise UsageError(
+            f"{redact(target)}", f"lies inside the source {redact(source)}", "name a directory apart from it"
+        )
     if one[: len(other)] == other:
         raise UsageError(
-            f"{redact(target)}: holds the source {redact(source)}; name a new or empty directory apart from it"
+            f"{redact(target)}", f"holds the source {redact(source)}", "name a new or empty directory apart from it"
         )
 
 

@@ -72,7 +72,7 @@ class Places:
         check_url(source)
         check_url(target)
         if url_scheme(target) not in ("", "file") and target.partition("://")[2].strip("/") == "":
-            raise UsageError(f"{target}: names no directory; write {url_scheme(target)}://HOST/PATH")
+            raise UsageError(target, "names no directory", f"write {url_scheme(target)}://HOST/PATH")
         check_apart(source, target)
         self.source, self.target, self.block_size = source, target, block_size
         if url_scheme(target) in ("", "file"):  # a worker may run elsewhere

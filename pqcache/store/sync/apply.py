@@ -110,7 +110,7 @@ def _unified(job: Job, run: Path, target: Path, entries: list[FileEntry]) -> tup
     try:
         table = table_in(target, entries, job.rewrite.keep_int96)
     except ParquetError as error:
-        raise ParquetError(str(error).replace(str(target), job.source_url)) from error
+        raise error.renamed(target, job.source_url) from error
     if table.others:
         plan = plan_repartition(entries, job.plan.recipe, table.others)
         number = format_count(plan.rewrites, "partition directory", "partition directories")
@@ -300,7 +300,7 @@ def _rewrite_files(
         schema, int96 = (None, None) if table is None else (table.schema, table.int96)
         result = rewrite_directory(paths, unfinished, how, progress, schema, made, int96, before)
     except ParquetError as error:
-        raise ParquetError(str(error).replace(str(inputs), place)) from error
+        raise error.renamed(inputs, place) from error
     for warning in result.warnings:
         job.on_event(Warned(warning.replace(str(inputs), place).replace(str(unfinished), place)))
     for path in unfinished.iterdir():

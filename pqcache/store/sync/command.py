@@ -130,7 +130,7 @@ def sync(
         _check_order(os.fspath(cache), source)
     target = CacheDirectory(cache_path(cache))
     if source is None and not target.exists():
-        raise UsageError(f"{cache}: not a pqcache yet; name the source too: pqcache sync SOURCE {cache}")
+        raise UsageError(cache, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {cache}")
     given = {
         "where": where,
         "columns": None if columns is None else tuple(columns) or "",
@@ -293,8 +293,9 @@ def _check_order(cache: str, source: str) -> None:
     else:
         return
     raise UsageError(
-        f"{what}; are the two the wrong way round? It is 'pqcache sync SOURCE CACHE', "
-        "and in Python pqcache.sync(cache, source)"
+        "",
+        f"{what}",
+        "are the two the wrong way round? It is 'pqcache sync SOURCE CACHE', and in Python pqcache.sync(cache, source)",
     )
 
 
@@ -303,4 +304,4 @@ def _check_apart(source: str, cache: Path) -> None:
         path = Path(local_path(source)).resolve()
         ours = cache.resolve()
         if path == ours or ours in path.parents or path in ours.parents:
-            raise UsageError(f"{cache}: the cache and its source {path} must lie apart from each other")
+            raise UsageError(cache, f"the cache and its source {path} must lie apart from each other")

@@ -68,7 +68,7 @@ class _Moved(PqcacheError):
     """The source file is no longer the one that was listed."""
 
     def __init__(self, identity: Identity) -> None:
-        super().__init__()
+        super().__init__("", "the file changed at its source")
         self.identity = identity
 
 
@@ -119,16 +119,18 @@ def fetch(
 def vanished(source: Source, path: str) -> SourceIncomplete:
     """Return the error for a file that is gone."""
     return SourceIncomplete(
-        f"{path}: vanished from {source.url} while it was copied; nothing was published, "
-        "sync again when the source is complete"
+        path,
+        f"vanished from {source.url} while it was copied",
+        "nothing was published, sync again when the source is complete",
     )
 
 
 def keeps_changing(source: Source, path: str) -> SourceIncomplete:
     """Return the error for a file that never holds still."""
     return SourceIncomplete(
-        f"{path}: keeps changing at {source.url} while it is copied; nothing was published, "
-        "sync again when its writer has finished"
+        path,
+        f"keeps changing at {source.url} while it is copied",
+        "nothing was published, sync again when its writer has finished",
     )
 
 
@@ -241,7 +243,7 @@ def _fill(
                     durable = written
             if written < size:
                 raise SourceUnavailable(
-                    f"{file_url(source, file.path)}: the connection ended after {written:,} of {size:,} bytes"
+                    f"{file_url(source, file.path)}", f"the connection ended after {written:,} of {size:,} bytes"
                 )
             os.fsync(descriptor)
         finally:
@@ -264,7 +266,7 @@ def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) 
     if digest.hexdigest() != file.identity.tag:
         part.unlink()
         on_event(Advanced("fetch", -file.identity.size))
-        raise SourceUnavailable(f"{file_url(source, file.path)}: arrived damaged: its MD5 is not the store's")
+        raise SourceUnavailable(f"{file_url(source, file.path)}", "arrived damaged: its MD5 is not the store's")
 
 
 def _footer(source: Source, file: SourceFile, part: Path, tail: bytes = b"") -> tuple[pq.FileMetaData, pa.Schema]:

@@ -141,7 +141,7 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
     start = max(0, size - _TAIL)
     tail = b"".join(read(start, size - start))
     if tail[-4:] == b"PARE":
-        raise ParquetError(f"{name}: the footer is encrypted, which cannot be read; decrypt it first")
+        raise ParquetError(name, "the footer is encrypted, which cannot be read", "decrypt it first")
     if size < 12 or tail[-4:] != MAGIC:
         raise not_parquet(name, ValueError("no PAR1 at its end"))
     length = int.from_bytes(tail[-8:-4], "little")
@@ -153,7 +153,7 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
         start = limit
     fields = thrift.decode(tail[limit - start : -8], name)
     if 8 in fields:
-        raise ParquetError(f"{name}: columns are encrypted, which cannot be read; decrypt it first")
+        raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first")
     schema = footer.schema_of(fields, name)
     columns = [schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name)]
     return End(name, tail, start, limit, fields, tuple(columns))
@@ -194,8 +194,8 @@ def _received(
             raise KeyboardInterrupt
     if left:
         raise SourceUnavailable(
-            f"{source.url}/{file.path}: the connection ended after {length - left:,} of {length:,} bytes "
-            f"from {offset:,}"
+            f"{source.url}/{file.path}",
+            f"the connection ended after {length - left:,} of {length:,} bytes from {offset:,}",
         )
 
 
@@ -206,11 +206,11 @@ def _wanted(end: End, columns: Sequence[str] | None, elsewhere: Collection[str])
     for name in columns:
         if name not in end.columns and (name not in elsewhere or name.lower() in here):
             known = ", ".join(end.columns) or "none"
-            raise UsageError(f"{end.name}: there is no column {name}; there are: {known}")
+            raise UsageError(end.name, f"there is no column {name}", f"there are: {known}")
     wanted = [name in columns for name in end.columns]
     if not any(wanted):
         known = ", ".join(end.columns) or "none"
-        raise UsageError(f"{end.name}: none of its columns is wanted; name one of: {known}")
+        raise UsageError(end.name, "none of its columns is wanted", f"name one of: {known}")
     return wanted
 
 
@@ -219,7 +219,7 @@ def _condition(end: End, where: str, partitions: Mapping[str, pa.Scalar]) -> Con
     try:
         return parse_condition(where, condition_schema(schema, partitions))
     except UsageError as error:
-        raise UsageError(f"{end.name}: {error}") from error
+        raise error.within(end.name) from error
 
 
 def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:

@@ -80,7 +80,7 @@ class Bringer:
 
     def _fetch(self, file: SourceFile, cached: bool) -> Copied:
         if self.source is None:
-            raise CacheError(f"{file.path}: is not in the cache any more; run 'pqcache sync {self.cache}'")
+            raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {self.cache}'")
         return fetch(
             self.source,
             file,

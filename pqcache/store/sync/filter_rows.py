@@ -89,7 +89,7 @@ def write_matching(
     except BaseException as error:
         output.file.abandon()
         if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):
-            raise ParquetError(f"{name}: cannot be written as Parquet ({error})") from error
+            raise ParquetError(name, f"cannot be written as Parquet ({error})") from error
         raise
     finally:
         disk.shutdown()
@@ -238,11 +238,12 @@ def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
                 found += batch.num_rows
                 yield conformed(pa.Table.from_batches([batch]), schema, name)
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); fetch the file again") from error
+        raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "fetch the file again") from error
     if found != metadata.num_rows:
         raise ParquetError(
-            f"{name}: row group {group} of those fetched holds {found:,} rows, and {metadata.num_rows:,} in the "
-            "footer; fetch the file again"
+            name,
+            f"row group {group} of those fetched holds {found:,} rows, and {metadata.num_rows:,} in the footer",
+            "fetch the file again",
         )
 
 

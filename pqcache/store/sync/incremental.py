@@ -57,7 +57,7 @@ def refresh(run: Run) -> tuple[Plan, Snapshot | None, Totals]:
         elsewhere = frozenset(file.path for file in listing.files) if config.shard is not None else frozenset()
         check_deletions(plan, manifest.files, config.max_delete, elsewhere, was)
     if not plan.directories:
-        raise SourceIncomplete(f"{run.source.url}: every file there has to wait; nothing was published")
+        raise SourceIncomplete(run.source.url, "every file there has to wait", "nothing was published")
     if not run.dry_run and current is None:  # so that a first run that fails can be repeated by the cache's name
         write_config(target.path, config)
     published = None

@@ -47,10 +47,10 @@ def list_source(
     files = [file for file in found if is_data(file.path)]
     if not files:
         others = f" among its {len(found):,} files" if found else ""
-        raise SourceIncomplete(f"{source.url}: no Parquet file{others}; check the URL and what wrote it")
+        raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
     files, subset = select(source, files, where, columns)
     if not files:
-        raise SourceIncomplete(f"{source.url}: no partition satisfies --where {where!r}")
+        raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
     on_event(Listed(len(files), sum(file.identity.size for file in files)))
     return Listing(files, [file.path for file in found], subset)
 
@@ -67,8 +67,10 @@ def shared(
     mine = parse_shard(shard)
     if mine.node not in owners(files, mine.nodes).values():
         raise SourceIncomplete(
-            f"{url}: --shard {mine} is left without a file; {format_count(len(files), 'file')} there are too few, "
-            f"or too uneven, for {mine.nodes} nodes; nothing was published, share them among fewer nodes"
+            url,
+            f"--shard {mine} is left without a file; {format_count(len(files), 'file')} there are too "
+            f"few, or too uneven, for {mine.nodes} nodes",
+            "nothing was published, share them among fewer nodes",
         )
     ready = (file.path for file in taken(files, paths, (), waiting))
     return listing_digest(files, ready, mine.nodes, what)

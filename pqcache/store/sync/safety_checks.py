@@ -109,11 +109,11 @@ def check_listing(listing: Sequence[SourceFile], source: str) -> None:
         problem = check_path(path)
         if problem is not None:
             raise SourceError(
-                f"{printable(source)}/{printable(path)}: {problem}; nothing was published, rename it at the source"
+                f"{printable(source)}/{printable(path)}", problem, "nothing was published, rename it at the source"
             )
     for both in names & _directories(names):
         raise SourceError(
-            f"{source}/{both}: is both a file and a directory; nothing was published, rename one at the source"
+            f"{source}/{both}", "is both a file and a directory", "nothing was published, rename one at the source"
         )
 
 
@@ -126,8 +126,9 @@ def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> Non
             other = folded.setdefault(name.casefold(), name)
             if other != name and folds_case(scratch):
                 raise SourceError(
-                    f"{source}/{name}: is one name with {other} on the cache's file system, which ignores case; "
-                    "nothing was published, rename one at the source or use another file system"
+                    f"{source}/{name}",
+                    f"is one name with {other} on the cache's file system, which ignores case",
+                    "nothing was published, rename one at the source or use another file system",
                 )
             name = parent(name)
 
@@ -165,13 +166,16 @@ def check_deletions(
     if dropped > (total * limit / 100 if percent else limit):
         if shard and moved:
             raise SourceIncomplete(
-                f"{shard}: {format_count(len(moved), 'file')} of the {total:,} in the snapshot would be other nodes', "
-                f"more than --max-delete {max_delete}; nothing was published, say --force if that is meant"
+                shard,
+                f"{format_count(len(moved), 'file')} of the {total:,} in the snapshot would be other "
+                f"nodes', more than --max-delete {max_delete}",
+                "nothing was published, say --force if that is meant",
             )
         raise SourceIncomplete(
-            f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more than "
-            f"--max-delete {max_delete} (gone at the source, or left out by --where); nothing was published, "
-            "check the source and the condition, or say --force if they are meant to go"
+            "",
+            f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more "
+            f"than --max-delete {max_delete} (gone at the source, or left out by --where)",
+            "nothing was published, check the source and the condition, or say --force if they are meant to go",
         )
 
 
@@ -187,8 +191,9 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise PqcacheError(
-            f"{cache}: needs {format_size(needed)} of free space, has {format_size(free)}; "
-            "free some, take fewer partitions with --where, or put the cache on a larger disk"
+            cache,
+            f"needs {format_size(needed)} of free space, has {format_size(free)}",
+            "free some, take fewer partitions with --where, or put the cache on a larger disk",
         )
 
 

@@ -114,5 +114,5 @@ def _types(
             folded.pop(name.lower(), None)
     if missing := [*exact, *folded]:
         choices = ", ".join(known) or "none"
-        raise UsageError(f"{source.url}: there is no column {missing[0]}; there are: {choices}")
+        raise UsageError(source.url, f"there is no column {missing[0]}", f"there are: {choices}")
     return found

@@ -156,7 +156,7 @@ def _span_of(source: Source, file: SourceFile, columns: list[str]) -> tuple[bool
             return int96_span(coarse, fine, columns)
     except pa.ArrowException as error:
         name = file_url(source, file.path)
-        raise ParquetError(f"{name}: cannot be decoded ({first_line(error)}); write it again at the source") from error
+        raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "write it again at the source") from error
 
 
 @contextmanager

@@ -87,11 +87,12 @@ class VerifyReport:
                 advice = f"'pqcache index {self.cache} {columns}' rebuilds that"
             if self.repaired is not None:
                 advice = "it comes like this from the source: have it written again there"
-            raise DamagedError(f"{self.cache}: damaged: {', '.join(paths[:3])}{more}; {advice}")
+            raise DamagedError(self.cache, f"damaged: {', '.join(paths[:3])}{more}", advice)
         if self.changed:
             raise PqcacheError(
-                f"{self.cache}: {format_count(len(self.changed), 'file')} changed at the source; "
-                f"run 'pqcache sync {self.cache}'"
+                self.cache,
+                f"{format_count(len(self.changed), 'file')} changed at the source",
+                f"run 'pqcache sync {self.cache}'",
             )
 
 
@@ -133,9 +134,9 @@ def verify(
     """
     watch = Stopwatch()
     if engine not in (None, FASTPARQUET):
-        raise UsageError(f"--engine {engine}: there is only {FASTPARQUET}")
+        raise UsageError(f"--engine {engine}", f"there is only {FASTPARQUET}")
     if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:
-        raise UsageError(f"--engine {FASTPARQUET}: it is not installed; pip install 'pqcache[{FASTPARQUET}]'")
+        raise UsageError(f"--engine {FASTPARQUET}", "it is not installed", f"pip install 'pqcache[{FASTPARQUET}]'")
     check = _Check(deep or engine is not None, engine, jobs or os.cpu_count() or 1, on_event)
     target = CacheDirectory.open(cache)
     snapshot, lease = target.lease()
@@ -235,7 +236,7 @@ class _Check:
             try:
                 snapshot.manifest() if name == FILES else snapshot.index()
             except DamagedError as error:
-                self._tell(found, Damage(name, None, None, _reason(error)))
+                self._tell(found, Damage(name, None, None, error.reason))
         return len(found) == before
 
     def _keys(self, snapshot: Snapshot, found: list[Damage]) -> None:
@@ -245,7 +246,7 @@ class _Check:
             try:
                 check_key_index(directory, self.deep)
             except DamagedError as error:
-                message = f"{_reason(error)}; '{command_for(directory)}' rebuilds it"
+                message = f"{error.reason}; '{command_for(directory)}' rebuilds it"
                 self._tell(found, Damage(f"{KEYS}/{directory.name}", None, column, message))
 
     def _files(self, snapshot: Snapshot, entries: Sequence[FileEntry], indexed: bool, found: list[Damage]) -> None:
@@ -317,9 +318,5 @@ def _misplaced(path: Path, size: int) -> str:
 
 def _of_metadata(snapshot: Snapshot, name: str, error: DamagedError) -> Damage:
     """Return the damage that a check of ``name`` found: in it, or in the file that has its checksum."""
-    of_checksums = str(error).startswith(f"{snapshot.path / CHECKSUMS}: ")
-    return Damage(CHECKSUMS if of_checksums else name, None, None, _reason(error))
-
-
-def _reason(error: DamagedError) -> str:
-    return str(error).partition(": ")[2].rpartition("; ")[0]
+    of_checksums = error.subject == str(snapshot.path / CHECKSUMS)
+    return Damage(CHECKSUMS if of_checksums else name, None, None, error.reason)

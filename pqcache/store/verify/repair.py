@@ -42,9 +42,7 @@ def fetch_again(
     if manifest is None:
         report = sync(cache.path, options=options, wait=wait, on_event=on_event)
         if not report.published or report.snapshot is None:
-            raise CacheError(
-                f"{cache.path}: its manifest is damaged and sync did not notice; sync into a new directory"
-            )
+            raise CacheError(cache.path, "its manifest is damaged and sync did not notice", "sync into a new directory")
         return cache.snapshot(report.snapshot)
     watch = Stopwatch()
     with ExitStack() as stack, disk_errors(cache.path):
@@ -53,7 +51,7 @@ def fetch_again(
         opened = open_source(config.source, {**config.options, **(options or {})}, hdfs_driver=config.hdfs_driver)
         stack.callback(opened.close)
         if cache.current() != snapshot:
-            raise CacheLocked(f"{cache.path}: another run has published meanwhile; verify again")
+            raise CacheLocked(cache.path, "another run has published meanwhile", "verify again")
         held = sorted({file.path: file for entry in manifest.files for file in entry.sources}.items())
         files, subset = select(opened, [file for _, file in held], config.where, config.columns)
         rewrite = config.rewrite()

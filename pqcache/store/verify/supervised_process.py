@@ -104,7 +104,7 @@ class Checker:
         if "MemoryError" in last:
             return "had too little memory"
         raise PqcacheError(
-            f"the process that checks files cannot work: {last}; see that it has memory and its libraries"
+            "", f"the process that checks files cannot work: {last}", "see that it has memory and its libraries"
         )
 
     def _line(self, seconds: float) -> bytes | None:

@@ -21,6 +21,7 @@ from pqcache.parquet.pages.write_binary import pages_of
 from pqcache.parquet.rewrite import source_reader
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.source_footer import sources_of
 from pqcache.system.buffer_pool import Pool
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]
@@ -87,7 +88,7 @@ def source(path: Path, rows: list[bytes | None], **options: Any) -> Path:
 
 
 def pieces_of(path: Path, longs: bool = True) -> list[source_reader.Piece]:
-    opened = source_reader.sources_of([path])
+    opened = sources_of([path])
     found = longs_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if longs else None
     assert (found is not None) == longs
     return list(source_reader.pieces(list(source_reader.runs(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found))

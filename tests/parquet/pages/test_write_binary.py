@@ -41,7 +41,7 @@ def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> Non
 def test_every_reader_sees_the_values(
     tmp_path: Path, kind: pa.DataType, nullable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write_binary, "WORTH", 0)
+    monkeypatch.setattr(write_binary, "LONG", 0)
     monkeypatch.setattr(write_binary, "_PAGE", 40)
     values = st.text(max_size=30) if "string" in str(kind) else st.binary(max_size=30)
     schema = pa.schema([pa.field("n", pa.int32()), pa.field("v", kind, nullable=nullable)])

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pqcache.parquet import encodings
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages import write_lists
-from pqcache.parquet.rewrite import concat_chunks, encodings
+from pqcache.parquet.rewrite import concat_chunks
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.system.buffer_pool import Pool

@@ -342,7 +342,7 @@ def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
 
     def failing() -> Iterator[Piece]:
         yield from pieces_of(table, 1000)
-        raise ParquetError("x.parquet: broken")
+        raise ParquetError("x.parquet", "broken")
 
     stream = prefetched([failing], 100_000)
     with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
@@ -384,7 +384,7 @@ def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
     table = pa.table({"x": np.arange(100)})
 
     def failing() -> Iterator[Piece]:
-        raise ParquetError("b.parquet: broken")
+        raise ParquetError("b.parquet", "broken")
         yield
 
     stream = prefetched([lambda: pieces_of(table, 10), failing, lambda: pieces_of(table, 10)], 1 << 20, 2)

@@ -238,9 +238,7 @@ def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
 
 
 def test_a_record_survives_its_storage() -> None:
-    from pqcache.store.repartition.target import _decoded
-
-    from pqcache.store.repartition.target_record import Done
+    from pqcache.store.repartition.target_record import Done, _decoded
 
     record = Record("dt=1", "key", {"a.parquet": 7}, Done((1, 2), (3, 4), (5, 6), 7, ("careful",)))
     assert _decoded(record.encoded()) == record

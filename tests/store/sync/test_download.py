@@ -40,7 +40,7 @@ def test_pieces_are_whole_but_for_the_last(lengths: list[int]) -> None:
 @given(LENGTHS)
 def test_what_came_before_an_error_is_kept(lengths: list[int]) -> None:
     got: list[bytes] = []
-    coming = map(bytes, pieces(chunks(lengths, SourceUnavailable("gone"))))
+    coming = map(bytes, pieces(chunks(lengths, SourceUnavailable("", "gone"))))
     with pytest.raises(SourceUnavailable, match="gone"):
         got.extend(coming)
     assert b"".join(got) == b"".join(chunks(lengths))
