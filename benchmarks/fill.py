@@ -146,7 +146,9 @@ def main() -> None:
                 for codec in options.codecs:
                     target = Path(directory) / "out"
                     begin = time.perf_counter()
-                    result = rewrite_directory([source], target, RewriteOptions(limit * MB, codec))
+                    result = rewrite_directory(
+                        [source], target, RewriteOptions(row_group_size=limit * MB, compression=codec)
+                    )
                     seconds = time.perf_counter() - begin
                     sizes = []
                     for output in result.outputs:

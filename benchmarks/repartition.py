@@ -114,7 +114,7 @@ def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, 
         from pqcache.parquet.rewrite.options import RewriteOptions
         from pqcache.parquet.rewrite.rewrite import rewrite_directory
 
-        result = rewrite_directory(sources, target, RewriteOptions(size, compression))
+        result = rewrite_directory(sources, target, RewriteOptions(row_group_size=size, compression=compression))
         return {"again": result.encoded_again / max(1, result.encoded)}
 
     return run

@@ -46,7 +46,7 @@ class Fetched:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rewrote:
     """One partition directory was repartitioned."""
 

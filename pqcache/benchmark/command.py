@@ -47,7 +47,7 @@ _COLD = 0.1  # of what was read
 _SLOW = 0.5  # of the decode limit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """One setting: ``workers`` of a DataLoader, or None for batches that are read without torch.
 
@@ -75,7 +75,7 @@ class Advice:
     command: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BenchReport:
     """What was measured of a dataset, and what to make of it.
 
@@ -169,7 +169,16 @@ def bench(
             found, peak = _run(module, {**job, "what": "batches", "workers": number})
             rate, disk = found["rows"] / found["seconds"], _from_disk(found, view)
             measured.append(
-                Measured(number, rate, rate * per_row, rate / top, found["first"], peak, disk, found["window"])
+                Measured(
+                    workers=number,
+                    rows_per_second=rate,
+                    bytes_per_second=rate * per_row,
+                    of_limit=rate / top,
+                    first_batch=found["first"],
+                    memory=peak,
+                    from_disk=disk,
+                    window=found["window"],
+                )
             )
             on_event(Advanced("measure", 1))
         report = BenchReport(

@@ -20,7 +20,7 @@ _LARGEST = 128 << 20
 _SMALLEST = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Forecast:
     """What ``ParquetDataset(memory=memory)`` with ``lanes`` lanes does with all columns of a dataset.
 
@@ -58,7 +58,9 @@ def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = 
     window, rows = window_for(sizes, memory, lanes), int(view.counts.sum())
     mixed = min(1.0, lanes * min(window, len(sizes)) * float(view.counts.mean()) / rows) if rows else 0.0
     suggested = row_group_size_for(view, memory, lanes) if window < WINDOW else None
-    return Forecast(memory, lanes, int(sizes.max()), window, mixed, suggested)
+    return Forecast(
+        memory=memory, lanes=lanes, decoded=int(sizes.max()), window=window, mixed=mixed, row_group_size=suggested
+    )
 
 
 def in_words(training: Forecast) -> str:

@@ -84,7 +84,7 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
         view = view_of(data, job["columns"], job["filters"]).densified()
         groups = view.row_groups
         names = [form.name for form in view.read_forms]
-        line = Order(view.counts, 1).line  # as the epochs read them, so that the same pages are warm
+        line = Order(counts=view.counts, batch_size=1).line  # as the epochs read them, so that the same pages are warm
         footers: dict[int, pq.FileMetaData] = {}
 
         def read(at: int, wanted: Sequence[str], threads: bool) -> int:

@@ -76,7 +76,7 @@ class Outcomes:
         return ~self.false & ~self.null
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Bounds:
     """What is known of one column in each row group.
 
@@ -165,7 +165,7 @@ def _known(index: RowGroups, column: str) -> list[pc.Expression | None]:
 
 def _constant_bounds(values: Any, rows: npt.NDArray[np.int64]) -> _Bounds:
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False), np.bool_)
-    return _Bounds(values, values, null & (rows > 0), ~null & (rows > 0), False)
+    return _Bounds(low=values, high=values, some_null=null & (rows > 0), some_value=~null & (rows > 0), nan=False)
 
 
 def _column_bounds(table: pa.Table, column: str, rows: npt.NDArray[np.int64]) -> _Bounds:
@@ -183,7 +183,9 @@ def _column_bounds(table: pa.Table, column: str, rows: npt.NDArray[np.int64]) ->
         low, high = _in_order(low, high)
     some_null = some if nulls is None else some & ~(nulls == 0)
     some_value = some if nulls is None else some & ~(nulls >= rows)
-    return _Bounds(low, high, some_null, some_value, low is not None and pt.is_floating(low.type))
+    return _Bounds(
+        low=low, high=high, some_null=some_null, some_value=some_value, nan=low is not None and pt.is_floating(low.type)
+    )
 
 
 def _in_order(low: Any, high: Any) -> tuple[Any, Any]:
@@ -206,7 +208,9 @@ def _outcomes(node: Condition, bounds: Callable[[str], _Bounds], some: Flags) ->
     if isinstance(node, And | Or):
         join = _both if isinstance(node, And) else _either
         return reduce(join, [_outcomes(part, bounds, some) for part in node.parts])
-    column = _Bounds(None, None, some, some, True) if node.inner else bounds(node.column)
+    column = (
+        _Bounds(low=None, high=None, some_null=some, some_value=some, nan=True) if node.inner else bounds(node.column)
+    )
     if isinstance(node, IsNull):
         return Outcomes(column.some_null, column.some_value, none)
     if isinstance(node, Compare):

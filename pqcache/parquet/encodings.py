@@ -30,7 +30,7 @@ LIMITED = "max_rows_per_page" in signature(pq.write_table).parameters  # newer w
 _PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Encodings:
     """The writer's settings, by leaf path as pyarrow names it ("a.list.element")."""
 
@@ -94,7 +94,7 @@ class Encodings:
                 size *= 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Leaf:
     """What a sample tells of a leaf column."""
 
@@ -146,11 +146,11 @@ def _leaves(sample: pa.Table, plain: Encodings) -> list[_Leaf]:
         column = group.column(number)
         result.append(
             _Leaf(
-                column.path_in_schema,
-                column.physical_type,
-                schema.column(number).max_repetition_level > 0,
-                column.total_compressed_size,
-                column.num_values,
+                path=column.path_in_schema,
+                physical=column.physical_type,
+                repeated=schema.column(number).max_repetition_level > 0,
+                plain=column.total_compressed_size,
+                values=column.num_values,
             )
         )
     return result

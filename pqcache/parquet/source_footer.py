@@ -20,7 +20,7 @@ _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk
 _FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceFooter:
     """What the footer of a source file says; ``int96`` is the unit its INT96 time stamps are read in."""
 
@@ -103,7 +103,7 @@ def _source(
                 schema = file.schema_arrow
             except pa.ArrowException as error:
                 raise ParquetError(path, f"has a schema that Arrow cannot hold ({first_line(error)})") from error
-        return SourceFooter(path, size, metadata, schema, elements, unit)
+        return SourceFooter(path=path, size=size, metadata=metadata, schema=schema, elements=elements, int96=unit)
 
 
 def kinds(sources: Sequence[SourceFooter]) -> list[SourceFooter]:

@@ -31,7 +31,7 @@ NEAR = 1 << 20  # bytes that stay in the cache of a processor
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Form:
     """How a column is held: ``fixed``, ``bytes`` or ``other``.
 
@@ -139,16 +139,16 @@ def form_of(field: pa.Field, dense: int = 0) -> Form:
     if pa.types.is_binary_view(bare):
         kind = bare = pa.binary()
     if width := fixed_width(bare):
-        return Form(field.name, kind, "fixed", width)
+        return Form(name=field.name, type=kind, form="fixed", width=width)
     if is_text(bare):
-        return Form(field.name, kind, "bytes", 1)
+        return Form(name=field.name, type=kind, form="bytes", width=1)
     if (pa.types.is_list(bare) or pa.types.is_large_list(bare)) and not pa.types.is_boolean(bare.value_type):
         item = fixed_width(bare.value_type)
         if item and not pa.types.is_nested(bare.value_type) and not pa.types.is_dictionary(bare.value_type):
             if dense:
-                return Form(field.name, kind, "fixed", item * dense, dense)
-            return Form(field.name, kind, "bytes", item)
-    return Form(field.name, kind, "other")
+                return Form(name=field.name, type=kind, form="fixed", width=item * dense, dense=dense)
+            return Form(name=field.name, type=kind, form="bytes", width=item)
+    return Form(name=field.name, type=kind, form="other")
 
 
 def hold(array: pa.Array | pa.ChunkedArray, form: Form) -> Column:

@@ -72,7 +72,15 @@ def _read(
     with _Pool(room) as pool:
         if not order.shuffle:
             wanted = ((index, index % total) for index in indices)
-            source = Source(view.load, view.load_forms, finish, view.memory, memory, pool, max(1, room.threads))
+            source = Source(
+                load=view.load,
+                forms=view.load_forms,
+                finish=finish,
+                memory=view.memory,
+                batches=memory,
+                threads=pool,
+                ahead=max(1, room.threads),
+            )
             for index, columns in in_sequence(source, order, wanted):
                 yield index, columns, 0
             return
@@ -84,7 +92,17 @@ def _read(
         ahead = 0 if room.threads == 1 else -(-room.threads // max(1, len(first_of_lane)))
         arenas = view.places(room.places)
         load = partial(view.load, arenas=arenas)
-        source = Source(load, view.load_forms, finish, view.memory, memory, pool, ahead, room.stay, arenas)
+        source = Source(
+            load=load,
+            forms=view.load_forms,
+            finish=finish,
+            memory=view.memory,
+            batches=memory,
+            threads=pool,
+            ahead=ahead,
+            stay=room.stay,
+            arenas=arenas,
+        )
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
         held: dict[int, tuple[Finished, int, int]] = {}  # columns, how many are left, done
         nothing, lap = Finished(0, [], {}), indices[0] // total
@@ -203,9 +221,17 @@ def read_batches(
         if window is None:
             window, piece = fit(view, budget, lanes // num_replicas, path) if shuffle else (1, 0)
             view = view.in_pieces(piece)
-        order = Order(view.counts, batch_size, lanes, window, seed, epoch, shuffle)
+        order = Order(
+            counts=view.counts,
+            batch_size=batch_size,
+            lanes=lanes,
+            window=window,
+            seed=seed,
+            epoch=epoch,
+            shuffle=shuffle,
+        )
         total = order.batches(drop_last)
-        part = Part(total, lanes, num_replicas, rank, start=start, drop_last=drop_last)
+        part = Part(total=total, lanes=lanes, ranks=num_replicas, rank=rank, start=start, drop_last=drop_last)
         room = Room(cpu_count())
         if shuffle:
             room = room_for(view, budget, lanes // num_replicas, lanes, window, room.threads)

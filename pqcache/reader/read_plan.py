@@ -32,10 +32,10 @@ from pqcache.store.selected_rows import SelectedRows
 from pqcache.system.buffer_pool import Arena, Pool
 
 _SAMPLE = 1024  # rows
-_FILE = Form("\0file", pa.uint32(), "fixed", 4)
+_FILE = Form(name="\0file", type=pa.uint32(), form="fixed", width=4)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
     """Some columns and row groups of a dataset: all that an epoch is made of.
 
@@ -132,16 +132,16 @@ class View:
         """What reads the files."""
         index = self.data.index
         return RowGroups(
-            self.data.root,
-            index.paths,
-            index.numbers("file")[self.groups],
-            index.numbers("row_group")[self.groups],
-            index.rows[self.groups],
-            index.numbers("offset")[self.groups],
-            index.numbers("bytes")[self.groups],
-            self.read_forms,
-            self.piece,
-            self.memory,
+            root=self.data.root,
+            paths=index.paths,
+            file=index.numbers("file")[self.groups],
+            row_group=index.numbers("row_group")[self.groups],
+            rows=index.rows[self.groups],
+            offset=index.numbers("offset")[self.groups],
+            size=index.numbers("bytes")[self.groups],
+            forms=self.read_forms,
+            piece=self.piece,
+            memory=self.memory,
         )
 
     def places(self, count: int) -> dict[str, Arena]:
@@ -375,7 +375,13 @@ def view_of(
         raise UsageError("columns names one twice", f"{', '.join(columns)}")
     chosen = choose(data, filters, rows, counts)
     if sequence is None:
-        return View(data, tuple(columns), chosen.groups, selection=chosen.selection, selected=chosen.selected)
+        return View(
+            data=data,
+            columns=tuple(columns),
+            groups=chosen.groups,
+            selection=chosen.selection,
+            selected=chosen.selected,
+        )
     return _view_of_sequences(data, tuple(columns), sequence, chosen, counts)
 
 
@@ -394,4 +400,6 @@ def _view_of_sequences(
         warnings.warn(
             f"{data.root}: there is no sequence of {sequence.length} rows, so there are no batches", stacklevel=2
         )
-    return View(data, columns, groups[selected > 0], selection=found, selected=selected[selected > 0])
+    return View(
+        data=data, columns=columns, groups=groups[selected > 0], selection=found, selected=selected[selected > 0]
+    )

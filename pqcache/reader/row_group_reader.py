@@ -50,7 +50,7 @@ def release_unused() -> None:
     pa.default_memory_pool().release_unused()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RowGroups:
     """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is,
     ``offset`` and ``size`` which bytes of its file it takes.

@@ -23,7 +23,7 @@ KEEP = 2
 MAX_DELETE = "50%"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A cache's source and options; ``row_group_size`` is in bytes, None leaves files as they come.
 
@@ -74,7 +74,15 @@ class Config:
             )
 
             dense = tuple((name, parse_dense(text)) for name, text in sorted(self.dense.items()))
-        return RewriteOptions(self.row_group_size, codec, level, self.compat, self.keep_int96, dense, self.shuffle)
+        return RewriteOptions(
+            row_group_size=self.row_group_size,
+            compression=codec,
+            compression_level=level,
+            compat=self.compat,
+            keep_int96=self.keep_int96,
+            dense=dense,
+            shuffle=self.shuffle,
+        )
 
 
 def updated(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -33,7 +33,7 @@ class SourceFile:
     block_size: int = field(default=0, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
     """A file of a snapshot; ``recipe`` says how it was rewritten and is empty for a plain copy.
 
@@ -59,7 +59,7 @@ class Totals:
     size: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """All files of one snapshot in path order, and what the snapshot was made from.
 

@@ -22,7 +22,7 @@ FORMAT = 1
 _OURS = "_pqcache"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Summary:
     """What a manifest says, all files together.
 

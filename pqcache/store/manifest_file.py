@@ -70,7 +70,9 @@ def _read(path: Path, with_files: bool) -> Manifest:
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         raise DamagedError(path, f"the manifest cannot be read ({error})", "the next sync makes it anew") from error
     where, shard, listing = about.get("where"), about.get("shard"), about.get("listing")
-    return Manifest(files, about["source"], about["created"], where, shard, listing)
+    return Manifest(
+        files=files, source=about["source"], created=about["created"], where=where, shard=shard, listing=listing
+    )
 
 
 def _batch(entries: Sequence[FileEntry], schema: pa.Schema) -> pa.RecordBatch:
@@ -114,4 +116,6 @@ def _entries(batch: pa.RecordBatch) -> Iterable[FileEntry]:
     for i, (path, size, rows, row_groups, recipe, checksum) in enumerate(zip(*plain, strict=True)):
         sources = tuple(flat[offsets[i] : offsets[i + 1]])
         name = sources[0].path if len(sources) == 1 and sources[0].path == path else path  # one string, not two
-        yield FileEntry(name, size, rows, row_groups, sources, recipe, checksum)
+        yield FileEntry(
+            path=name, size=size, rows=rows, row_groups=row_groups, sources=sources, recipe=recipe, checksum=checksum
+        )

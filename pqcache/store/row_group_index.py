@@ -46,7 +46,7 @@ FORMAT = 1
 _BATCH = 8_192  # files, or row groups, handled at once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Index:
     """Every row group of a dataset, in path order and then in file order.
 
@@ -147,7 +147,13 @@ class IndexBuilder:
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
         table = pa.concat_tables([columns.empty_table(), *_merged(parts, len(paths), columns)])
-        return Index(tuple(paths), table.combine_chunks(), schema, partitions_of(paths), uniform)
+        return Index(
+            paths=tuple(paths),
+            table=table.combine_chunks(),
+            data_schema=schema,
+            partitions=partitions_of(paths),
+            uniform=uniform,
+        )
 
     def is_uniform(self, paths: Sequence[str], previous: Index | None) -> bool:
         """Return whether all files of what ``finish`` would return have the same schema, as far as is known."""
@@ -335,7 +341,13 @@ def read_index(path: Path) -> Index:
             path, f"the row-group index cannot be read ({error})", "the next sync makes it anew"
         ) from error
     numbered = table.set_column(0, BASE.field("file"), codes).replace_schema_metadata(None)
-    return Index(paths, numbered, schema, partitions_of(paths), about.get("uniform") is True)
+    return Index(
+        paths=paths,
+        table=numbered,
+        data_schema=schema,
+        partitions=partitions_of(paths),
+        uniform=about.get("uniform") is True,
+    )
 
 
 def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:

@@ -27,7 +27,7 @@ _NUMPY: dict[torch.dtype, np.dtype[Any]] = {
 _INLINE = 64 * 1024  # bytes; a smaller batch is cheaper through the pipe than by shared memory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix."""
 

@@ -19,7 +19,7 @@ _WORKERS_AT_MOST = 4096
 _VERSION, _EPOCH, _START, _WORKERS, _DONE, _DONE_AT, _FINISHED = range(7)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State:
     """A place in a training: all that the rest of it depends on. ``batch`` is the next global index.
 
@@ -70,7 +70,7 @@ class State:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MixState:
     """A place in a mix: the batches that each dataset gives in an epoch, and the state of each, without a place."""
 
@@ -249,14 +249,20 @@ class Progress:
                     "state_dict() cannot know which of the workers' batches were consumed",
                     "pass after=batch, the last batch that was",
                 )
-            return Place(self.epoch, self.next, lanes or replicas * (worker.num_workers if worker else 1))
+            return Place(
+                epoch=self.epoch, index=self.next, lanes=lanes or replicas * (worker.num_workers if worker else 1)
+            )
         place = after.place if isinstance(after, Batch) else None
         index = after.index if isinstance(after, Batch) else int(after)
         epoch = place.epoch if place else self.epoch
         start = self.start if epoch == self.epoch else 0
         lanes = place.lanes if place else lanes or replicas * max(1, self.workers)
         return Place(
-            epoch, Part(total(start), lanes, replicas, 0, start=start, drop_last=drop_last).after(index), lanes
+            epoch=epoch,
+            index=Part(total=total(start), lanes=lanes, ranks=replicas, rank=0, start=start, drop_last=drop_last).after(
+                index
+            ),
+            lanes=lanes,
         )
 
     def of_worker(self) -> list[int] | None:

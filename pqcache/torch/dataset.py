@@ -155,7 +155,9 @@ class ParquetDataset(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a whole epoch on each rank."""
         replicas, rank = self._rank()
-        return Part(self._total(replicas), replicas, replicas, rank, drop_last=self.drop_last).rounds()
+        return Part(
+            total=self._total(replicas), lanes=replicas, ranks=replicas, rank=rank, drop_last=self.drop_last
+        ).rounds()
 
     def _total(self, replicas: int, start: int = 0) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node."""
@@ -211,7 +213,9 @@ class ParquetDataset(IterableDataset[Batch]):
         replicas, _ = self._rank()
         self._take_over(loaded, replicas)
         total = self._total(replicas, loaded.batch)
-        left = Part(total, loaded.lanes, replicas, 0, start=loaded.batch, drop_last=self.drop_last).rounds()
+        left = Part(
+            total=total, lanes=loaded.lanes, ranks=replicas, rank=0, start=loaded.batch, drop_last=self.drop_last
+        ).rounds()
         self._progress.resume(loaded, in_worker, ended=loaded.batch > 0 and not left)
 
     def _take_over(self, loaded: State, replicas: int) -> None:
@@ -253,7 +257,16 @@ class ParquetDataset(IterableDataset[Batch]):
         view = self._view.in_pieces(piece)
         order = self._order(view, place.epoch, lanes, window)
         total = self._total(replicas, place.start)
-        part = Part(total, lanes, replicas, rank, workers, worker, place.start, self.drop_last)
+        part = Part(
+            total=total,
+            lanes=lanes,
+            ranks=replicas,
+            rank=rank,
+            workers=workers,
+            worker=worker,
+            start=place.start,
+            drop_last=self.drop_last,
+        )
         indices = part.indices(place.next)
         self._progress.next = indices[0] if indices else part.after(total)
         room = self._room(order, view, replicas, workers)
@@ -303,13 +316,15 @@ class ParquetDataset(IterableDataset[Batch]):
         memory = worker_pool() if get_worker_info() is not None else None
         with closing(batches(view, order, indices, total, room, memory)) as found:
             for index, columns in found:
-                yield self._to_batch(columns, Place(order.epoch, index, order.lanes, order.window))
+                yield self._to_batch(
+                    columns, Place(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
+                )
 
     def _rows(self, view: View, order: Order, indices: range, total: int, room: Room) -> Generator[Batch]:
         held: dict[int, Batch] = {}
         with closing(samples(view, order, indices, total, room)) as found:
             for index, columns, row in found:
-                place = Place(order.epoch, index, order.lanes, order.window)
+                place = Place(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
                 lane = index % total % order.lanes
                 if row == 0:
                     held[lane] = self._to_batch(columns, place)
@@ -368,7 +383,15 @@ class ParquetDataset(IterableDataset[Batch]):
 
     def _order(self, view: View, epoch: int, lanes: int, window: int) -> Order:
         rows = self.batch_size or 1
-        return Order(view.counts, rows, lanes, window, self.seed, epoch, self.shuffle)
+        return Order(
+            counts=view.counts,
+            batch_size=rows,
+            lanes=lanes,
+            window=window,
+            seed=self.seed,
+            epoch=epoch,
+            shuffle=self.shuffle,
+        )
 
     def _shape(self, lanes: int, replicas: int) -> tuple[int, int]:
         """Return the window, and the rows of the pieces in which row groups are read (0: whole)."""

@@ -28,7 +28,7 @@ from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Held:
     """What one rank tells the others: whose share it reads, what of it, and its largest row groups when decoded."""
 
@@ -39,7 +39,7 @@ class Held:
     largest: tuple[tuple[int, int, int], ...]  # bytes of what is wanted, of all that is decoded for it, and its rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Nodes:
     """What every rank of every node knows: ``rows`` of each node, and its own place among its node's ranks.
 
@@ -100,7 +100,7 @@ def agree(data: Data, view: View) -> Nodes | None:
     large = {*np.argsort(-view.sizes, kind="stable")[:WINDOW], *np.argsort(-view.decoded, kind="stable")[:1]}
     largest = tuple((int(view.sizes[i]), int(view.decoded[i]), int(view.decoded_rows[i])) for i in sorted(large))
     what = hashlib.blake2b(view.counts.tobytes() + view.fingerprint.encode(), digest_size=8).hexdigest()
-    held = Held(shard, heading.listing, int(view.counts.sum()), what, largest)
+    held = Held(shard=shard, listing=heading.listing, rows=int(view.counts.sum()), row_groups=what, largest=largest)
     everyone: list[Held] = [held] * dist.get_world_size()
     dist.all_gather_object(everyone, held)
     return combine(everyone, dist.get_rank())
@@ -161,7 +161,15 @@ def combine(everyone: Sequence[Held], rank: int) -> Nodes:
     largest = sorted((item for held in shares.values() for item in held.largest), reverse=True)
     before = sum(1 for held in everyone[:rank] if held.shard == mine.shard)
     rows = tuple(shares[node].rows for node in range(nodes))
-    return Nodes(mine.shard.node, rows, ranks[0], before, f"listing-{mine.listing}", digest.hexdigest(), tuple(largest))
+    return Nodes(
+        node=mine.shard.node,
+        rows=rows,
+        replicas=ranks[0],
+        rank=before,
+        listing=f"listing-{mine.listing}",
+        row_groups=digest.hexdigest(),
+        largest=tuple(largest),
+    )
 
 
 def snapshot_of(cache: Path, listing: str) -> str:

@@ -90,7 +90,9 @@ class Mix(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on each rank."""
         replicas, rank = self._rank()
-        return Part(self._draws.total, replicas, replicas, rank, drop_last=self.drop_last).rounds()
+        return Part(
+            total=self._draws.total, lanes=replicas, ranks=replicas, rank=rank, drop_last=self.drop_last
+        ).rounds()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, persistent workers included; the datasets need no call of their own.
@@ -137,7 +139,14 @@ class Mix(IterableDataset[Batch]):
         self._count()
         loaded.check({"seed": self.seed, "lanes": self._lanes or loaded.lanes, "counts": self.counts})
         self._lanes = loaded.lanes
-        left = Part(self._draws.total, loaded.lanes, replicas, 0, start=loaded.batch, drop_last=self.drop_last).rounds()
+        left = Part(
+            total=self._draws.total,
+            lanes=loaded.lanes,
+            ranks=replicas,
+            rank=0,
+            start=loaded.batch,
+            drop_last=self.drop_last,
+        ).rounds()
         self._progress.resume(loaded, in_worker, ended=loaded.batch > 0 and not left)
 
     def __iter__(self) -> Iterator[Any]:
@@ -150,7 +159,16 @@ class Mix(IterableDataset[Batch]):
         for dataset in self.datasets.values():
             dataset._refuse_nulls()
         place = self._progress.begin(worker, workers if info else 0)
-        part = Part(self._draws.total, lanes, replicas, rank, workers, worker, place.start, self.drop_last)
+        part = Part(
+            total=self._draws.total,
+            lanes=lanes,
+            ranks=replicas,
+            rank=rank,
+            workers=workers,
+            worker=worker,
+            start=place.start,
+            drop_last=self.drop_last,
+        )
         indices = part.indices(place.next)
         self._progress.next = indices[0] if indices else part.after(part.total)
         return self._batches(part, indices, place.epoch)
@@ -217,7 +235,9 @@ class _Readers:
             left[key] -= 1
             if not left[key]:
                 self._open.pop(key).close()
-            place = Place(self._epoch, number, self._part.lanes, found.place.window, names[source])
+            place = Place(
+                epoch=self._epoch, index=number, lanes=self._part.lanes, window=found.place.window, source=names[source]
+            )
             yield number, dataset._transformed(Batch(found, place), place, (pass_number, batch))
 
     def close(self) -> None:

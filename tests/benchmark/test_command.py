@@ -132,12 +132,40 @@ def test_a_share_is_read_by_itself(tmp_path: Path) -> None:
 
 def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
     def rates(*found: float) -> list[Measured]:
-        return [Measured(workers, rate, 0, 0, 0, None, None, 16) for workers, rate in enumerate(found)]
+        return [
+            Measured(
+                workers=workers,
+                rows_per_second=rate,
+                bytes_per_second=0,
+                of_limit=0,
+                first_batch=0,
+                memory=None,
+                from_disk=None,
+                window=16,
+            )
+            for workers, rate in enumerate(found)
+        ]
 
     assert recommended(rates(100, 50, 90)) == 0
     assert recommended(rates(97, 100, 90)) == 0
     assert recommended(rates(50, 97, 100)) == 1
-    assert recommended([Measured(None, 5, 0, 0, 0, None, None, 16)]) is None
+    assert (
+        recommended(
+            [
+                Measured(
+                    workers=None,
+                    rows_per_second=5,
+                    bytes_per_second=0,
+                    of_limit=0,
+                    first_batch=0,
+                    memory=None,
+                    from_disk=None,
+                    window=16,
+                )
+            ]
+        )
+        is None
+    )
 
 
 def advice_for(
@@ -157,7 +185,18 @@ def advice_for(
         decoded=int(view.sizes.sum()),
         limit=1,
         limit_from_disk=None,
-        measured=(Measured(2, 1.0, 1.0, of_limit, 0.1, None, None, window),),
+        measured=(
+            Measured(
+                workers=2,
+                rows_per_second=1.0,
+                bytes_per_second=1.0,
+                of_limit=of_limit,
+                first_batch=0.1,
+                memory=None,
+                from_disk=None,
+                window=window,
+            ),
+        ),
         recommended=2,
         advice=(),
     )

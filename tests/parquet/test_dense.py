@@ -251,7 +251,9 @@ def test_files_that_store_a_column_differently_do_not_mix(lake: Path, tmp_path: 
         (tmp_path / name).mkdir()
         kind = lists(np.arange(800, dtype=np.int32), dense.length)
         pq.write_table(pa.table({"v": kind}), tmp_path / name / "x.parquet")
-        rewrite_directory([tmp_path / name / "x.parquet"], out / name, RewriteOptions(LIMIT, dense=(("v", dense),)))
+        rewrite_directory(
+            [tmp_path / name / "x.parquet"], out / name, RewriteOptions(row_group_size=LIMIT, dense=(("v", dense),))
+        )
     with pytest.raises(pqcache.ParquetError, match=r"column 'v' is stored as uint16\[8\], and as int32\[4\]"):
         ParquetDataset(out, batch_size=10)
     assert rows.num_rows == 200

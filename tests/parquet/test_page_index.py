@@ -36,7 +36,9 @@ def rewritten(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         }
     )
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50_000)
-    result = rewrite_directory([tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(8 * MB, request.param))
+    result = rewrite_directory(
+        [tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(row_group_size=8 * MB, compression=request.param)
+    )
     (output,) = result.outputs
     assert output.row_groups >= 3
     assert pq.ParquetFile(output.path).read().equals(table)
@@ -86,5 +88,5 @@ def test_large_binary_and_lists_have_no_minimum_and_maximum(rewritten: Path) -> 
 
 def test_one_page_a_chunk_needs_no_index(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": range(9_000)}), tmp_path / "a.parquet", row_group_size=100)
-    result = rewrite_directory([tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(MB))
+    result = rewrite_directory([tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(row_group_size=MB))
     assert index_spans(result.outputs[0].path) == []

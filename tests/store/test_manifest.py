@@ -43,7 +43,7 @@ _ENTRY = st.builds(
 @settings(deadline=None)
 def test_comes_back(tmp_path_factory: pytest.TempPathFactory, entries: list[FileEntry], where: str | None) -> None:
     path = tmp_path_factory.mktemp("m") / "files.arrow"
-    manifest = Manifest(tuple(entries), "s3://lake/shop", "2026-11-20T04:00:03+00:00", where)
+    manifest = Manifest(files=tuple(entries), source="s3://lake/shop", created="2026-11-20T04:00:03+00:00", where=where)
     write_manifest(manifest, path)
     assert read_manifest(path) == manifest
 
@@ -112,8 +112,10 @@ def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_manifest_without_checksums_reads(tmp_path: Path) -> None:
-    entry = FileEntry("a.parquet", 1, 2, 3, (SourceFile("a.parquet", Identity(1, 2)),))
-    write_manifest(Manifest((entry,), "s", "now"), tmp_path / "new")
+    entry = FileEntry(
+        path="a.parquet", size=1, rows=2, row_groups=3, sources=(SourceFile("a.parquet", Identity(1, 2)),)
+    )
+    write_manifest(Manifest(files=(entry,), source="s", created="now"), tmp_path / "new")
     with pa.ipc.open_file(tmp_path / "new") as reader:
         table = reader.read_all().drop_columns("checksum")
     with pa.ipc.new_file(tmp_path / "old", table.schema) as writer:

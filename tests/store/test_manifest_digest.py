@@ -31,8 +31,10 @@ _LISTINGS = st.dictionaries(_PATHS, _IDENTITIES, min_size=1).map(
 @given(_LISTINGS, _LISTINGS, st.randoms(use_true_random=False))
 def test_digests_agree_with_the_plan(before: list[SourceFile], now: list[SourceFile], random: object) -> None:
     """They are equal where the plan has nothing to do, and differ where it has."""
-    entries = tuple(FileEntry(file.path, file.identity.size, 1, 1, (file,)) for file in before)
-    summary = summarize(Manifest(entries, "source", "now"))
+    entries = tuple(
+        FileEntry(path=file.path, size=file.identity.size, rows=1, row_groups=1, sources=(file,)) for file in before
+    )
+    summary = summarize(Manifest(files=entries, source="source", created="now"))
     random.shuffle(now)  # type: ignore[attr-defined]
     for listing in (now, [*reversed(before)]):
         assert (summary.sources == digest_of_sources(listing)) == plan_sync(listing, entries).nothing_to_do
@@ -41,8 +43,11 @@ def test_digests_agree_with_the_plan(before: list[SourceFile], now: list[SourceF
 
 def test_files_of_two_recipes_have_none_together() -> None:
     file = SourceFile("a", Identity(1, 1))
-    entries = tuple(FileEntry(path, 1, 1, 1, (file,), recipe) for path, recipe in (("a", ""), ("b", "|x")))
-    summary = summarize(Manifest(entries, "source", "now"))
+    entries = tuple(
+        FileEntry(path=path, size=1, rows=1, row_groups=1, sources=(file,), recipe=recipe)
+        for path, recipe in (("a", ""), ("b", "|x"))
+    )
+    summary = summarize(Manifest(files=entries, source="source", created="now"))
     assert summary.recipe is None
     assert summary.source_files == 1
     assert not plan_sync([file], entries, Recipe()).nothing_to_do

@@ -183,7 +183,13 @@ def test_nodes_that_do_not_fit_are_told_what_to_do(caches: list[Path], tmp_path:
 
 
 def held(node: int, nodes: int = 2, rows: int = 100, listing: str = "l", row_groups: str = "") -> Held:
-    return Held(Shard(node, nodes), listing, rows, row_groups or f"of {node}", ((1000 + node, 1000 + node, rows),))
+    return Held(
+        shard=Shard(node, nodes),
+        listing=listing,
+        rows=rows,
+        row_groups=row_groups or f"of {node}",
+        largest=((1000 + node, 1000 + node, rows),),
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +233,7 @@ def test_ranks_need_not_come_node_by_node() -> None:
 def test_an_epoch_ends_for_all_nodes_at_once(
     rows: list[int], size: int, ranks: int, done: int, drop_last: bool
 ) -> None:
-    nodes = Nodes(0, tuple(rows), ranks, 0, "", "", ())
+    nodes = Nodes(node=0, rows=tuple(rows), replicas=ranks, rank=0, listing="", row_groups="", largest=())
     total = nodes.total(size, 0, ranks, drop_last)
     assert total % ranks == 0
     of_each = [count // size // ranks if drop_last else -(-count // size) / ranks for count in rows]

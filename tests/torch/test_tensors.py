@@ -281,7 +281,7 @@ def make_batch() -> Batch:
     columns |= {f"apart{i}": row for i, row in enumerate(torch.arange(30)[:20].reshape(5, 4)[[0, 2, 3]])}
     columns |= {f"back{i}": row for i, row in reversed(list(enumerate(torch.arange(6.0).reshape(3, 2))))}
     columns |= {"twice": columns["x"], "again": columns["x"]}
-    return Batch(columns, Place(3, 17, 4, 16))
+    return Batch(columns, Place(epoch=3, index=17, lanes=4, window=16))
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 4]), st.integers(0, 3)), max_size=8))

@@ -41,7 +41,7 @@ _STORED: dict[str, np.dtype[Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Leaf:
     """A column that may be read here: its number among the file's leaves, its values in a page and in memory.
 
@@ -72,7 +72,14 @@ def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | N
     dtypes = _dtypes(column.physical_type, kind)
     if dtypes is None:
         return None
-    return Leaf(found[0], *dtypes, column.max_definition_level, column.max_repetition_level)
+    stored, held = dtypes
+    return Leaf(
+        number=found[0],
+        stored=stored,
+        held=held,
+        definition=column.max_definition_level,
+        repetition=column.max_repetition_level,
+    )
 
 
 def _dtypes(physical: str, kind: pa.DataType) -> tuple[np.dtype[Any], np.dtype[Any]] | None:

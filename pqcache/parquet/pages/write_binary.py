@@ -25,7 +25,7 @@ _PAGE = 1 << 20
 _BYTE_ARRAY = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pages:
     """A column chunk: its metadata and OffsetIndex with offsets from 0, its bytes in so many parts, its ColumnIndex."""
 
@@ -85,7 +85,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
     levels = _size_statistics(sum(sizes), row, field.nullable)
     meta = fields.with_pages(meta, fields.PLAIN, len(places), levels)
     offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
-    return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, offsets)
+    return Pages(fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
 
 
 def _stretches(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:

@@ -99,7 +99,9 @@ def pages_of_lists(field: pa.Field, column: pa.ChunkedArray, length: int, encodi
         physical, path, thrift_fields.CODECS[codec], [thrift_fields.RLE, encoding], total, uncompressed, at
     )
     meta = thrift_fields.with_pages(meta, encoding, len(places), sizes)
-    return Pages({2: (I64, 0), 3: (STRUCT, meta)}, data, at, {1: (LIST, Items(STRUCT, places))})
+    return Pages(
+        fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets={1: (LIST, Items(STRUCT, places))}
+    )
 
 
 def _cut(column: pa.ChunkedArray, length: int) -> list[pa.Array]:

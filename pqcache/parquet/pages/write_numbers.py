@@ -86,7 +86,9 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Pages | None:
     else:
         del meta[thrift_fields.SIZES]
     about: Struct = {2: (I64, 0), 3: (STRUCT, dict(sorted(meta.items())))}
-    return Pages(about, [block.data], len(block), {1: (LIST, Items(STRUCT, places))}, index)
+    return Pages(
+        fields=about, data=[block.data], size=len(block), offsets={1: (LIST, Items(STRUCT, places))}, columns=index
+    )
 
 
 def _head(rows: int, width: int, nullable: bool) -> bytes:

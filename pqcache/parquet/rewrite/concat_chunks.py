@@ -47,7 +47,7 @@ Order = Callable[[bytes], Any]
 """What brings the minima and maxima of a column into the order of its values."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chunk:
     """A column chunk as a writer of its own has left it; offsets count from the beginning of ``data``.
 
@@ -74,7 +74,7 @@ class Part:
         return sum(chunk.size for chunk in self.chunks)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowGroup:
     """A row group in memory, with offsets as in a file of its own."""
 
@@ -104,7 +104,9 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
     chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory) if rest else [])
     found = {n: list(islice(chunks, count)) for n, count in zip(rest, leaves, strict=True)}
     for n, pages in apart.items():
-        found[n] = [Chunk(pages.fields, pages.data, pages.size, pages.offsets, pages.columns)]
+        found[n] = [
+            Chunk(fields=pages.fields, data=pages.data, size=pages.size, offsets=pages.offsets, columns=pages.columns)
+        ]
     return Part(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
 
 
@@ -128,7 +130,15 @@ def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> l
         for page in () if offsets is None else offsets[1][1].values:
             page[1] = (I64, page[1][1] - start)
         fields = {**chunk, 3: (STRUCT, _moved(meta, -start))}
-        chunks.append(Chunk(fields, [data[start : start + size]], size, offsets, index(chunk, COLUMN_INDEX)))
+        chunks.append(
+            Chunk(
+                fields=fields,
+                data=[data[start : start + size]],
+                size=size,
+                offsets=offsets,
+                columns=index(chunk, COLUMN_INDEX),
+            )
+        )
     return chunks
 
 
@@ -177,7 +187,7 @@ def stitched(counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]],
         5: (I64, begin),
         6: (I64, at - begin),
     }
-    return RowGroup(rows, group, data, at - begin, offsets, columns)
+    return RowGroup(rows=rows, fields=group, data=data, size=at - begin, offsets=offsets, columns=columns)
 
 
 def alone(part: Part) -> RowGroup:

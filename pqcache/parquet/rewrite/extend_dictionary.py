@@ -63,7 +63,13 @@ def extended(first: Chunk, second: Chunk) -> tuple[Chunk, Chunk] | None:
     fields = {**one, COMPRESSED: (I64, one[COMPRESSED][1] + grown), DATA: (I64, one[DATA][1] + grown)}
     fields[UNCOMPRESSED] = (I64, one[UNCOMPRESSED][1] + new.uncompressed - old.uncompressed)
     data = [second.data[0][: new.size], *(part for part in (first.data[0][old.size :], *first.data[1:]) if len(part))]
-    head = Chunk({**first.fields, 3: (STRUCT, fields)}, data, first.size + grown, _moved(first, grown), first.columns)
+    head = Chunk(
+        fields={**first.fields, 3: (STRUCT, fields)},
+        data=data,
+        size=first.size + grown,
+        offsets=_moved(first, grown),
+        columns=first.columns,
+    )
     rest = {field: value for field, value in two.items() if field not in (DICTIONARY, PAGES)}
     rest[COMPRESSED] = (I64, two[COMPRESSED][1] - new.size)
     rest[UNCOMPRESSED] = (I64, two[UNCOMPRESSED][1] - new.uncompressed)
@@ -71,11 +77,11 @@ def extended(first: Chunk, second: Chunk) -> tuple[Chunk, Chunk] | None:
     pages = [page for page in two[PAGES][1].values if page[1][1] != DICTIONARY_PAGE]
     rest = dict(sorted({**rest, PAGES: (LIST, Items(STRUCT, pages))}.items()))
     tail = Chunk(
-        {**second.fields, 3: (STRUCT, rest)},
-        [second.data[0][new.size :], *second.data[1:]],
-        second.size - new.size,
-        _moved(second, -new.size),
-        second.columns,
+        fields={**second.fields, 3: (STRUCT, rest)},
+        data=[second.data[0][new.size :], *second.data[1:]],
+        size=second.size - new.size,
+        offsets=_moved(second, -new.size),
+        columns=second.columns,
     )
     return head, tail
 

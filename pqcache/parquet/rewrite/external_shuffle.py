@@ -42,7 +42,7 @@ class _Part:
         return _Part(self.table.slice(low, high - low), self.keys[low:high], self.numbers[low:high])
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Heaps:
     """The 64 heaps of one level, each a file of Arrow batches."""
 
@@ -187,7 +187,7 @@ def _in_order(parts: Iterator[_Part], bits: int, limit: int, place: Path) -> Ite
             yield whole.taken(np.argsort(whole.keys, kind="stable"))
         return
     schema = held[0].table.schema
-    heaps = _Heaps(place, bits - _BITS, limit)
+    heaps = _Heaps(place=place, shift=bits - _BITS, limit=limit)
     while held:
         heaps.add(held.pop(0))
     for part in parts:

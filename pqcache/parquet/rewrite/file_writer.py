@@ -28,7 +28,7 @@ _MAX_HOLE = 0.05  # of a block
 _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """What every output file's footer says.
 
@@ -49,7 +49,7 @@ class Layout:
     index: RangeIndex | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Form:
     """What the row groups of a `Layout` look like in a footer.
 
@@ -67,7 +67,7 @@ class Form:
     orders: list[Order]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Output:
     """One output file; one that is linked comes without a checksum."""
 
@@ -89,7 +89,13 @@ def form_of(layout: Layout, plain: Encodings) -> Form:
         schema = footer.with_names_of(written, layout.elements, "the source's schema") or written
     leaves = footer.leaves_of(schema, "the new schema")
     tops = np.array([leaf.column for leaf in footer.leaves_of(written, "the new schema")], np.int64)
-    return Form(template, schema, [leaf.path for leaf in leaves], tops, orders_of(template, "the new schema"))
+    return Form(
+        template=template,
+        schema=schema,
+        paths=[leaf.path for leaf in leaves],
+        tops=tops,
+        orders=orders_of(template, "the new schema"),
+    )
 
 
 def _footer_of(schema: pa.Schema, plain: Encodings) -> thrift.Struct:
@@ -137,7 +143,7 @@ def arrow_schema(schema: pa.Schema) -> bytes:
     return base64.b64encode(schema.serialize().to_pybytes())
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RowGroupFile:
     """One output file that is being written; ``cached`` says that it is read next."""
 
@@ -202,7 +208,7 @@ class RowGroupFile:
         with told(self.path):
             self.open().write(indexes)
             self.open().write(footer.frame(end))
-        return Output(self.path, self.rows, len(self.groups), checksum=self.pause())
+        return Output(path=self.path, rows=self.rows, row_groups=len(self.groups), checksum=self.pause())
 
     def abandon(self) -> None:
         """Close and remove the file."""
@@ -219,7 +225,7 @@ def straddles(start: int, size: int, block_size: int | None) -> bool:
     return block_size is not None and start // block_size != (start + size - 1) // block_size
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RowGroupFiles:
     """The files ``part-<number>.parquet`` in ``target``, one after the other: a new one where row groups do not go on.
 
@@ -253,7 +259,7 @@ class RowGroupFiles:
 
     def _begun(self) -> RowGroupFile:
         path = self.target / f"part-{self.number + len(self.files):05d}.parquet"
-        self.files.append(RowGroupFile(path, self.form, self.disk, self.cached))
+        self.files.append(RowGroupFile(path=path, form=self.form, disk=self.disk, cached=self.cached))
         return self.files[-1]
 
     def finish(self, layout: Layout) -> tuple[Output, ...]:

@@ -22,7 +22,7 @@ _MAX_SEED = 2**63 - 1
 _RECIPE = re.compile(r"\|row_group_size=\d+(?:;shuffle=(\d+))?((?:;[^|]*)?)\Z")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RewriteOptions:
     """How a directory is rewritten.
 

@@ -176,7 +176,9 @@ def rewrite_directory(
         name = source.path.name if all_fit else f"part-{number:05d}.parquet"
         _link(source.path, target / name)
         metadata = source.metadata
-        outputs.append(Output(target / name, metadata.num_rows, metadata.num_row_groups, linked=True))
+        outputs.append(
+            Output(path=target / name, rows=metadata.num_rows, row_groups=metadata.num_row_groups, linked=True)
+        )
         report(source.size)
     rest = opened[keep:]
     result = RewriteResult(tuple(outputs), 0, 0, ())
@@ -207,16 +209,16 @@ def _rewritten(
     if options.shuffle is None:
         layout = replace(layout, index=range_index(rest))
     settings = Settings(
-        size,
-        max(_MIN_FILE, _FILE_ROW_GROUPS * size),
-        _codec_of(rest, layout.working, options),
-        _names_of(rest),
-        options.compression_level,
-        options.compat,
-        _decimals_as_integers(rest),
-        bool(kept),
-        options.block_size,
-        cached,
+        row_group_size=size,
+        max_file=max(_MIN_FILE, _FILE_ROW_GROUPS * size),
+        codec=_codec_of(rest, layout.working, options),
+        name_of=_names_of(rest),
+        level=options.compression_level,
+        compat=options.compat,
+        decimal_as_integer=_decimals_as_integers(rest),
+        int96=bool(kept),
+        block_size=options.block_size,
+        cached=cached,
     )
     # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
     piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))
@@ -305,7 +307,7 @@ def _layout(opened: list[SourceFooter], declared: pa.Schema) -> Layout:
     first = opened[0]
     known = first.metadata.metadata or {}
     if declared.equals(first.schema, check_metadata=True):
-        return Layout(working(declared), declared, first.elements, known)
+        return Layout(working=working(declared), declared=declared, elements=first.elements, keyvalues=known)
     # Readers take the Arrow schema from its own key, the metadata in it included.
     keyvalues = dict(declared.metadata or {})
     if dense_in(declared) or any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
@@ -314,7 +316,7 @@ def _layout(opened: list[SourceFooter], declared: pa.Schema) -> Layout:
     if as_lists(declared).equals(as_lists(first.schema)):
         names = {name for name in declared.names if dense_in(declared).get(name) != dense_in(first.schema).get(name)}
         elements = _elements(first, declared, names) if names else first.elements
-    return Layout(working(declared), declared, elements, keyvalues)
+    return Layout(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
 
 
 def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:

@@ -35,7 +35,7 @@ class Slice:
     pieces: list[Piece]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Group:
     """A row group in the making.
 

@@ -54,7 +54,7 @@ _SHARES, _MIN_PAGES = 8, 128 << 10  # less is lost where one is too large, but p
 _MAX_WARNINGS = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """How the row groups are cut and encoded.
 
@@ -108,7 +108,14 @@ class _Writer:
         self.encoder = Encoder(layout, plain, str(target), encoders)
         self.form = self.encoder.form
         self.files = RowGroupFiles(
-            target, self.form, disk, first, self.limit, settings.max_file, settings.block_size, settings.cached
+            target=target,
+            form=self.form,
+            disk=disk,
+            number=first,
+            limit=self.limit,
+            max_file=settings.max_file,
+            block_size=settings.block_size,
+            cached=settings.cached,
         )
         self.warnings: list[str] = []
         self.unreported = 0
@@ -192,7 +199,7 @@ class _Writer:
         dictionary = set(self.encoder.encodings.dictionary)
         whole = {int(top) for path, top in zip(paths, self.form.tops, strict=True) if path in dictionary}
         columns = range(len(self.layout.working))
-        return Group([n for n in columns if n not in whole], sorted(whole))
+        return Group(sliced=[n for n in columns if n not in whole], whole=sorted(whole))
 
     def rows_to_add(self, group: Group) -> int:
         """Return how many rows to encode next as a slice of ``group``; 0 where it is full."""

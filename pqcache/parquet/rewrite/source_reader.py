@@ -32,7 +32,7 @@ _MAX_RATIO = 4.0
 _TINY = 8  # to a piece
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Piece:
     """Some rows of the source files, most often consecutive ones.
 
@@ -54,10 +54,12 @@ def piece_of(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, width
     widths = widths or widths_of(table.schema)
     sizes = sizes_of(table, widths)
     weights: Floats = sizes * ratios + table.num_rows / 8
-    return Piece(table, ratios, weights, int(sizes.sum()), numbers, done, widths)
+    return Piece(
+        table=table, ratios=ratios, weights=weights, nbytes=int(sizes.sum()), numbers=numbers, done=done, widths=widths
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """Row groups of a source that are read in one go.
 
@@ -82,7 +84,7 @@ def runs(sources: Sequence[SourceFooter], target: int) -> Iterator[Run]:
         together = 0 if id(source.schema) in apart else target
         first = 0
         for groups, count, nbytes in _runs(source.metadata, together):
-            yield Run(source, groups, first, (rows, size), count, nbytes)
+            yield Run(source=source, groups=groups, first=first, before=(rows, size), rows=count, size=nbytes)
             first += count
         rows += source.metadata.num_rows
         size += source.size

@@ -104,7 +104,7 @@ def stream(seed: int, epoch: int, purpose: int, lane: int, item: int) -> np.rand
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lane:
     """One lane's part of an epoch: runs of rows of row groups, dealt over blocks.
 
@@ -220,7 +220,7 @@ class Lane:
         return np.concatenate(groups)[order], np.concatenate(rows)[order]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """The order of one epoch over row groups of ``counts`` rows.
 
@@ -291,7 +291,16 @@ class Order:
             start = int(self.shares[:number].sum())
             stop = start + int(self.shares[number])
         groups, lows, highs = self.span(start, stop)
-        return Lane(number, self.seed, self.epoch, self.window, groups, lows, highs, self.split)
+        return Lane(
+            number=number,
+            seed=self.seed,
+            epoch=self.epoch,
+            window=self.window,
+            groups=groups,
+            lows=lows,
+            highs=highs,
+            split=self.split,
+        )
 
     def span(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
         """Return rows ``start <= row < stop`` of the line as runs: row groups, first and past-last rows."""
@@ -330,7 +339,7 @@ class Order:
         return np.concatenate(parts_groups), np.concatenate(parts_rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """The batches that one worker of one rank yields, from a place in the epoch to its end.
 

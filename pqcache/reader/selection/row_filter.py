@@ -40,7 +40,7 @@ _PIECE = 4 << 20  # bytes of a condition's columns that each thread decodes at o
 _MOST_ROWS = 64 << 10  # dictionaries can make the size a bad guess
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Filter:
     """What ``filters=`` says, on the columns of ``schema``, which are as users see them.
 
@@ -128,7 +128,7 @@ def parse_filters(filters: Any, index: Index) -> Filter:
         columns = _columns_in(filters, schema)
         (serialized,) = filters.__reduce__()[1]
         text = f"{filters} {hashlib.blake2b(serialized, digest_size=16).hexdigest()}"  # long lists are cut short in it
-        return Filter(filters, None, columns, schema, text)
+        return Filter(expression=filters, condition=None, columns=columns, schema=schema, text=text)
     if isinstance(filters, str):
         from pqcache.filters.sql import parse_condition  # takes sqlglot along, which takes a while
 
@@ -142,7 +142,13 @@ def parse_filters(filters: Any, index: Index) -> Filter:
         rows_where(schema.empty_table(), expression)
     except (pa.ArrowException, TypeError) as error:
         raise UsageError(f"filters {filters!s}", f"{first_line(error)}") from error
-    return Filter(expression, condition, tuple(condition_columns(condition)), schema, text_of(condition))
+    return Filter(
+        expression=expression,
+        condition=condition,
+        columns=tuple(condition_columns(condition)),
+        schema=schema,
+        text=text_of(condition),
+    )
 
 
 def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
@@ -260,7 +266,16 @@ def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
     index = data.index
     rows = index.rows[groups]
     places = [index.numbers(name)[groups] for name in ("file", "row_group", "offset", "bytes")]
-    reader = RowGroups(data.root, index.paths, places[0], places[1], rows, places[2], places[3], ())
+    reader = RowGroups(
+        root=data.root,
+        paths=index.paths,
+        file=places[0],
+        row_group=places[1],
+        rows=rows,
+        offset=places[2],
+        size=places[3],
+        forms=(),
+    )
     per_row = index.uncompressed(selection.columns)[groups] / rows
     at_once = np.clip(_PIECE / np.maximum(per_row, 1), 1, _MOST_ROWS).astype(np.int64)
 

@@ -35,11 +35,14 @@ class Steps:
         """The forms of the columns that hold it."""
         name, count = self.form.name, len(self.steps)
         if self.form.form == "other":
-            return (Form(name, pa.list_(self.form.type, count), "other"),)
+            return (Form(name=name, type=pa.list_(self.form.type, count), form="other"),)
         if self.form.form == "fixed":
             found = [_fixed(name, self.form.width * count)]
         else:
-            found = [Form(name, pa.large_binary(), "bytes", 1), _fixed(f"\0lengths:{name}", 4 * count)]
+            found = [
+                Form(name=name, type=pa.large_binary(), form="bytes", width=1),
+                _fixed(f"\0lengths:{name}", 4 * count),
+            ]
         return (*found, _fixed(f"\0valid:{name}", count)) if self.nullable else tuple(found)
 
     def gather(self, column: Column, rows: Ints) -> list[Column]:
@@ -91,7 +94,7 @@ class Steps:
 
 
 def _fixed(name: str, width: int) -> Form:
-    return Form(name, pa.binary(width), "fixed", width)
+    return Form(name=name, type=pa.binary(width), form="fixed", width=width)
 
 
 def _flat(values: Bytes) -> npt.NDArray[np.uint8]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -51,6 +51,7 @@ class Sequence:
 
     length: int
     order_by: str
+    _: KW_ONLY
     max_gap: float | timedelta | None = None
     group_by: str | tuple[str, ...] | None = None
     stride: int = 1

@@ -24,7 +24,7 @@ Done = TypeVar("Done")  # what a batch is made into
 _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source(Generic[Done]):
     """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, what the threads make of
     a batch's rows (``finish``), memory for what is decoded and for batches, threads, how many row groups to decode

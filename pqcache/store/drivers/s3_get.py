@@ -32,7 +32,7 @@ _OF_A_CALL = {"range", "if-match", "amz-sdk-invocation-id", "amz-sdk-request", "
 _USUAL = {"user-agent", "x-amz-request-payer", "accept-encoding"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Like:
     """What all GETs of a bucket share: the URL before the key, headers, and the region they are signed for."""
 
@@ -91,7 +91,7 @@ class _Connections:
         return connection
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """The head of an answer, ``read`` or ``readinto`` for its body, ``close`` for when that is no longer wanted."""
 
@@ -137,7 +137,16 @@ class Getter:
             connection.close()
             return self._by_client(key, first, last, tag)
         if answer.status >= 300:
-            with closing(Answer("", "", "", answer.read, answer.readinto, close)):
+            with closing(
+                Answer(
+                    content_range="",
+                    content_length="",
+                    etag="",
+                    read=answer.read,
+                    readinto=answer.readinto,
+                    close=close,
+                )
+            ):
                 found = {"status_code": answer.status, "headers": answer.headers, "body": answer.read()}
             parsed = botocore.parsers.create_parser("rest-xml").parse(found, self._shape)
             raise ClientError(parsed, "GetObject")
@@ -179,7 +188,9 @@ def _answer(
     close: Callable[[], None],
 ) -> Answer:
     content_range, length, etag = (headers.get(name, "") for name in ("content-range", "content-length", "etag"))
-    return Answer(content_range, length, etag, read, readinto, close)
+    return Answer(
+        content_range=content_range, content_length=length, etag=etag, read=read, readinto=readinto, close=close
+    )
 
 
 def _like(request: Any, key: str, answer: Any) -> _Like | None:
@@ -199,7 +210,9 @@ def _like(request: Any, key: str, answer: Any) -> _Like | None:
     base, usual = request.url[: -len(quoted)], {name: headers[name] for name in sorted(_USUAL & set(headers))}
     origin = base.index("/", base.index("://") + 3)
     host = base[:origin].rpartition("/")[2].rpartition("@")[2]
-    return _Like(base, origin, {"host": host, **usual}, region, _Connections(pool))
+    return _Like(
+        base=base, origin=origin, headers={"host": host, **usual}, region=region, connections=_Connections(pool)
+    )
 
 
 def _quoted(key: str) -> str:

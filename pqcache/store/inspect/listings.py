@@ -38,7 +38,7 @@ _MAGIC = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FileView:
     """One file: its path, bytes, rows, row groups, and the compressed bytes of its largest row group."""
 
@@ -49,7 +49,7 @@ class FileView:
     largest: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowGroupView:
     """One row group: where it is, its rows, and its bytes on disk and decompressed."""
 
@@ -61,7 +61,7 @@ class RowGroupView:
     uncompressed: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """What differs between two snapshots: files by path, and rows and bytes of either."""
 
@@ -137,15 +137,18 @@ def file_views(looked: Looked) -> Iterator[FileView]:
     largest = np.zeros(count, np.int64)
     np.maximum.at(largest, files, sizes)
     for i, path in enumerate(index.paths):
-        yield FileView(path, looked.sizes[i], int(rows[i]), int(groups[i]), int(largest[i]))
+        yield FileView(
+            path=path, bytes=looked.sizes[i], rows=int(rows[i]), row_groups=int(groups[i]), largest=int(largest[i])
+        )
 
 
 def row_group_views(looked: Looked) -> Iterator[RowGroupView]:
     """Yield every row group in the order of the files."""
     index = looked.index
-    names = ("file", "row_group", "rows", "offset", "bytes", "uncompressed")
-    for file, *numbers in zip(*(index.numbers(name).tolist() for name in names), strict=True):
-        yield RowGroupView(index.paths[file], *numbers)
+    names = ("row_group", "rows", "offset", "bytes", "uncompressed")
+    columns = [index.numbers(name).tolist() for name in names]
+    for file, *numbers in zip(index.numbers("file").tolist(), *columns, strict=True):
+        yield RowGroupView(path=index.paths[file], **dict(zip(names, numbers, strict=True)))
 
 
 def schema_view(looked: Looked) -> Iterator[dict[str, Any]]:
@@ -228,15 +231,15 @@ def difference(target: str | os.PathLike[str], old: str, new: str) -> Difference
             rows[parent(path)] = rows.get(parent(path), 0) + sign * entry.rows
     touched = {parent(path) for path in (before.keys() ^ after.keys()) | set(changed)}
     return Difference(
-        old,
-        new,
-        tuple(sorted(after.keys() - before.keys())),
-        tuple(sorted(before.keys() - after.keys())),
-        tuple(sorted(changed)),
-        len(before.keys() & after.keys()) - len(changed),
-        (sum(e.rows for e in before.values()), sum(e.rows for e in after.values())),
-        (sum(e.size for e in before.values()), sum(e.size for e in after.values())),
-        {directory: rows[directory] for directory in sorted(touched)},
+        old=old,
+        new=new,
+        added=tuple(sorted(after.keys() - before.keys())),
+        removed=tuple(sorted(before.keys() - after.keys())),
+        changed=tuple(sorted(changed)),
+        unchanged=len(before.keys() & after.keys()) - len(changed),
+        rows=(sum(e.rows for e in before.values()), sum(e.rows for e in after.values())),
+        bytes=(sum(e.size for e in before.values()), sum(e.size for e in after.values())),
+        partitions={directory: rows[directory] for directory in sorted(touched)},
     )
 
 

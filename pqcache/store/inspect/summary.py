@@ -32,7 +32,7 @@ from pqcache.store.urls import url_scheme
 BLOCK_SIZE = 128 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Partition:
     """One partition directory; sizes in bytes."""
 
@@ -43,7 +43,7 @@ class Partition:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Column:
     """One column; ``bytes`` on disk and ``uncompressed`` are 0 for partition columns.
 
@@ -68,7 +68,7 @@ class Bin:
     count: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """What is in a dataset.
 
@@ -265,7 +265,10 @@ def _partitions(index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[
         total[1] += int(row_groups[position])
         total[2] += int(rows[position])
         total[3] += int(sizes[position])
-    return tuple(Partition(path, *numbers) for path, numbers in sorted(totals.items()))
+    return tuple(
+        Partition(path=path, files=own, row_groups=groups_of, rows=rows_of, bytes=bytes_of)
+        for path, (own, groups_of, rows_of, bytes_of) in sorted(totals.items())
+    )
 
 
 def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[str, tuple[str, ...]]:
@@ -295,7 +298,17 @@ def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[Co
         kind = str(field.type) if stored is None else f"{as_list(field).type}, dense as {stored.text}"
         codec = "" if partition else _codecs(known, f"{field.name}:codec")
         used = () if partition else encodings.get(field.name, ())
-        columns.append(Column(field.name, kind, partition, size, uncompressed, codec, used))
+        columns.append(
+            Column(
+                name=field.name,
+                type=kind,
+                partition=partition,
+                bytes=size,
+                uncompressed=uncompressed,
+                codec=codec,
+                encodings=used,
+            )
+        )
     return tuple(columns)
 
 

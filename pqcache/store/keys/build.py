@@ -45,7 +45,7 @@ _FOOTERS = 64  # kept for the next row groups of the same file
 _FEW = ROWS // 2  # a run of fewer rows is made anew with what is new, lest there be more and more of them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Piece:
     """Rows to be indexed: ``rows`` of a row group from ``first`` on."""
 
@@ -147,14 +147,24 @@ def _moved(before: Index, after: Index, old: Sequence[FileEntry], new: Sequence[
 
 def _piece(index: Index, group: int, first: int, rows: int) -> Piece:
     path = index.paths[index.table["file"][group].as_py()]
-    return Piece(path, index.table["row_group"][group].as_py(), group, first, rows, rows == index.rows[group])
+    return Piece(
+        path=path,
+        row_group=index.table["row_group"][group].as_py(),
+        group=group,
+        first=first,
+        rows=rows,
+        whole=rows == index.rows[group],
+    )
 
 
 def _pieces(index: Index, indexed: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Piece]:
     """Return the row groups that are not indexed yet."""
     files, numbers, rows = index.numbers("file"), index.numbers("row_group"), index.rows
     wanted = np.flatnonzero(~indexed & (rows > 0)).tolist()
-    return [Piece(index.paths[files[i]], int(numbers[i]), i, 0, int(rows[i]), True) for i in wanted]
+    return [
+        Piece(path=index.paths[files[i]], row_group=int(numbers[i]), group=i, first=0, rows=int(rows[i]), whole=True)
+        for i in wanted
+    ]
 
 
 def _make_runs(
@@ -241,7 +251,7 @@ def _write_run(directory: Path, buffer: _Buffer) -> Run:
     valid = None if buffer.valid is None else buffer.valid[: buffer.rows]
     there = first if valid is None else first[valid]
     if not len(there):
-        return Run("", buffer.rows, 0, False)
+        return Run(file="", rows=buffer.rows, keys=0, wide=False)
     low = high = None
     if second is None:
         low, high = int(there.min()), int(there.max())
@@ -261,7 +271,14 @@ def _write_run(directory: Path, buffer: _Buffer) -> Run:
         words = words[valid]
     words.sort()
     parts = [words] if second is None else [words, second[(words & np.uint64(ROWS - 1)).view(np.int64)]]
-    run = Run(f"{os.urandom(8).hex()}.npy", buffer.rows, len(words), second is not None, low, high)
+    run = Run(
+        file=f"{os.urandom(8).hex()}.npy",
+        rows=buffer.rows,
+        keys=len(words),
+        wide=second is not None,
+        low=low,
+        high=high,
+    )
     with (directory / run.file).open("xb") as file:
         about = {"descr": "<u8", "fortran_order": False, "shape": (len(parts), len(words))}
         np.lib.format.write_array_header_1_0(file, about)

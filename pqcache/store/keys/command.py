@@ -21,7 +21,7 @@ from pqcache.system.disk import fsync_path, remove_tree
 from pqcache.system.stopwatch import Stopwatch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KeyView:
     """A key index: its column, the type that keys are compared in, rows of the snapshot in it, bytes on disk.
 
@@ -35,7 +35,7 @@ class KeyView:
     damage: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexReport:
     """What was built and dropped, and all key indexes that the current snapshot has now."""
 
@@ -138,7 +138,14 @@ def _put(built: Path | None, place: Path, cache: CacheDirectory) -> None:
 def _report(
     cache: CacheDirectory, snapshot: Snapshot, built: tuple[str, ...], dropped: tuple[str, ...], watch: Stopwatch
 ) -> IndexReport:
-    return IndexReport(str(cache.path), snapshot.id, built, dropped, tuple(key_views(cache, snapshot)), watch.seconds)
+    return IndexReport(
+        cache=str(cache.path),
+        snapshot=snapshot.id,
+        built=built,
+        dropped=dropped,
+        keys=tuple(key_views(cache, snapshot)),
+        seconds=watch.seconds,
+    )
 
 
 def key_views(cache: CacheDirectory, snapshot: Snapshot) -> list[KeyView]:
@@ -148,7 +155,7 @@ def key_views(cache: CacheDirectory, snapshot: Snapshot) -> list[KeyView]:
         try:
             known = check_key_index(directory_of(snapshot.path, column))
             kind = str(known.field.type).removeprefix("large_")
-            found.append(KeyView(column, kind, known.rows, known.size))
+            found.append(KeyView(column=column, type=kind, rows=known.rows, bytes=known.size))
         except DamagedError as error:
-            found.append(KeyView(column, "", 0, 0, str(error)))
+            found.append(KeyView(column=column, type="", rows=0, bytes=0, damage=str(error)))
     return found

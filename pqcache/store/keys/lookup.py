@@ -53,7 +53,7 @@ STRETCHES = pa.schema(
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """A file of sorted keys: ``keys`` rows of its ``rows`` have one.
 

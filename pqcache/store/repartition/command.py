@@ -103,14 +103,14 @@ def repartition(
     cache = cache_at(text)
     codec, level = (None, None) if compression is None else parse_compression(compression)
     how = RewriteOptions(
-        row_group_size or ROW_GROUP_SIZE,
-        codec,
-        level,
-        compat or False,
-        keep_int96 or False,
-        None,
-        shuffle,
-        blocks if align else None,
+        row_group_size=row_group_size or ROW_GROUP_SIZE,
+        compression=codec,
+        compression_level=level,
+        compat=compat or False,
+        keep_int96=keep_int96 or False,
+        dense=None,
+        shuffle=shuffle,
+        block_size=blocks if align else None,
     )
     if isinstance(dense, str):
         raise UsageError(f"dense={dense!r}", f"give a list of names, like [{dense!r}]")
@@ -178,18 +178,18 @@ def _repartition_cache(
         if not dry_run:
             if not plan.nothing_to_do:
                 job = Job(
-                    cache,
-                    current,
-                    plan,
-                    None,
-                    before.source,
-                    before.where,
-                    Subset(),
-                    how,
-                    jobs,
-                    0,
-                    False,
-                    on_event,
+                    cache=cache,
+                    previous=current,
+                    plan=plan,
+                    source=None,
+                    source_url=before.source,
+                    where=before.where,
+                    subset=Subset(),
+                    rewrite=how,
+                    jobs=jobs,
+                    retries=0,
+                    checksum=False,
+                    on_event=on_event,
                     keys=config.keys,
                     shard=before.shard,
                     listing=before.listing,

@@ -42,7 +42,7 @@ _SPARE = 64 << 20
 _FRESH = 60.0  # seconds: a spool so young may not have its lock yet
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PartitionJob:
     """What to do with one partition directory.
 

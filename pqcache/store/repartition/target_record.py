@@ -21,7 +21,7 @@ RECORDS = f"{HIDDEN}/records"
 RUN = f"{HIDDEN}/run"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Done:
     """What became of one directory: files, row groups and bytes before and after, rows, and what to tell the user."""
 

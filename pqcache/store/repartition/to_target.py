@@ -36,7 +36,7 @@ from pqcache.versions import __version__
 _ENCODING_AT_ONCE = 2  # partitions: each overlaps decoding and encoding on several threads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RepartitionReport:
     """What a repartition did; with ``dry_run`` the ``_after`` numbers are 0.
 
@@ -253,4 +253,12 @@ def _left_in_order(
 def _tell(job: PartitionJob, done: Done, on_event: OnEvent) -> None:
     for warning in done.warnings:
         on_event(Warned(f"{job.directory}: {warning}" if job.directory else warning))
-    on_event(Rewrote(job.directory, done.files[0], done.files[1], done.row_groups[1], done.bytes[1]))
+    on_event(
+        Rewrote(
+            directory=job.directory,
+            files_before=done.files[0],
+            files_after=done.files[1],
+            row_groups=done.row_groups[1],
+            bytes=done.bytes[1],
+        )
+    )

@@ -38,7 +38,7 @@ from pqcache.units import format_count
 _ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """What a build works on: ``previous`` is the snapshot that ``plan`` was made against.
 
@@ -173,7 +173,16 @@ def _bringer(job: Job, run: Path, stopped: Callable[[], bool]) -> Bringer:
     def target(version: SourceFile) -> Path:
         return run / "fetch" / _file_key(job, version)
 
-    return Bringer(job.source, job.cache.path, target, job.on_event, stopped, job.retries, job.checksum, job.subset)
+    return Bringer(
+        source=job.source,
+        cache=job.cache.path,
+        target=target,
+        on_event=job.on_event,
+        stopped=stopped,
+        retries=job.retries,
+        checksum=job.checksum,
+        subset=job.subset,
+    )
 
 
 def _rewrite(
@@ -229,11 +238,23 @@ def _rewrite(
         came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
         name = f"{plan.directory}/{path.name}" if plan.directory else path.name
         size, recipe = path.stat().st_size, job.plan.recipe.text
-        entry = FileEntry(name, size, footer.num_rows, footer.num_row_groups, came_from, recipe, checksum)
+        entry = FileEntry(
+            path=name,
+            size=size,
+            rows=footer.num_rows,
+            row_groups=footer.num_row_groups,
+            sources=came_from,
+            recipe=recipe,
+            checksum=checksum,
+        )
         built.append(Built(str(path), entry))
     total = sum(item.entry.size for item in built)
     groups = sum(item.entry.row_groups for item in built)
-    job.on_event(Rewrote(plan.directory, len(files), len(built), groups, total))
+    job.on_event(
+        Rewrote(
+            directory=plan.directory, files_before=len(files), files_after=len(built), row_groups=groups, bytes=total
+        )
+    )
     return built
 
 
@@ -336,7 +357,14 @@ def _described(job: Job, target: Path, entries: list[FileEntry], index: IndexBui
     """Write the metadata of the snapshot that is put together in ``target``; return its manifest."""
     index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    manifest = Manifest(tuple(entries), job.source_url, created, job.where, job.shard, job.listing)
+    manifest = Manifest(
+        files=tuple(entries),
+        source=job.source_url,
+        created=created,
+        where=job.where,
+        shard=job.shard,
+        listing=job.listing,
+    )
     write_manifest(manifest, target / FILES)
     write_summary(manifest, target / SUMMARY)
     write_checksums(target)
@@ -388,4 +416,12 @@ def _is_finished(job: Job, run: Path, plan: DirectoryPlan) -> bool:
 def _entry(job: Job, run: Path, copied: Copied) -> FileEntry:
     recipe, file, metadata = job.plan.recipe.text, copied.file, copied.metadata
     size = (run / "fetch" / _file_key(job, file)).stat().st_size if recipe else file.identity.size
-    return FileEntry(file.path, size, metadata.num_rows, metadata.num_row_groups, (file,), recipe, copied.checksum)
+    return FileEntry(
+        path=file.path,
+        size=size,
+        rows=metadata.num_rows,
+        row_groups=metadata.num_row_groups,
+        sources=(file,),
+        recipe=recipe,
+        checksum=copied.checksum,
+    )

@@ -33,7 +33,7 @@ from pqcache.units import parse_size
 JOBS = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SyncReport:
     """What a run did, or with ``dry_run`` what it would do.
 
@@ -168,14 +168,29 @@ def sync(
         published = None
         summary = None if current is None else unchanged(current, listing, recipe, config.shard)
         if summary is not None:
-            plan, totals = Plan((), recipe, (), (), (), summary.source_files), summary.totals
+            plan, totals = (
+                Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files),
+                summary.totals,
+            )
         else:
             from pqcache.store.sync.incremental import (  # and pyarrow, half of the time of a sync with nothing to do
                 Run,
                 refresh,
             )
 
-            run = Run(target, current, config, listing, opened, recipe, jobs, retries, force, dry_run, counted)
+            run = Run(
+                target=target,
+                current=current,
+                config=config,
+                listing=listing,
+                source=opened,
+                recipe=recipe,
+                jobs=jobs,
+                retries=retries,
+                force=force,
+                dry_run=dry_run,
+                on_event=counted,
+            )
             plan, published, totals = refresh(run)
         if not dry_run:
             if config != remembered:
@@ -280,7 +295,7 @@ def _merge(remembered: Config | None, source: str | None, options: Mapping[str, 
         shown = os.path.abspath(os.path.expanduser(local_path(source)))
     if remembered is not None and remembered.source == shown:
         known = {**remembered.options, **known}
-    return replace(remembered or Config(shown), source=shown, options=known)
+    return replace(remembered or Config(source=shown), source=shown, options=known)
 
 
 def _check_order(cache: str, source: str) -> None:

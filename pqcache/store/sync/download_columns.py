@@ -36,7 +36,7 @@ _TAIL = 64 << 10  # most footers fit
 _GAP = 64 << 10  # bytes that are cheaper to read and throw away than to ask around
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class End:
     """The end of a remote file: what is known of it before any column is read.
 
@@ -156,7 +156,7 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first")
     schema = footer.schema_of(fields, name)
     columns = [schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name)]
-    return End(name, tail, start, limit, fields, tuple(columns))
+    return End(name=name, tail=tail, start=start, limit=limit, fields=fields, columns=tuple(columns))
 
 
 def prune(end: End, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]) -> Outcomes:

@@ -32,7 +32,7 @@ _TOGETHER = 64  # files that are asked for at once
 _BEGUN = 2  # batches: the footers of as many files wait in memory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bringer:
     """How files are brought; ``target`` says where a version of a file goes."""
 

@@ -95,7 +95,7 @@ def write_matching(
         disk.shutdown()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Output:
     """The file that is being written, and the rows that wait for it.
 
@@ -180,7 +180,7 @@ def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk:
     keyvalues = keyvalues_of(empty)
     positions = [number for number, keep in enumerate(wanted) if keep]
     declared = pa.schema([opened.schema.field(number) for number in positions], metadata=opened.schema.metadata)
-    layout = Layout(working(declared), declared, elements, keyvalues)
+    layout = Layout(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
     leaves = [opened.metadata.schema.column(leaf) for leaf in _leaves(opened, wanted, name)]
     as_integer = any(
         leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in leaves
@@ -195,7 +195,7 @@ def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk:
         limit=limit,
         layout=layout,
         form=form,
-        file=RowGroupFile(target, form, disk, cached=True),
+        file=RowGroupFile(path=target, form=form, disk=disk, cached=True),
         as_integer=as_integer,
         copies=form.schema == elements,
     )

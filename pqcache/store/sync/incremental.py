@@ -25,7 +25,7 @@ from pqcache.store.sync.safety_checks import Waiting, check_case, check_deletion
 from pqcache.store.urls import redact
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """What a refresh works with; the fields are as in ``sync``."""
 
@@ -64,18 +64,18 @@ def refresh(run: Run) -> tuple[Plan, Snapshot | None, Totals]:
     same = manifest is not None and (manifest.shard, manifest.listing) == (config.shard, digest)
     if not run.dry_run and not (plan.nothing_to_do and current is not None and whole and same):
         job = Job(
-            target,
-            current,
-            plan,
-            run.source,
-            redact(config.source),
-            config.where,
-            listing.subset,
-            config.rewrite(),
-            run.jobs,
-            run.retries,
-            config.checksum,
-            run.on_event,
+            cache=target,
+            previous=current,
+            plan=plan,
+            source=run.source,
+            source_url=redact(config.source),
+            where=config.where,
+            subset=listing.subset,
+            rewrite=config.rewrite(),
+            jobs=run.jobs,
+            retries=run.retries,
+            checksum=config.checksum,
+            on_event=run.on_event,
             keys=config.keys,
             shard=config.shard,
             listing=digest,

@@ -80,7 +80,7 @@ class DirectoryPlan:
         return [*self.fetch, *(item.file for item in self.rewrite if item.entry is None and item.file)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What happens to every partition directory, and the counts a person wants to see.
 
@@ -144,8 +144,8 @@ def plan_sync(
         for directory, files in groupby(ordered, key=lambda file: parent(file.path))
     )
     return Plan(
-        directories,
-        recipe,
+        directories=directories,
+        recipe=recipe,
         added=tuple(path for path in after if path not in before),
         changed=tuple(path for path, file in after.items() if path in before and before[path] != file),
         removed=tuple(path for path in before if path not in after),

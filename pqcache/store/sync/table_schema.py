@@ -36,7 +36,7 @@ T = TypeVar("T")
 _JOBS = 16  # footers read at once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """What all files have in common.
 
@@ -91,11 +91,11 @@ def table_of(
     stored = applied(kinds.schema, dict(dense or ()))
     alike = {key for key, (_, schema) in kinds.distinct.items() if is_alike(schema, stored)}
     return Table(
-        kinds.schema,
-        unit,
-        dense,
-        {file: size for file, (_, _, size) in zip(files, found, strict=True)},
-        frozenset(
+        schema=kinds.schema,
+        int96=unit,
+        dense=dense,
+        decoded={file: size for file, (_, _, size) in zip(files, found, strict=True)},
+        others=frozenset(
             file.path
             for file, (schema, names, _) in zip(files, found, strict=True)
             if (names and not keep_int96) or Kinds.key(schema) not in alike
@@ -112,7 +112,9 @@ def table_in(root: Path, entries: Sequence[FileEntry], keep_int96: bool = False)
 
 def table_like(schema: pa.Schema) -> Table:
     """Return what files that all have ``schema`` agree on, where none has INT96."""
-    return Table(as_lists(schema).remove_metadata(), None, tuple(sorted(dense_in(schema).items())) or None)
+    return Table(
+        schema=as_lists(schema).remove_metadata(), int96=None, dense=tuple(sorted(dense_in(schema).items())) or None
+    )
 
 
 class Kinds:

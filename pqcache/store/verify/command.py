@@ -40,7 +40,7 @@ class Damage:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerifyReport:
     """What a verify found in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
 

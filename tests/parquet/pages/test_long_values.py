@@ -70,7 +70,7 @@ def test_what_is_in_comes_out(data: st.DataObject, tmp_path_factory: pytest.Temp
     sources = sorted(here.glob("*.parquet"))
     codec = data.draw(st.sampled_from(["lz4", "zstd", "none", "keep"]))
     size = data.draw(st.sampled_from([64 << 10, 256 << 10, 4 << 20]))
-    rewrite_directory(sources, here / "out", RewriteOptions(size, codec))
+    rewrite_directory(sources, here / "out", RewriteOptions(row_group_size=size, compression=codec))
     written = sorted((here / "out").glob("*.parquet"))
     assert read(written).equals(read(sources))
     for path in written:
@@ -142,7 +142,7 @@ def test_an_empty_page_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monkey
             yield from (page, ByteArrays(page.begins[:0], page.lengths[:0], page.pages))
 
     monkeypatch.setattr(Reader, "byte_pages", with_empty_ones)
-    rewrite_directory([path], tmp_path / "out", RewriteOptions(1 << 20, "none"))
+    rewrite_directory([path], tmp_path / "out", RewriteOptions(row_group_size=1 << 20, compression="none"))
     assert read(sorted((tmp_path / "out").iterdir()))["long"].to_pylist() == rows
 
 

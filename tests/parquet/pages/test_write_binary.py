@@ -28,10 +28,10 @@ def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> Non
     """Write slices of a row group as `RowGroupFile` has them from the writer."""
     schema = tables[0].schema
     parts = [encode(table, how, "x") for table in tables]
-    form = form_of(Layout(schema, schema, None, {}), how)
+    form = form_of(Layout(working=schema, declared=schema, elements=None, keyvalues={}), how)
     chunks = [[part.chunks[leaf] for part in parts] for leaf in range(len(form.paths))]
     with ThreadPoolExecutor(2) as disk:
-        file = RowGroupFile(path, form, disk)
+        file = RowGroupFile(path=path, form=form, disk=disk)
         file.append(stitched([[part.rows for part in parts]] * len(chunks), chunks, form.orders))
         file.finish({})
 
@@ -110,7 +110,7 @@ def test_images_are_rewritten_beside_nulls_and_other_columns(tmp_path: Path) -> 
     maybe = [None if n > 550 else image[::-1] for n, image in enumerate(images)]
     table = pa.table({"id": range(600), "image": images, "maybe": maybe})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=97)
-    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(256 << 10))
+    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(row_group_size=256 << 10))
     assert pa.concat_tables(pq.read_table(output.path) for output in result.outputs).equals(table)
     rows = "select * from read_parquet('{}/{}.parquet')"
     here, there = rows.format(tmp_path, "in"), rows.format(tmp_path / "out", "*")

@@ -132,7 +132,9 @@ def test_lists_are_rewritten_beside_others_of_the_column(tmp_path: Path, codec: 
     rows[2900:2905] = [None, [], [None], [3] * 256, [None] * 256]
     table = pa.table({"id": range(3000), "tokens": pa.array(rows, pa.list_(pa.int32()))})
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=700)
-    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(256 << 10, codec))
+    result = rewrite_directory(
+        [tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(row_group_size=256 << 10, compression=codec)
+    )
     (output,) = result.outputs
     with pq.ParquetFile(output.path) as file:
         assert file.read().equals(table)

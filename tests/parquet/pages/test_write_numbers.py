@@ -129,7 +129,9 @@ def test_readers_see_what_was_stored(tmp_path_factory: pytest.TempPathFactory, d
         columns["c0"] = pa.concat_arrays([pa.nulls(1, kinds[0]), columns["c0"][1:]])
     table = pa.table(columns)
     pq.write_table(table, here / "a.parquet", row_group_size=data.draw(st.integers(5_000, 60_000)))
-    rewrite_directory([here / "a.parquet"], here / "out", RewriteOptions(data.draw(st.integers(64 << 10, 1 << 20))))
+    rewrite_directory(
+        [here / "a.parquet"], here / "out", RewriteOptions(row_group_size=data.draw(st.integers(64 << 10, 1 << 20)))
+    )
     (made,) = (here / "out").iterdir()
     assert pq.read_table(made).equals(table)
     above = int((columns["noise"].to_numpy() > 0.5).sum())
@@ -143,7 +145,7 @@ def test_readers_see_what_was_stored(tmp_path_factory: pytest.TempPathFactory, d
 def test_the_pages_of_a_repartitioned_file_have_an_index(tmp_path: Path) -> None:
     values = np.random.default_rng(1).standard_normal(200_000)
     pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
-    rewrite_directory([tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(1 << 20))
+    rewrite_directory([tmp_path / "a.parquet"], tmp_path / "out", RewriteOptions(row_group_size=1 << 20))
     metadata = pq.read_metadata(tmp_path / "out" / "part-00000.parquet")
     chunk = metadata.row_group(0).column(0)
     assert (chunk.compression, set(chunk.encodings)) == ("UNCOMPRESSED", {"PLAIN", "RLE"})

@@ -49,14 +49,14 @@ def write(path: Path, table: pa.Table, ends: list[int], dictionary: tuple[str, .
     slices = [encode(table.select(plain).slice(a, b - a), encodings, "x") for a, b in pairwise(cuts)]
     whole = encode(table.select(list(dictionary)), encodings, "x") if dictionary else None
     chunks = []
-    form = form_of(Layout(table.schema, table.schema, None, {}), encodings)
+    form = form_of(Layout(working=table.schema, declared=table.schema, elements=None, keyvalues={}), encodings)
     for name in table.column_names:
         if whole is not None and name in dictionary:
             chunks.append([whole.chunks[dictionary.index(name)]])
         else:
             chunks.append([part.chunks[plain.index(name)] for part in slices])
     with ThreadPoolExecutor(1) as disk:
-        file = RowGroupFile(path, form, disk)
+        file = RowGroupFile(path=path, form=form, disk=disk)
         file.skip(100)
         file.append(
             stitched(

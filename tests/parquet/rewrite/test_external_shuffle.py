@@ -84,7 +84,7 @@ def test_rows_are_mixed_as_well_as_by_a_global_shuffle(tmp_path: Path) -> None:
         ids = np.arange(n // 4) + number * n // 4
         pq.write_table(pa.table({"id": ids, "blob": [rng.bytes(32) for _ in ids]}), tmp_path / f"{number}.parquet")
     sources = sorted(tmp_path.glob("*.parquet"))
-    options = RewriteOptions(32 * KB, "none", shuffle=5)
+    options = RewriteOptions(row_group_size=32 * KB, compression="none", shuffle=5)
     result = rewrite_directory(sources, tmp_path / "out", options)
     (output,) = result.outputs
     file = pq.ParquetFile(output.path)
@@ -120,7 +120,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
         nonlocal peak
         peak = max(peak, pa.total_allocated_bytes() - before)
 
-    result = rewrite_directory([source], tmp_path / "out", RewriteOptions(1 << 20, shuffle=1), sample)
+    result = rewrite_directory([source], tmp_path / "out", RewriteOptions(row_group_size=1 << 20, shuffle=1), sample)
     assert 0 < peak < 40 << 20  # of 80 MB
     assert sum(output.rows for output in result.outputs) == 8_000
     assert sorted(ids_of(tmp_path / "out")) == list(range(8_000))

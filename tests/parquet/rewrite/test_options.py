@@ -80,7 +80,7 @@ def test_keep_goes_by_column_where_files_differ(tmp_path: Path) -> None:
     pq.write_table(first.drop(["s"]), source / "b.parquet", compression={"a": "snappy", "c": "gzip"}, row_group_size=10)
     for rows in (LIMIT, 1 << 20):  # the first file is rewritten too, and linked
         out = tmp_path / f"out{rows}"
-        rewrite_directory(sorted(source.iterdir()), out, RewriteOptions(rows, "keep"))
+        rewrite_directory(sorted(source.iterdir()), out, RewriteOptions(row_group_size=rows, compression="keep"))
         for path in files_of(out):
             group = pq.read_metadata(out / path).row_group(0)
             found = {group.column(n).path_in_schema: group.column(n).compression for n in range(group.num_columns)}
@@ -181,11 +181,29 @@ def test_a_condition_and_a_column_may_hold_the_mark_that_divides_a_recipe(tmp_pa
 
 
 def test_recipes_and_texts() -> None:
-    assert RewriteOptions(1 << 20).recipe == "row_group_size=1048576"  # as before there were other options
-    full = RewriteOptions(1 << 20, "zstd", 3, True, True, (), 7)
+    assert (
+        RewriteOptions(row_group_size=1 << 20).recipe == "row_group_size=1048576"
+    )  # as before there were other options
+    full = RewriteOptions(
+        row_group_size=1 << 20,
+        compression="zstd",
+        compression_level=3,
+        compat=True,
+        keep_int96=True,
+        dense=(),
+        shuffle=7,
+    )
     assert full.recipe == "row_group_size=1048576;shuffle=7;compression=zstd:3;compat;keep_int96;dense={}"
     assert (shuffle_of(f"|{full.recipe}"), shuffle_of("|row_group_size=5"), shuffle_of("")) == (7, None, None)
-    other = RewriteOptions(1 << 22, "zstd", 3, True, True, (), 7)
+    other = RewriteOptions(
+        row_group_size=1 << 22,
+        compression="zstd",
+        compression_level=3,
+        compat=True,
+        keep_int96=True,
+        dense=(),
+        shuffle=7,
+    )
     assert made_alike(f"|{full.recipe}", f"where=a|{other.recipe}")
     assert not made_alike(f"|{full.recipe}", "|row_group_size=1048576;shuffle=7")
     assert not made_alike("", "")
@@ -251,7 +269,7 @@ def test_dense_auto_prints_the_command(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def rewrite(sources: list[Path], target: Path, size: int = 64 * KB, **options: Any) -> RewriteResult:
-    return rewrite_directory(sources, target, RewriteOptions(size, **options))
+    return rewrite_directory(sources, target, RewriteOptions(row_group_size=size, **options))
 
 
 def physical_types(path: Path) -> dict[str, str]:

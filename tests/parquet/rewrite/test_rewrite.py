@@ -109,7 +109,7 @@ def check_same(sources: list[Path], result: RewriteResult, duck: bool = True) ->
 
 
 def rewrite(sources: list[Path], target: Path, size: int = 64 * KB, **options: Any) -> RewriteResult:
-    return rewrite_directory(sources, target, RewriteOptions(size, **options))
+    return rewrite_directory(sources, target, RewriteOptions(row_group_size=size, **options))
 
 
 # ---- any schema, any size
@@ -266,7 +266,7 @@ def test_a_big_row_group_is_read_in_pieces(tmp_path: Path) -> None:
         nonlocal peak
         peak = max(peak, pa.total_allocated_bytes() - before)
 
-    result = rewrite_directory([source], tmp_path / "out", RewriteOptions(1 << 20), sample)
+    result = rewrite_directory([source], tmp_path / "out", RewriteOptions(row_group_size=1 << 20), sample)
     check_sizes(result, 1 << 20)
     assert pq.read_metadata(source).num_row_groups == 1
     assert 0 < peak < 30 << 20
@@ -679,7 +679,7 @@ def test_metadata_of_later_files_is_added(tmp_path: Path) -> None:
 def test_a_table_wide_schema(tmp_path: Path) -> None:
     sources = drifted(tmp_path, pa.table({"b": pa.array(range(2_000), pa.int32())}))
     schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
-    result = rewrite_directory(sources, tmp_path / "out", RewriteOptions(1 << 20), schema=schema)
+    result = rewrite_directory(sources, tmp_path / "out", RewriteOptions(row_group_size=1 << 20), schema=schema)
     found = table_of([output.path for output in result.outputs])
     assert found.schema.equals(schema)
     assert found.column("b").to_pylist() == list(range(2_000))
@@ -700,7 +700,7 @@ def fitting(path: Path, groups: int, last: int = 0, limit: int = 64 * KB) -> Pat
 def test_all_fit_and_keep_their_names(tmp_path: Path) -> None:
     sources = [fitting(tmp_path / "x.parquet", 3), fitting(tmp_path / "y.parquet", 2, last=5)]
     metadata = [pq.read_metadata(source) for source in sources]
-    assert fits(metadata, RewriteOptions(64 * KB)) == 2
+    assert fits(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
     result = rewrite(sources, tmp_path / "out")
     assert [output.path.name for output in result.outputs] == ["x.parquet", "y.parquet"]
     assert all(output.path.samefile(source) for output, source in zip(result.outputs, sources, strict=True))
@@ -713,7 +713,7 @@ def test_a_prefix_is_linked_and_the_rest_rewritten(tmp_path: Path) -> None:
         fitting(tmp_path / "y.parquet", 2, 5),
         fitting(tmp_path / "z.parquet", 1),
     ]
-    assert fits([pq.read_metadata(source) for source in sources], RewriteOptions(64 * KB)) == 1
+    assert fits([pq.read_metadata(source) for source in sources], RewriteOptions(row_group_size=64 * KB)) == 1
     result = rewrite(sources, tmp_path / "out")
     assert [(output.path.name, output.linked) for output in result.outputs] == [
         ("part-00000.parquet", True),
@@ -730,9 +730,9 @@ def test_fits_at_the_edges(tmp_path: Path, size: int, expected: int) -> None:
     metadata = [pq.read_metadata(source) for source in sources]
     exact = row_group_bytes(metadata[0].row_group(0))
     assert 0.95 * 65 * KB < exact < 64 * KB
-    assert fits(metadata, RewriteOptions(size)) == expected
-    assert fits(metadata, RewriteOptions(exact)) == 2
-    assert fits(metadata, RewriteOptions(exact - 1)) == 0
+    assert fits(metadata, RewriteOptions(row_group_size=size)) == expected
+    assert fits(metadata, RewriteOptions(row_group_size=exact)) == 2
+    assert fits(metadata, RewriteOptions(row_group_size=exact - 1)) == 0
 
 
 def test_fits_and_rows_larger_than_the_limit(tmp_path: Path) -> None:
@@ -740,7 +740,7 @@ def test_fits_and_rows_larger_than_the_limit(tmp_path: Path) -> None:
     with pq.ParquetWriter(tmp_path / "y.parquet", pa.schema([("b", pa.binary())])) as writer:
         writer.write_table(pa.table({"b": [np.random.default_rng(0).bytes(99_000)]}))
     metadata = [pq.read_metadata(path) for path in (tmp_path / "y.parquet", source)]
-    assert fits(metadata, RewriteOptions(64 * KB)) == 2
+    assert fits(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
 
 
 def test_fits_stops_at_another_schema_and_at_no_rows(tmp_path: Path) -> None:
@@ -748,7 +748,7 @@ def test_fits_stops_at_another_schema_and_at_no_rows(tmp_path: Path) -> None:
     pq.write_table(pa.table({"c": [1]}), tmp_path / "y.parquet")
     pq.write_table(pa.table({"b": pa.array([], pa.binary())}), tmp_path / "z.parquet")
     other, none = (pq.read_metadata(tmp_path / name) for name in ("y.parquet", "z.parquet"))
-    options = RewriteOptions(64 * KB)
+    options = RewriteOptions(row_group_size=64 * KB)
     assert fits([one, other], options) == 1
     assert fits([one, none, one], options) == 1
     assert fits([none], options) == 1
@@ -811,7 +811,7 @@ def test_progress_adds_up_to_the_sources(tmp_path: Path) -> None:
     pq.write_table(pa.table({"b": pa.array([], pa.binary())}), tmp_path / "zz.parquet")
     sources.append(tmp_path / "zz.parquet")
     seen: list[int] = []
-    rewrite_directory(sources, tmp_path / "out", RewriteOptions(64 * KB), seen.append)
+    rewrite_directory(sources, tmp_path / "out", RewriteOptions(row_group_size=64 * KB), seen.append)
     assert sum(seen) == sum(source.stat().st_size for source in sources)
     assert len(seen) > 4
     assert min(seen) >= 0

@@ -41,11 +41,16 @@ def pieces_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[Piece]
 
 
 def layout_of(table: pa.Table) -> Layout:
-    return Layout(working(table.schema), table.schema, None, {})
+    return Layout(working=working(table.schema), declared=table.schema, elements=None, keyvalues={})
 
 
 def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Settings:
-    return w.Settings(size, max_file, lambda leaf: codec, lambda number: f"source.parquet: row {number:,}")
+    return w.Settings(
+        row_group_size=size,
+        max_file=max_file,
+        codec=lambda leaf: codec,
+        name_of=lambda number: f"source.parquet: row {number:,}",
+    )
 
 
 def write(
@@ -179,7 +184,9 @@ def growing(rng: np.random.Generator, rows: int, wrong: float) -> pa.Table:
 def test_longer_dictionaries_fill_what_guessing_left(tmp_path: Path, compat: bool) -> None:
     table = growing(np.random.default_rng(5), 400_000, 3.0)
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
-    result = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(1 << 20, compat=compat))
+    result = rewrite_directory(
+        [tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(row_group_size=1 << 20, compat=compat)
+    )
     (output,) = result.outputs
     metadata = pq.read_metadata(output.path)
     fills = [size / (1 << 20) for size in map(row_group_bytes, map(metadata.row_group, range(output.row_groups - 1)))]
@@ -218,7 +225,9 @@ def test_nested_dictionaries_stay_whole(tmp_path: Path) -> None:
     lists = pa.ListArray.from_arrays(np.arange(table.num_rows + 1, dtype=np.int32), table["kind"].combine_chunks())
     table = table.set_column(1, "kind", lists)
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
-    (output,) = rewrite_directory([tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(1 << 20)).outputs
+    (output,) = rewrite_directory(
+        [tmp_path / "in.parquet"], tmp_path / "out", RewriteOptions(row_group_size=1 << 20)
+    ).outputs
     file = pq.ParquetFile(output.path)
     for group in range(output.row_groups):
         assert file.read_row_group(group).column("kind").num_chunks == 1

@@ -122,12 +122,24 @@ def test_unshuffled_is_the_files_order(order: Order) -> None:
 def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], start: int, drop_last: bool) -> None:
     ranks, workers = topology
     parts = [
-        [Part(total, 12, ranks, rank, workers, worker, start, drop_last).indices() for worker in range(workers)]
+        [
+            Part(
+                total=total,
+                lanes=12,
+                ranks=ranks,
+                rank=rank,
+                workers=workers,
+                worker=worker,
+                start=start,
+                drop_last=drop_last,
+            ).indices()
+            for worker in range(workers)
+        ]
         for rank in range(ranks)
     ]
     counts = {sum(map(len, of_rank)) for of_rank in parts}
     assert len(counts) == 1, "all ranks get the same number of batches"
-    assert len(Part(total, 12, ranks, 0, start=start, drop_last=drop_last)) == counts.pop()
+    assert len(Part(total=total, lanes=12, ranks=ranks, rank=0, start=start, drop_last=drop_last)) == counts.pop()
     every = sorted(index for of_rank in parts for indices in of_rank for index in indices)
     assert every == list(range(start, start + len(every)))
     if drop_last:
@@ -148,38 +160,52 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
     ranks, _ = topology
     total = order.batches()
     lanes = 12
-    first = Part(total, lanes, ranks, 0)
+    first = Part(total=total, lanes=lanes, ranks=ranks, rank=0)
     seen = list(first.indices())[: at + 1]
     if not seen:
         return
     start = first.after(seen[-1])
-    consumed = [i for rank in range(ranks) for i in list(Part(total, lanes, ranks, rank).indices())[: at + 1]]
+    consumed = [
+        i
+        for rank in range(ranks)
+        for i in list(Part(total=total, lanes=lanes, ranks=ranks, rank=rank).indices())[: at + 1]
+    ]
     for new_ranks in (1, 2, 3):
-        rest = [i for rank in range(new_ranks) for i in Part(total, lanes, new_ranks, rank, start=start).indices()]
+        rest = [
+            i
+            for rank in range(new_ranks)
+            for i in Part(total=total, lanes=lanes, ranks=new_ranks, rank=rank, start=start).indices()
+        ]
         once = Counter(i for i in consumed + rest if i < total)
         assert once == Counter(range(total))
 
 
 def test_padding_repeats_the_epochs_start() -> None:
-    order = Order(np.array([10]), batch_size=3, lanes=6)
+    order = Order(counts=np.array([10]), batch_size=3, lanes=6)
     assert order.batches() == 4
-    part = Part(4, 6, ranks=3, rank=2)
+    part = Part(total=4, lanes=6, ranks=3, rank=2)
     assert list(part.indices()) == [2, 5]
     assert list(batches_of_lanes(part.indices(), 6, 4)) == [(2, 2, 0), (5, 1, 0)]
     assert pairs(order.batch(5)) == pairs(order.batch(1))
-    assert list(Part(1, 6, ranks=3, rank=2).indices()) == [2]  # fewer batches than ranks
-    assert pairs(Order(np.array([2]), 3, 6).batch(2)) == pairs(Order(np.array([2]), 3, 6).batch(0))
+    assert list(Part(total=1, lanes=6, ranks=3, rank=2).indices()) == [2]  # fewer batches than ranks
+    assert pairs(Order(counts=np.array([2]), batch_size=3, lanes=6).batch(2)) == pairs(
+        Order(counts=np.array([2]), batch_size=3, lanes=6).batch(0)
+    )
 
 
 def test_epochs_and_seeds_differ() -> None:
     counts = np.full(20, 50)
-    seen = {tuple(pairs(Order(counts, 1000, 1, 16, seed, epoch).batch(0))) for seed in (0, 1) for epoch in (0, 1, 2)}
+    seen = {
+        tuple(pairs(Order(counts=counts, batch_size=1000, lanes=1, window=16, seed=seed, epoch=epoch).batch(0)))
+        for seed in (0, 1)
+        for epoch in (0, 1, 2)
+    }
     assert len(seen) == 6
 
 
 def test_the_order_never_changes() -> None:
     """A stored state must mean the same rows with any numpy, machine and pqcache to come."""
-    order = Order(np.array([5, 9, 0, 7]), batch_size=4, lanes=2, window=3, seed=7, epoch=2)
+    order = Order(counts=np.array([5, 9, 0, 7]), batch_size=4, lanes=2, window=3, seed=7, epoch=2)
     assert [pairs(order.batch(i)) for i in (0, 1, 5)] == GOLDEN
 
 
@@ -191,7 +217,7 @@ GOLDEN = [
 
 
 def test_seek_does_not_replay() -> None:
-    order = Order(np.full(200_000, 1000), batch_size=100, lanes=1, window=16)
+    order = Order(counts=np.full(200_000, 1000), batch_size=100, lanes=1, window=16)
     lane = order.lane(0)
     looked: list[int] = []
     whole = Lane.row_order
@@ -206,7 +232,7 @@ def test_seek_does_not_replay() -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 5, 16])
 def test_mixing_and_memory_follow_from_the_window(window: int) -> None:
-    lane = Order(np.full(64, 1000), batch_size=100, window=window).lane(0)
+    lane = Order(counts=np.full(64, 1000), batch_size=100, window=window).lane(0)
     held = [len(lane.runs(block)) for block in range(lane.blocks)]
     assert max(held) == window
     assert min(held) == window // 2 + 1
@@ -222,7 +248,7 @@ def test_mixing_and_memory_follow_from_the_window(window: int) -> None:
 
 def test_a_block_is_mixed_evenly() -> None:
     """Two rows of a batch share a row group about as rarely as a window allows; positions are uniform."""
-    order = Order(np.full(64, 1000), batch_size=256, window=16, seed=3)
+    order = Order(counts=np.full(64, 1000), batch_size=256, window=16, seed=3)
     shared = []
     for index in range(20, order.batches() - 20, 7):
         groups = order.batch(index)[0]
@@ -241,11 +267,11 @@ def test_a_block_is_mixed_evenly() -> None:
 
 def test_wrong_numbers_are_named() -> None:
     with pytest.raises(UsageError, match="batch_size is 0"):
-        Order(np.array([1]), 0)
+        Order(counts=np.array([1]), batch_size=0)
     with pytest.raises(UsageError, match="lanes=4 cannot be shared by 3 ranks x 1 workers"):
-        Part(10, 4, 3, 0)
+        Part(total=10, lanes=4, ranks=3, rank=0)
     with pytest.raises(UsageError, match="rank=3"):
-        Part(10, 4, 2, 3)
+        Part(total=10, lanes=4, ranks=2, rank=3)
 
 
 def test_permutation_is_uniform() -> None:

@@ -30,7 +30,7 @@ def test_the_page_says_how_windows_mix() -> None:
     rows = table("window")
     assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 32]
     for window, groups, shared, spread, memory in rows:
-        found = mixing(Order(np.full(256, 20_000), 256, lanes=1, window=int(window)))
+        found = mixing(Order(counts=np.full(256, 20_000), batch_size=256, lanes=1, window=int(window)))
         assert found.groups == pytest.approx(float(groups), abs=0.06)
         assert found.shared == pytest.approx(float(shared), abs=0.0006)
         assert found.spread == pytest.approx(float(spread), abs=0.0006)
@@ -51,18 +51,21 @@ def test_the_page_says_what_fits_into_memory() -> None:
 
 def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:
     counts = np.full(16, 1000)
-    uniform = mixing(Order(counts, 100, lanes=1, window=64))
+    uniform = mixing(Order(counts=counts, batch_size=100, lanes=1, window=64))
     assert uniform.spread == pytest.approx(1, abs=0.05)
     assert uniform.shared == pytest.approx(1 / 16, rel=0.1)
-    unshuffled = mixing(Order(counts, 100, shuffle=False))
+    unshuffled = mixing(Order(counts=counts, batch_size=100, shuffle=False))
     assert unshuffled.spread == pytest.approx(1 / 16)
     assert unshuffled.shared == 1
-    assert mixing(Order(counts, 100, lanes=4, window=4)).spread > 3 * mixing(Order(counts, 100, window=4)).spread
+    assert (
+        mixing(Order(counts=counts, batch_size=100, lanes=4, window=4)).spread
+        > 3 * mixing(Order(counts=counts, batch_size=100, window=4)).spread
+    )
 
 
 def test_spread_is_that_of_the_rows() -> None:
     """The rows' own positions, spelled out, agree with what is computed from hands."""
-    order = Order(np.full(24, 400), 50, lanes=2, window=4)
+    order = Order(counts=np.full(24, 400), batch_size=50, lanes=2, window=4)
     positions: dict[int, list[int]] = {}
     for index in range(order.batches()):
         for group in order.batch(index)[0].tolist():
@@ -73,6 +76,6 @@ def test_spread_is_that_of_the_rows() -> None:
 
 def test_edges() -> None:
     with pytest.raises(ValueError):
-        mixing(Order(np.array([], np.int64), 10))
-    one = mixing(Order(np.array([1]), 10, lanes=3))
+        mixing(Order(counts=np.array([], np.int64), batch_size=10))
+    one = mixing(Order(counts=np.array([1]), batch_size=10, lanes=3))
     assert (one.shared, one.groups, one.spread) == (0, 1, 0)

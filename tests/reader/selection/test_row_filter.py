@@ -159,7 +159,7 @@ def ids_of_ranks(view: View, order: Order, ranks: int, workers: int) -> list[int
     total = order.batches()
     for rank in range(ranks):
         for worker in range(workers):
-            part = Part(total, order.lanes, ranks, rank, workers, worker)
+            part = Part(total=total, lanes=order.lanes, ranks=ranks, rank=rank, workers=workers, worker=worker)
             for index, batch in record_batches(view, order, part.indices(), total, Room(2)):
                 if index < total:
                     found += batch["id"].to_pylist()
@@ -204,7 +204,9 @@ def test_exactly_the_rows_of_duckdb_each_once(
     seen = view_of(data, ["dt", "id"], parse_where(texts[0], data.index.schema) if as_expression else texts[0])
     assert int(seen.counts.sum()) == len(expected)
     seen = seen.in_pieces(piece)
-    order = Order(seen.counts, batch_size, lanes, window, seed, 0, shuffle)
+    order = Order(
+        counts=seen.counts, batch_size=batch_size, lanes=lanes, window=window, seed=seed, epoch=0, shuffle=shuffle
+    )
     assert order.batches() == -(-len(expected) // batch_size)
     ranks, workers = {1: (1, 1), 2: (2, 1), 6: (3, 2)}[lanes]
     found = ids_of_ranks(seen, order, ranks, workers)
@@ -298,7 +300,7 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(
     expected = table.filter(pq.filters_to_expression(dnf))["id"].to_pylist()
     filters: Any = dnf[0] if len(dnf) == 1 else dnf
     seen = view_of(data, ["id"], pq.filters_to_expression(dnf) if as_expression else filters)
-    assert ids_of_ranks(seen, Order(seen.counts, 50, shuffle=False), 1, 1) == expected
+    assert ids_of_ranks(seen, Order(counts=seen.counts, batch_size=50, shuffle=False), 1, 1) == expected
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def test_expressions_may_mix_partitions_and_columns(tmp_path: Path, filters: pc.
         tables.append(table.append_column("dt", pa.repeat(data.index.partitions["dt"][number], table.num_rows)))
     expected = pa.concat_tables(tables).filter(filters)["id"].to_pylist()
     seen = view_of(data, ["id"], filters)
-    assert ids_of_ranks(seen, Order(seen.counts, 50, shuffle=False), 1, 1) == expected
+    assert ids_of_ranks(seen, Order(counts=seen.counts, batch_size=50, shuffle=False), 1, 1) == expected
 
 
 @pytest.mark.parametrize(
@@ -640,7 +642,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     assert piece < 20_000
     pieces = few.in_pieces(piece)
     assert int(pieces.decoded.max()) < int(few.decoded.max())
-    order = Order(pieces.counts, 64, 2, window)
+    order = Order(counts=pieces.counts, batch_size=64, lanes=2, window=window)
     assert sorted(ids_of_ranks(pieces, order, 2, 1)) == [i for i in range(rows) if i % 100 == 7]
 
 

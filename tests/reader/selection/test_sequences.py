@@ -97,7 +97,7 @@ def test_every_sequence_once(scratch: Path, rows: Any, ordered: bool, kind: pa.D
         found.sort(key=lambda row: (row["log"] or "", row["camera"], row["ts"] or 0))
     for number, row in enumerate(found):
         row["id"] = number
-    spec = Sequence(how["length"], "ts", how["gap"], how["group_by"], how["stride"])
+    spec = Sequence(how["length"], "ts", max_gap=how["gap"], group_by=how["group_by"], stride=how["stride"])
     table = pa.Table.from_pylist(found).cast(
         pa.schema(
             [("ts", kind), ("log", pa.string()), ("camera", pa.int32()), ("kept", pa.bool_()), ("id", pa.int64())]
@@ -160,7 +160,7 @@ COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
     "note": (pa.string(), lambda i: None if i % 4 == 0 else f"note {i}"),
     "point": (pa.list_(pa.float32(), 2), lambda i: None if i % 6 == 0 else [i, -i]),
 }
-SPEC = Sequence(4, "ts", dt.timedelta(milliseconds=5), "log", 2)
+SPEC = Sequence(4, "ts", max_gap=dt.timedelta(milliseconds=5), group_by="log", stride=2)
 
 
 def expected_ids(drive: Path, spec: Sequence = SPEC) -> list[list[int]]:
@@ -212,7 +212,9 @@ def test_nulls_are_an_error_or_filled(drive: Path) -> None:
 def test_arrow_batches_are_lists_of_fixed_size(drive: Path, tmp_path: Path) -> None:
     pqcache.sync(tmp_path / "cache", str(drive))
     cache = pqcache.Cache.open(tmp_path / "cache")
-    spec = pqcache.Sequence(4, "ts", dt.timedelta(milliseconds=5), "log", 2, {"log": 0, "small": [-1, 0]})
+    spec = pqcache.Sequence(
+        4, "ts", max_gap=dt.timedelta(milliseconds=5), group_by="log", stride=2, columns_at={"log": 0, "small": [-1, 0]}
+    )
     batches = list(cache.batches(batch_size=50, sequence=spec))
     ids = []
     for batch in batches:
@@ -236,7 +238,7 @@ def test_arrow_batches_are_lists_of_fixed_size(drive: Path, tmp_path: Path) -> N
 def test_columns_at_some_steps(drive: Path) -> None:
     at = {"id": range(4), "small": 3, "text": -1, "image": [0, 2], "vector": [1], "words": [2, 3], "day": 0}
     how: dict[str, Any] = {"columns": [*at, "tokens"], "batch_size": 40}
-    ds = ParquetDataset(drive, sequence=Sequence(4, "ts", 5, "log", 1, at), **how)
+    ds = ParquetDataset(drive, sequence=Sequence(4, "ts", max_gap=5, group_by="log", stride=1, columns_at=at), **how)
     for batch in ds:
         ids = batch["id"]
         rows = len(ids)
@@ -282,11 +284,11 @@ def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) ->
         assert {index: ids for index, ids in found.items() if index in expected} == left
     for other in (
         None,
-        Sequence(3, "ts", 5, "log", 2),
-        Sequence(4, "ts", 6, "log", 2),
-        Sequence(4, "id", 5, "log", 2),
-        Sequence(4, "ts", 5, None, 2),
-        Sequence(4, "ts", 5, "log", 1),
+        Sequence(3, "ts", max_gap=5, group_by="log", stride=2),
+        Sequence(4, "ts", max_gap=6, group_by="log", stride=2),
+        Sequence(4, "id", max_gap=5, group_by="log", stride=2),
+        Sequence(4, "ts", max_gap=5, group_by=None, stride=2),
+        Sequence(4, "ts", max_gap=5, group_by="log", stride=1),
     ):
         with pytest.raises(UsageError, match="sequence"):
             ParquetDataset(drive, shuffle=shuffle, **{**how, "sequence": other}).load_state_dict(state)
@@ -339,7 +341,7 @@ def test_counts_are_remembered(drive: Path, tmp_path: Path, monkeypatch: pytest.
     again = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)
     assert len(again) == len(first)
     with pytest.raises(pytest.fail.Exception):
-        ParquetDataset(tmp_path / "cache", ["id"], sequence=Sequence(4, "ts", 6, "log", 2))
+        ParquetDataset(tmp_path / "cache", ["id"], sequence=Sequence(4, "ts", max_gap=6, group_by="log", stride=2))
 
 
 def test_little_memory_reads_in_pieces(tmp_path: Path) -> None:
@@ -396,7 +398,7 @@ def test_gaps_of_times(tmp_path: Path, kind: pa.DataType, gap: int, delta: dt.ti
     same = pq.read_schema(tmp_path / "a.parquet").field("ts").type == kind  # Parquet has neither seconds nor date64
     for max_gap, expected in ((gap, near), (delta, near), (None, [[0, 1], [1, 2], [2, 3], [3, 4]])):
         if same or max_gap != gap:
-            ds = ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "ts", max_gap), shuffle=False)
+            ds = ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "ts", max_gap=max_gap), shuffle=False)
             assert ids_of(ds) == expected, max_gap
 
 
@@ -417,7 +419,7 @@ def test_gaps_of_times(tmp_path: Path, kind: pa.DataType, gap: int, delta: dt.ti
 )
 def test_other_orders(tmp_path: Path, values: pa.Array, gap: Any, expected: list[list[int]]) -> None:
     pq.write_table(pa.table({"id": range(len(values)), "ts": values}), tmp_path / "a.parquet")
-    assert ids_of(ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "ts", gap), shuffle=False)) == expected
+    assert ids_of(ParquetDataset(tmp_path, ["id"], sequence=Sequence(2, "ts", max_gap=gap), shuffle=False)) == expected
 
 
 def test_files_that_drifted(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def read(
     view: View, order: Order, part: Part | None = None, stay: bool = False, places: int = 0
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     if part is None:
-        part = Part(order.batches(), order.lanes)
+        part = Part(total=order.batches(), lanes=order.lanes)
     for index, batch in record_batches(view, order, part.indices(), part.total, Room(2, stay, places)):
         batch.validate(full=True)
         yield index, batch
@@ -133,7 +133,7 @@ def test_every_type_comes_through(tmp_path: Path, shuffle: bool) -> None:
     tables = {f"{n}.parquet": everything(n * 100, 100) for n in range(3)}
     write(tmp_path, tables, rows=30)
     seen = view(tmp_path)
-    order = Order(seen.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
+    order = Order(counts=seen.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
     batches = [batch for _, batch in read(seen, order)]
     found = pa.Table.from_batches(batches)
     expected = plain(pa.concat_tables(tables.values()))
@@ -178,13 +178,15 @@ def test_batches_are_what_the_order_says(
     numbers: Path, batch_size: int, lanes: int, window: int, shuffle: bool, start: float, epoch: int
 ) -> None:
     seen = view(numbers)
-    order = Order(seen.counts, batch_size, lanes, window, 3, epoch, shuffle)
+    order = Order(
+        counts=seen.counts, batch_size=batch_size, lanes=lanes, window=window, seed=3, epoch=epoch, shuffle=shuffle
+    )
     firsts = np.concatenate([[0], np.cumsum(seen.counts)])
     ids = pq.read_table(numbers, partitioning=None)["id"].to_numpy()
     total = order.batches()
     if total > 200:
         start = max(start, 1 - 100 / total)
-    part = Part(total, lanes, start=int(total * start))
+    part = Part(total=total, lanes=lanes, start=int(total * start))
     indices = []
     for index, batch in read(seen, order, part):
         groups, rows = order.batch(index)
@@ -200,8 +202,8 @@ def test_batches_are_what_the_order_says(
 
 def test_padding_comes_from_other_lanes(numbers: Path) -> None:
     seen = view(numbers, ["id"])
-    order = Order(seen.counts, 300, lanes=6, window=4)
-    part = Part(order.batches(), 6, ranks=6, rank=5)
+    order = Order(counts=seen.counts, batch_size=300, lanes=6, window=4)
+    part = Part(total=order.batches(), lanes=6, ranks=6, rank=5)
     (index, batch), *more = read(seen, order, part)
     assert index == 5
     assert not more
@@ -211,14 +213,14 @@ def test_padding_comes_from_other_lanes(numbers: Path) -> None:
 
 def test_partition_columns(numbers: Path) -> None:
     seen = view(numbers, ["part", "id"])
-    order = Order(seen.counts, 100)
+    order = Order(counts=seen.counts, batch_size=100)
     found = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     assert found.column_names == ["part", "id"]
     assert found["part"].type == pa.int64()
     sizes = found.group_by("part").aggregate([("id", "count")]).sort_by("part").to_pydict()
     assert sizes["id_count"] == [54, 600, 349]
     only = view(numbers, ["part"])
-    found = pa.Table.from_batches([batch for _, batch in read(only, Order(only.counts, 100))])
+    found = pa.Table.from_batches([batch for _, batch in read(only, Order(counts=only.counts, batch_size=100))])
     assert found.num_rows == 1003
 
 
@@ -226,7 +228,7 @@ def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
     write(tmp_path, {"dt=2026-11-01/a.parquet": pa.table({"dt": ["wrong"], "x": [1]})}, 10)
     write(tmp_path, {"dt=__HIVE_DEFAULT_PARTITION__/a.parquet": pa.table({"dt": ["wrong"], "x": [2]})}, 10)
     seen = view(tmp_path)
-    (_, batch), *_ = read(seen, Order(seen.counts, 10, shuffle=False))
+    (_, batch), *_ = read(seen, Order(counts=seen.counts, batch_size=10, shuffle=False))
     assert batch.to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
 
 
@@ -237,7 +239,7 @@ def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
 def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
     seen = view(numbers, ["id"], filters)
     assert int(seen.counts.sum()) == 600
-    rows = [i for _, b in read(seen, Order(seen.counts, 64)) for i in b["id"].to_pylist()]
+    rows = [i for _, b in read(seen, Order(counts=seen.counts, batch_size=64)) for i in b["id"].to_pylist()]
     assert len(set(rows)) == 600
 
 
@@ -255,21 +257,25 @@ def test_files_of_different_schemas(tmp_path: Path) -> None:
     write(tmp_path, {"b.parquet": pa.table({"y": pa.array([3], pa.float32()), "x": pa.array([3], pa.int64())})}, 10)
     write(tmp_path, {"c.parquet": pa.table({"x": pa.array([4], pa.int32()), "z": ["new"], "l": [[1]]})}, 10)
     seen = view(tmp_path)
-    table = pa.Table.from_batches([b for _, b in read(seen, Order(seen.counts, 3, shuffle=False))])
+    table = pa.Table.from_batches([b for _, b in read(seen, Order(counts=seen.counts, batch_size=3, shuffle=False))])
     assert table.to_pydict() == {
         "x": [1, 2, 3, 4],
         "y": [1.0, 2.0, 3.0, None],
         "z": [None, None, None, "new"],
         "l": [None, None, None, [1]],
     }
-    shuffled = pa.Table.from_batches([b for _, b in read(seen, Order(seen.counts, 3))])
+    shuffled = pa.Table.from_batches([b for _, b in read(seen, Order(counts=seen.counts, batch_size=3))])
     assert shuffled.sort_by("x").to_pydict() == table.to_pydict()
 
 
 def test_one_file_is_a_dataset(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": pa.table({"x": [1, 2, 3]})}, 2)
     seen = view(tmp_path / "a.parquet")
-    assert sorted(x for _, b in read(seen, Order(seen.counts, 2)) for x in b["x"].to_pylist()) == [1, 2, 3]
+    assert sorted(x for _, b in read(seen, Order(counts=seen.counts, batch_size=2)) for x in b["x"].to_pylist()) == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
@@ -285,7 +291,7 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
     tables = {f"{n}.parquet": pa.table({"x": list(range(1000)), "s": [f"{i}" for i in range(1000)]}) for n in range(4)}
     write(tmp_path, tables, 100)
     seen = view(tmp_path)
-    order = Order(seen.counts, 64)
+    order = Order(counts=seen.counts, batch_size=64)
     (tmp_path / "2.parquet").rename(tmp_path / "gone")
     with pytest.raises(ParquetError, match=r"2\.parquet: the file is gone"):
         list(read(seen, order))
@@ -298,7 +304,7 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
     seen = view(tmp_path)
     write(tmp_path, {"2.parquet": pa.table({"x": list(range(350)), "s": ["a"] * 350})}, 50)
     with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ has 50 rows where the index has 100"):
-        list(read(seen, Order(seen.counts, 64)))
+        list(read(seen, Order(counts=seen.counts, batch_size=64)))
 
 
 def test_window_follows_memory() -> None:
@@ -328,7 +334,7 @@ def test_long_rows_that_stay_where_they_were_decoded_are_the_same(tmp_path: Path
             table, tmp_path / f"{number}.parquet", row_group_size=80, compression=codec, use_dictionary=False
         )
     seen = view(tmp_path)
-    order = Order(seen.counts, batch_size=33, lanes=2, window=4)
+    order = Order(counts=seen.counts, batch_size=33, lanes=2, window=4)
     copied = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     stayed = pa.Table.from_batches([batch for _, batch in read(seen, order, stay=True)])
     assert stayed.equals(copied)
@@ -373,7 +379,7 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
             table, tmp_path / f"{number}.parquet", row_group_size=70, compression=codec, use_dictionary=False
         )
     seen = view(tmp_path).densified() if dense else view(tmp_path)
-    order = Order(seen.counts, batch_size=33, lanes=2, window=4)
+    order = Order(counts=seen.counts, batch_size=33, lanes=2, window=4)
     copied = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     for _ in range(2):
         stayed = pa.Table.from_batches([batch for _, batch in read(seen, order, stay=True, places=places)])
@@ -387,7 +393,7 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
 def test_an_epoch_that_is_stopped_early_gives_its_places_back(tmp_path: Path) -> None:
     pq.write_table(fixed_rows(0, 900), tmp_path / "a.parquet", row_group_size=50, use_dictionary=False)
     seen = view(tmp_path)
-    order = Order(seen.counts, batch_size=7, lanes=1, window=4)
+    order = Order(counts=seen.counts, batch_size=7, lanes=1, window=4)
     gc.disable()  # which need not come for that
     try:
         for stop in range(12):
@@ -425,7 +431,17 @@ def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.
     order = np.random.default_rng(9).permutation(15)
     out = np.empty((15, 600), np.uint8)
     with ThreadPoolExecutor(1) as threads:
-        source = Source(lambda *_: [], [form], list, pool, pool, threads, 1, True, {"x": arena})
+        source = Source(
+            load=lambda *_: [],
+            forms=[form],
+            finish=list,
+            memory=pool,
+            batches=pool,
+            threads=threads,
+            ahead=1,
+            stay=True,
+            arenas={"x": arena},
+        )
         gather_long(source, hands, order, 0, out)
     expected = [rows[run][2:][orders[run][orders[run] < 8][1:6]] for run in range(3)]
     assert np.array_equal(out, np.concatenate(expected)[order])
@@ -442,7 +458,16 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
 
     for stay in (False, True):
         with ThreadPoolExecutor(1) as pool:
-            source = Source(seen.load, seen.load_forms, list, Pool(), Pool(), pool, 1, stay)
+            source = Source(
+                load=seen.load,
+                forms=seen.load_forms,
+                finish=list,
+                memory=Pool(),
+                batches=Pool(),
+                threads=pool,
+                ahead=1,
+                stay=stay,
+            )
             loaded = seen.load(0, 0, 100)
             before = {position: data_of(loaded[position]) for position in (1, 2)}
             (cards,) = dealt_cards(source, loaded, [order], [1])
@@ -534,7 +559,7 @@ def test_batches_go_when_they_were_used(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(View, "load", slowly)
     seen = view(tmp_path)
-    order = Order(seen.counts, 10, window=4)
+    order = Order(counts=seen.counts, batch_size=10, window=4)
     found = epoch_batches(seen, order, range(order.batches()), order.batches(), Room(1))
     used: list[weakref.ref[Any]] = []
     for _, batch in found:
@@ -549,7 +574,7 @@ def test_workers_spare_memory_where_it_is_scarce(tmp_path: Path) -> None:
     for number in range(4):
         pq.write_table(long_rows(number * 1000, 1000), tmp_path / f"{number}.parquet", row_group_size=500)
     seen = view(tmp_path)
-    order = Order(seen.counts, 60, window=4)
+    order = Order(counts=seen.counts, batch_size=60, window=4)
     total = order.batches()
     rows, held = [], []
     for into in (None, Pool()):
@@ -579,7 +604,7 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> N
     assert pieces.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
     assert window_for(pieces.sizes, memory, 1) >= 1
     for lanes in (1, 4):
-        order = Order(pieces.counts, 700, lanes, window)
+        order = Order(counts=pieces.counts, batch_size=700, lanes=lanes, window=window)
         starts = np.concatenate([[0], np.cumsum(pieces.counts)])
         seen = []
         for index, batch in read(pieces, order):
@@ -607,7 +632,7 @@ def test_nothing_is_read_at_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
             __import__("pqcache.reader.row_group_reader", fromlist=["RowGroups"]).RowGroups.read
         ),
     )
-    batches = record_batches(seen, Order(seen.counts, 8), range(100), 100, Room(1))
+    batches = record_batches(seen, Order(counts=seen.counts, batch_size=8), range(100), 100, Room(1))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert len(read_groups) < 20
@@ -684,7 +709,7 @@ def test_readers_stop_when_told(numbers: Path) -> None:
     seen = view(numbers)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
-        batches = record_batches(seen, Order(seen.counts, 10), range(100), 101, Room(2))
+        batches = record_batches(seen, Order(counts=seen.counts, batch_size=10), range(100), 101, Room(2))
         next(batches)
         batches.close()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1):
@@ -725,7 +750,7 @@ def test_types_of_users_and_tensors_with_null_items_in_some_row_groups(tmp_path:
     try:
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
         seen = view(tmp_path)
-        order = Order(seen.counts, batch_size=20, shuffle=shuffle)
+        order = Order(counts=seen.counts, batch_size=20, shuffle=shuffle)
         found = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     finally:
         pa.unregister_extension_type("tests.plain")

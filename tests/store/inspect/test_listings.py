@@ -203,11 +203,17 @@ def test_many_partitions_are_collapsed(tmp_path: Path, capfd: pytest.CaptureFixt
     assert document["columns"][0]["codec"] == "SNAPPY"
     assert document["columns"][0]["encodings"] == ["DICTIONARY"]
     assert document["training"]["window"] == 16
-    few = in_words(Forecast(2 << 30, 2, 1000, 16, 1.0, None))
+    few = in_words(Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=1.0, row_group_size=None))
     assert few == "each mixes all row groups that it reads", "of three row groups nobody mixes 16"
-    assert "16 row groups, together 41 %" in in_words(Forecast(2 << 30, 2, 1000, 16, 0.41, None))
-    assert "less than 1 %" in in_words(Forecast(2 << 30, 2, 1000, 16, 0.004, None))
-    assert "in pieces" in in_words(Forecast(2 << 30, 2, 1 << 40, 0, 0.0, 1 << 20))
+    assert "16 row groups, together 41 %" in in_words(
+        Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=0.41, row_group_size=None)
+    )
+    assert "less than 1 %" in in_words(
+        Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=0.004, row_group_size=None)
+    )
+    assert "in pieces" in in_words(
+        Forecast(memory=2 << 30, lanes=2, decoded=1 << 40, window=0, mixed=0.0, row_group_size=1 << 20)
+    )
 
 
 def test_plain_terminals_get_plain_text(

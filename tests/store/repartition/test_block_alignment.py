@@ -50,7 +50,9 @@ def test_no_row_group_lies_across_a_boundary(
 ) -> None:
     tmp_path, (size, block) = tmp_path_factory.mktemp("align"), (shape[0] * KB, shape[1] * KB)
     table = write_source(tmp_path / "in", rows)
-    rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", RewriteOptions(size, block_size=block))
+    rewrite_directory(
+        [tmp_path / "in" / "all.parquet"], tmp_path / "out", RewriteOptions(row_group_size=size, block_size=block)
+    )
     files = groups_of(tmp_path / "out")
     assert not [group for file in files for group in file if straddles(*group, block)]
     footers = [pq.read_metadata(path) for path in sorted((tmp_path / "out").iterdir())]
@@ -67,8 +69,8 @@ def test_no_row_group_lies_across_a_boundary(
 def test_groups_fill_their_blocks_and_every_reader_reads_them(tmp_path: Path) -> None:
     table = write_source(tmp_path / "in", [700 + 7 * (n % 90) for n in range(3000)])
     source = tmp_path / "in" / "all.parquet"
-    rewrite_directory([source], tmp_path / "plain", RewriteOptions(64 * KB))
-    rewrite_directory([source], tmp_path / "out", RewriteOptions(64 * KB, block_size=64 * KB))
+    rewrite_directory([source], tmp_path / "plain", RewriteOptions(row_group_size=64 * KB))
+    rewrite_directory([source], tmp_path / "out", RewriteOptions(row_group_size=64 * KB, block_size=64 * KB))
     (plain,), (aligned,) = groups_of(tmp_path / "plain"), groups_of(tmp_path / "out")
     assert sum(straddles(*group, 64 * KB) for group in plain) > len(plain) / 2
     assert [start for start, _ in aligned] == [4, *(64 * KB * n for n in range(1, len(aligned)))]
@@ -85,7 +87,7 @@ def test_groups_fill_their_blocks_and_every_reader_reads_them(tmp_path: Path) ->
 
 def test_a_hole_that_would_waste_much_begins_a_file(tmp_path: Path) -> None:
     write_source(tmp_path / "in", [1000] * 500)
-    options = RewriteOptions(40 * KB, block_size=64 * KB)
+    options = RewriteOptions(row_group_size=40 * KB, block_size=64 * KB)
     rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", options)
     files = groups_of(tmp_path / "out")
     assert len(files) > 5
@@ -96,7 +98,7 @@ def test_a_hole_that_would_waste_much_begins_a_file(tmp_path: Path) -> None:
 
 def test_a_row_larger_than_a_block_stands_alone(tmp_path: Path) -> None:
     table = write_source(tmp_path / "in", [1000] * 60 + [100 * KB] + [1000] * 60)
-    options = RewriteOptions(32 * KB, block_size=32 * KB)
+    options = RewriteOptions(row_group_size=32 * KB, block_size=32 * KB)
     result = rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", options)
     assert "row 60 alone" in result.warnings[0]
     groups = [group for file in groups_of(tmp_path / "out") for group in file]
@@ -107,15 +109,15 @@ def test_a_row_larger_than_a_block_stands_alone(tmp_path: Path) -> None:
 
 def test_files_that_lie_right_are_linked(tmp_path: Path) -> None:
     write_source(tmp_path / "in", [900] * 800)
-    options = RewriteOptions(64 * KB, block_size=64 * KB)
+    options = RewriteOptions(row_group_size=64 * KB, block_size=64 * KB)
     rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", options)
     made = sorted((tmp_path / "out").iterdir())
     assert fits([pq.read_metadata(path) for path in made], options) == len(made)
     again = rewrite_directory(made, tmp_path / "again", options)
     assert all(output.linked for output in again.outputs)
-    rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "plain", RewriteOptions(64 * KB))
+    rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "plain", RewriteOptions(row_group_size=64 * KB))
     plain = sorted((tmp_path / "plain").iterdir())
-    assert fits([pq.read_metadata(path) for path in plain], RewriteOptions(64 * KB)) == 1
+    assert fits([pq.read_metadata(path) for path in plain], RewriteOptions(row_group_size=64 * KB)) == 1
     assert fits([pq.read_metadata(path) for path in plain], options) == 0
 
 

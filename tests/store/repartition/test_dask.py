@@ -176,7 +176,9 @@ def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
     from pqcache.store.repartition.job import run_job
     from tests.store.repartition.test_to_target import job_for
 
-    job = job_for(write_shop(tmp_path / "shop"), str(tmp_path / "out"), "dt=2026-11-01", RewriteOptions(LIMIT))
+    job = job_for(
+        write_shop(tmp_path / "shop"), str(tmp_path / "out"), "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT)
+    )
     with pytest.raises(pqcache.UsageError, match=r"not the version that was started, 9\.9"):
         run_job(replace(job, version="9.9"))
     secret = replace(job, source="s3://key:hidden@lake/shop", source_options={"secret": "hidden"})

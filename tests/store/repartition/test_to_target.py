@@ -72,7 +72,19 @@ def job_for(source: Path, target: str, directory: str, how: RewriteOptions, key:
             key=lambda f: f.path,
         )
     )
-    return PartitionJob(str(source), {}, directory, files, target, {}, None, how, key, True, pqcache.__version__)
+    return PartitionJob(
+        source=str(source),
+        source_options={},
+        directory=directory,
+        files=files,
+        target=target,
+        target_options={},
+        block_size=None,
+        how=how,
+        key=key,
+        whole=True,
+        version=pqcache.__version__,
+    )
 
 
 def spools() -> set[str]:
@@ -147,7 +159,7 @@ def test_a_partition_is_seen_whole_or_not_at_all(remote: Remote, shop: Path, mon
     monkeypatch.setattr(kind, "commit", looking)
     monkeypatch.setattr("pqcache.parquet.rewrite.rewrite._MIN_FILE", 0)
     monkeypatch.setattr("pqcache.parquet.rewrite.rewrite._FILE_ROW_GROUPS", 1)
-    done = run_job(job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT)))
+    done = run_job(job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT)))
     assert done.files[1] > 3
     assert looks[0] == []
     assert len(looks[1]) == (done.files[1] if "://" in remote.url else 0)
@@ -157,7 +169,7 @@ def test_a_partition_is_seen_whole_or_not_at_all(remote: Remote, shop: Path, mon
 def test_two_may_do_the_same_job(remote: Remote, shop: Path, tmp_path: Path) -> None:
     target = open_target(remote.url)
     target.begin()
-    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT))
+    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT))
     assert run_job(job) == run_job(job)
     (whole,), broken = take_over(target)
     assert (whole.key, broken) == ("k", [])
@@ -224,7 +236,7 @@ def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
     """Not even beside an unfinished run, and not a file that has a record's name but another size."""
     target = open_target(remote.url)
     target.begin()
-    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT))
+    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT))
     run_job(job)
     (record,), _ = take_over(target)
     (name,) = record.files
@@ -240,7 +252,12 @@ def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
 def test_a_record_survives_its_storage() -> None:
     from pqcache.store.repartition.target_record import Done, _decoded
 
-    record = Record("dt=1", "key", {"a.parquet": 7}, Done((1, 2), (3, 4), (5, 6), 7, ("careful",)))
+    record = Record(
+        "dt=1",
+        "key",
+        {"a.parquet": 7},
+        Done(files=(1, 2), row_groups=(3, 4), bytes=(5, 6), rows=7, warnings=("careful",)),
+    )
     assert _decoded(record.encoded()) == record
     assert _decoded(b"{}") is None
     assert _decoded(b"torn") is None
@@ -322,7 +339,7 @@ def test_ctrl_c_in_the_middle_and_again(remote: Remote, tmp_path: Path) -> None:
 
 def test_a_job_that_outlived_its_run_publishes_nothing(remote: Remote, shop: Path) -> None:
     """A worker of a run that failed may still be at it when the next run has begun, or has finished."""
-    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(LIMIT))
+    job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT))
     old = replace(job, run="0123456789abcdef")
     target = open_target(remote.url)
     target.begin()

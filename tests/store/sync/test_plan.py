@@ -17,7 +17,7 @@ def source(path: str, version: int = 1, size: int = 10) -> SourceFile:
 
 
 def copy_of(file: SourceFile) -> FileEntry:
-    return FileEntry(file.path, file.identity.size, 1, 1, (file,))
+    return FileEntry(path=file.path, size=file.identity.size, rows=1, row_groups=1, sources=(file,))
 
 
 A, B, C = source("dt=1/a"), source("dt=1/b"), source("dt=2/c")
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_fetched_again() -> None:
 
 
 RECIPE = Recipe(rewrite="row_group_size=1")
-MERGED = FileEntry("dt=1/part-00000.parquet", 15, 2, 1, (A, B), RECIPE.text)
+MERGED = FileEntry(path="dt=1/part-00000.parquet", size=15, rows=2, row_groups=1, sources=(A, B), recipe=RECIPE.text)
 
 
 def test_a_rewritten_directory_that_did_not_change_is_kept() -> None:
@@ -94,7 +94,10 @@ def test_other_columns_are_fetched_again() -> None:
     some = Recipe(fetch="columns=id", rewrite="row_group_size=1")
     plan = plan_sync([A, B], [MERGED], some)
     assert plan.downloads == [A, B]
-    held = [FileEntry(f.path, 3, 1, 1, (f,), Recipe(fetch="columns=id").text) for f in (A, B)]
+    held = [
+        FileEntry(path=f.path, size=3, rows=1, row_groups=1, sources=(f,), recipe=Recipe(fetch="columns=id").text)
+        for f in (A, B)
+    ]
     assert plan_sync([A, B], held, Recipe(fetch="columns=id")).nothing_to_do
     assert plan_sync([A, B], held, PLAIN).downloads == [A, B]
     again = plan_sync([A, B], held, some)

@@ -202,7 +202,10 @@ def without_checksums(snapshot: Snapshot) -> None:
     """Make a snapshot one of those from before there were checksums."""
     manifest = snapshot.manifest()
     files = tuple(type(e)(e.path, e.size, e.rows, e.row_groups, e.sources, e.recipe) for e in manifest.files)
-    write_manifest(Manifest(files, manifest.source, manifest.created, manifest.where), snapshot.path / FILES)
+    write_manifest(
+        Manifest(files=files, source=manifest.source, created=manifest.created, where=manifest.where),
+        snapshot.path / FILES,
+    )
     (snapshot.path / CHECKSUMS).unlink()
 
 
