@@ -43,16 +43,15 @@ class PqcacheError(Exception):
         reason: what is wrong with it.
         advice: what to do next; empty where there is nothing to be done.
 
-    ``str(error)`` is one line made of the three.
+    ``str(error)`` is one line made of the three. A single argument is the reason, since whoever raises an error of
+    another process again, as DataLoader does, has the line alone.
     """
 
     exit_code = 1
 
-    def __init__(self, subject: object, reason: str, advice: str = "") -> None:
-        super().__init__(subject, reason, advice)
-        self.subject = str(subject)
-        self.reason = reason
-        self.advice = advice
+    def __init__(self, subject: object, reason: str = "", advice: str = "") -> None:
+        self.subject, self.reason, self.advice = (str(subject), reason, advice) if reason else ("", str(subject), "")
+        super().__init__(self.subject, self.reason, self.advice)
 
     def __str__(self) -> str:
         about = f"{self.subject}: {self.reason}" if self.subject else self.reason

@@ -30,12 +30,12 @@ _SOURCE = st.builds(
 )
 _ENTRY = st.builds(
     FileEntry,
-    st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
-    st.integers(0, 2**62),
-    st.integers(0, 2**62),
-    st.integers(0, 2**31),
-    st.lists(_SOURCE, max_size=3).map(tuple),
-    st.sampled_from(["", "row_group_size=134217728"]),
+    path=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+    size=st.integers(0, 2**62),
+    rows=st.integers(0, 2**62),
+    row_groups=st.integers(0, 2**31),
+    sources=st.lists(_SOURCE, max_size=3).map(tuple),
+    recipe=st.sampled_from(["", "row_group_size=134217728"]),
 )
 
 
