@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +31,6 @@ from tests.faults import proxy as faults
 from tests.faults.checks import Rows, check_clean, check_whole, rows_at, same_rows
 from tests.faults.proxy import Fault, Proxy
 from tests.remote import HdfsRemote, Remote, S3Remote, make_remote
-from tests.servers import hdfs as hdfs_server
 
 USUAL = [f"dt=2026-11-0{day}/part-0000{n}.parquet" for day, n in ((1, 0), (1, 1), (2, 0), (3, 0))]
 BIG = "dt=2026-11-02/part-00000.parquet"  # of several MB: so that "in the middle" means something
@@ -136,17 +134,6 @@ class Store:
         return {"method": "GET", "path": f"{re.escape(path)}.*op=GETFILESTATUS"}
 
 
-class QuickHdfs(HdfsRemote):
-    """Writes over HTTP, for which a small file takes milliseconds; ``client`` is the server."""
-
-    def put(self, path: str, data: bytes) -> None:
-        name = f"{urlsplit(self.url).path}/{path}"
-        hdfs_server._webhdfs(self.client.http_url, "PUT", name, "CREATE", data, overwrite="true")
-
-    def delete(self, path: str) -> None:
-        self.client.delete(f"{self.url}/{path}")
-
-
 def write_big(made: Path, seed: int) -> None:
     """Write a file of 3.2 MB whose size does not depend on the seed."""
     table = pa.table({"id": (np.arange(400_000) * 7919 + seed) << 20})
@@ -183,7 +170,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         else:
             proxy = stack.enter_context(Proxy(server.http_url))
             server.mkdirs(f"/{name}")
-            remote = QuickHdfs(f"{server.webhdfs_url}/{name}/shop", server)
+            remote = HdfsRemote(f"{server.webhdfs_url}/{name}/shop", server)
             url = f"webhdfs://127.0.0.1:{proxy.port}/{name}/shop"
         remote.upload(made)
         yield Store(request.param, proxy, remote, url, made, directory / "cache")
