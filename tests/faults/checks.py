@@ -22,13 +22,6 @@ Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 _ROOT = {"CACHEDIR.TAG", "pqcache.toml", "lock", "history.jsonl.zst", "current", "snapshots", "tmp"}
 
 
-def depth(usual: int, every: int) -> int:
-    """Return how many of ``every`` instants to try: ``usual``, or what PQCACHE_FAULTS says; 0 there means all."""
-    text = os.environ.get("PQCACHE_FAULTS", "")
-    wanted = int(text) if text else usual
-    return every if wanted == 0 else min(wanted, every)
-
-
 def rows_at(root: Path) -> Rows:
     """Return the rows of each partition directory of a dataset, files in path order."""
     tables: dict[str, list[pa.Table]] = {}

@@ -24,20 +24,24 @@ from pqcache.store.sync import safety_checks
 from pqcache.store.workdir import file_key
 from pqcache.system import disk
 from tests.datasets import write_day
-from tests.faults.checks import check_clean, check_whole, depth, rows_at
+from tests.faults.checks import check_clean, check_whole, rows_at
 from tests.faults.runner import Ran, Runner
-from tests.faults.test_kill import Night, instants, make_night, today, yesterday
+from tests.faults.sweep import CHANGES, DEPTHS, points_to_try
+from tests.faults.test_kill import Night, make_night, today, yesterday
 
-ROOM = 96 << 20  # the guard wants 64 MiB to spare
+DISK_SIZE = 96 << 20  # the guard wants 64 MiB to spare
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with little room; skipped, loudly, where this user cannot mount one."""
+    """A file system of its own with little space; skipped, loudly, where this user cannot mount one."""
     where = tmp_path / "disk"
     where.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "none", str(where)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "none", str(where)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"NO SMALL DISK: only root can mount a tmpfs here ({mounted.stderr.strip()})")
@@ -65,26 +69,31 @@ def check_next_run(runner: Runner, night: Night) -> Ran:
     return again
 
 
+TAKES_SPACE = {"create", "write", "osfile", "os.mkdir", "os.link", "os.symlink", "fsync"}
+
+
+@pytest.mark.parametrize("deep", DEPTHS)
 @pytest.mark.parametrize(
-    ("number", "on", "kind", "usual"),
+    ("number", "on", "kind"),
     [
-        (errno.ENOSPC, True, "plain", 9),
-        (errno.ENOSPC, True, "rewritten", 10),
-        (errno.ENOSPC, True, "columns", 6),
-        (errno.ENOSPC, True, "first", 5),
-        (errno.EIO, False, "plain", 8),
-        (errno.EIO, False, "rewritten", 8),
-        (errno.EIO, False, "columns", 6),
-        (errno.EDQUOT, False, "plain", 3),
+        (errno.ENOSPC, True, "plain"),
+        (errno.ENOSPC, True, "rewritten"),
+        (errno.ENOSPC, True, "columns"),
+        (errno.ENOSPC, True, "first"),
+        (errno.EIO, False, "plain"),
+        (errno.EIO, False, "rewritten"),
+        (errno.EIO, False, "columns"),
+        (errno.EDQUOT, False, "plain"),
     ],
 )
-def test_every_operation_may_fail(number: int, on: bool, kind: str, usual: int, runner: Runner, tmp_path: Path) -> None:
-    """Whichever operation on the cache fails, once or from then on, what is published is whole."""
+def test_every_operation_may_fail(number: int, on: bool, kind: str, deep: bool, runner: Runner, tmp_path: Path) -> None:
+    """Whichever operation on the cache fails, once or from then on, what is published is complete."""
     night = make_night(runner, tmp_path, kind)
     night.restart()
     points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+    tried = points_to_try(points, deep, {*CHANGES, "open", "fsync"} if number == errno.EIO else TAKES_SPACE)
     failed = 0
-    for at in instants(points, usual):
+    for at in tried:
         night.restart()
         try:
             instrument = {"kind": "fail", "at": at, "errno": number, "on": on}
@@ -94,7 +103,7 @@ def test_every_operation_may_fail(number: int, on: bool, kind: str, usual: int, 
             check_next_run(runner, night)
         except AssertionError as error:
             raise AssertionError(f"failed at {at} ({points[at]}): {error}") from error
-    assert failed >= depth(usual, len(points)) // 4, "hardly anything failed: the sweep does not reach the cache"
+    assert failed >= len(tried) // 4, "hardly anything failed: the sweep does not reach the cache"
 
 
 def test_the_sweep_sees_a_swallowed_error(runner: Runner, tmp_path: Path) -> None:
@@ -126,8 +135,9 @@ def test_what_failed_to_become_durable_is_not_trusted(runner: Runner, tmp_path: 
     assert listed[named[1]] in again.read, "it was taken for durable"
 
 
+@pytest.mark.parametrize("deep", DEPTHS)
 @pytest.mark.parametrize("row_group_size", [None, 16 << 10])
-def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up(row_group_size: int | None, deep: bool, small_disk: Path, tmp_path: Path) -> None:
     """A real file system runs full while the cache is written, at many points of the run."""
     lake, cache = tmp_path / "lake", small_disk / "cache"
     yesterday(lake)
@@ -139,14 +149,14 @@ def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_
     filler = small_disk / "filler"
     rng = random.Random(5)
     refused = 0
-    for _ in range(depth(6, 60)):
-        room = rng.randrange(0, 2 << 20)
+    for _ in range(60 if deep else 3):
+        space = rng.randrange(0, 2 << 20)
 
-        def fill(event: Event, room: int = room) -> None:
+        def fill(event: Event, space: int = space) -> None:
             if isinstance(event, Listed):  # after the guard's view of the disk would be too late to be noticed
                 free = shutil.disk_usage(small_disk).free
                 with filler.open("wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(1, free - room))
+                    os.posix_fallocate(file.fileno(), 0, max(1, free - space))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(safety_checks, "_SPARE", -(1 << 40))  # the guard would stop it before the first byte
@@ -158,7 +168,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_
                 refused += 1
             assert not complaint or "no space left" in complaint.lower()
         if check_whole(cache, [old, new]) == 1:
-            assert room > 200_000
+            assert space > 200_000
             shutil.rmtree(cache)
             filler.unlink()
             pqcache.sync(cache, str(lake), row_group_size=row_group_size, keep=1)
@@ -315,10 +325,11 @@ class Second:
             self._ended.set()
 
 
+@pytest.mark.parametrize("deep", DEPTHS)
 @pytest.mark.parametrize("row_group_size", [None, 16 << 10])
 @pytest.mark.parametrize("moves", [False, True], ids=["same source", "source moves on"])
 def test_two_runs_without_a_lock(
-    moves: bool, row_group_size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moves: bool, row_group_size: int | None, deep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     lake, start, cache = tmp_path / "lake", tmp_path / "start", tmp_path / "cache"
@@ -332,7 +343,8 @@ def test_two_runs_without_a_lock(
     events: list[Event] = []
     pqcache.sync(cache, on_event=events.append)
     problems = []
-    for at in range(0, len(events), max(1, len(events) // depth(6, 100))):
+    kinds = [type(event) for event in events]
+    for at in range(len(events)) if deep else sorted({kinds.index(kind) for kind in kinds}):
         shutil.rmtree(lake)
         shutil.copytree(tmp_path / "lake of today", lake)  # copy2 keeps the times, and so the identities
         shutil.rmtree(cache)
@@ -357,7 +369,8 @@ def test_two_runs_without_a_lock(
     assert not problems, "\n".join(problems)
 
 
-def test_two_processes_without_a_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deep", DEPTHS)
+def test_two_processes_without_a_lock(deep: bool, tmp_path: Path) -> None:
     """The same with real processes that start together, again and again."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     yesterday(lake)
@@ -368,7 +381,7 @@ def test_two_processes_without_a_lock(tmp_path: Path) -> None:
         (tmp_path / f"out{number}").mkdir()
         runners.append(Runner(tmp_path / f"out{number}"))
     try:
-        for number in range(depth(4, 60)):
+        for number in range(60 if deep else 3):
             write_day(lake, "2026-11-01", files=4, rows=150, first=1000, seed=number + 10)
             versions.append(rows_at(lake))
             command = (cache, "sync", cache)

@@ -7,7 +7,6 @@ killed after random delays as well, from each kind of store.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -27,8 +26,9 @@ from pqcache.store.history import read_history
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of
 from pqcache.store.workdir import file_key
 from tests.datasets import shop_table, write_day
-from tests.faults.checks import Rows, check_clean, check_whole, depth, rows_at
+from tests.faults.checks import Rows, check_clean, check_whole, rows_at
 from tests.faults.runner import Ran, Runner
+from tests.faults.sweep import DEPTHS, points_to_try
 from tests.remote import Remote, make_remote
 
 SIZE = ["--row-group-size", "16k"]
@@ -37,7 +37,7 @@ PART = ["--columns", "id,title,price", "--where", "price < 0.7"]
 
 @dataclass(frozen=True)
 class Night:
-    """A cache of yesterday's table (``start``), today's table (``lake``), and the command that brings it."""
+    """A cache of yesterday's table (``start``), today's table (``lake``), and the command that updates the cache."""
 
     start: Path
     lake: Path
@@ -52,8 +52,8 @@ class Night:
         if self.start.exists():
             shutil.copytree(self.start, self.cache, symlinks=True)
 
-    def whole_downloads(self) -> set[str]:
-        """Return the source files that dead runs have brought whole."""
+    def finished_downloads(self) -> set[str]:
+        """Return the source files that killed runs have downloaded to the end."""
         keys = {path.name for path in self.cache.glob("tmp/*/fetch/*")}
         source = open_source(str(self.lake))
         return {file.path for file in source.list() if file_key(str(self.lake), file) in keys}
@@ -66,7 +66,7 @@ def yesterday(lake: Path) -> None:
 
 
 def today(lake: Path) -> None:
-    """One file changes, one goes, a partition goes, one comes, one stays as it is."""
+    """One file changes, one goes, a partition goes, one comes, one is the same as yesterday."""
     pq.write_table(shop_table(700_000, 150), lake / "dt=2026-11-01" / "part-00000.parquet")
     (lake / "dt=2026-11-01" / "part-00001.parquet").unlink()
     shutil.rmtree(lake / "dt=2026-11-03")
@@ -114,18 +114,6 @@ def wanted(rows: Rows) -> Rows:
     }
 
 
-def instants(points: list[str], usual: int) -> list[int]:
-    """Choose instants: the first of every kind of operation in every place, then a random sample."""
-    kinds: dict[str, int] = {}
-    for number, point in enumerate(points):
-        place = re.sub(r"[0-9a-f]{32}|[0-9a-f]{8}-\d+-[0-9a-f]{8}|\d{8}T\d{6}Z-\d+|[0-9a-f]{8}\b|\d+", "*", point)
-        kinds.setdefault(place, number)
-    count = depth(usual, len(points))
-    chosen = random.Random(7).sample(sorted(kinds.values()), min(count, len(kinds)))
-    rest = sorted(set(range(len(points))) - set(chosen))
-    return sorted(chosen + random.Random(8).sample(rest, count - len(chosen)))
-
-
 def killed(runner: Runner, night: Night, at: int) -> Ran:
     """Run, to be killed at ``at``; check what is left, let the next run finish, and check again."""
     ran = runner.run(night.cache, *night.command, instrument={"kind": "kill", "at": at})
@@ -136,12 +124,12 @@ def killed(runner: Runner, night: Night, at: int) -> Ran:
 
 
 def finished(runner: Runner, night: Night) -> Ran:
-    whole = night.whole_downloads()
+    downloaded = night.finished_downloads()
     again = runner.run(night.cache, *night.command)
     assert again.code == 0, again.stderr
     assert check_whole(night.cache, [night.new]) == 0
     check_clean(night.cache)
-    assert not whole & set(again.read), "what had arrived whole was fetched again"
+    assert not downloaded & set(again.read), "a finished download was fetched again"
     records = read_history(night.cache)
     assert records[-1]["published"] in (True, False)
     kept = {path.name for path in (night.cache / "snapshots").iterdir()}
@@ -149,22 +137,21 @@ def finished(runner: Runner, night: Night) -> Ran:
     return again
 
 
-@pytest.mark.parametrize(
-    ("kind", "usual"), [("plain", 16), ("rewritten", 20), ("columns", 14), ("first", 12), ("cut", 8), ("keys", 8)]
-)
-def test_killed_before_each_operation(kind: str, usual: int, runner: Runner, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deep", DEPTHS)
+@pytest.mark.parametrize("kind", ["plain", "rewritten", "columns", "first", "cut", "keys"])
+def test_killed_before_each_operation(kind: str, deep: bool, runner: Runner, tmp_path: Path) -> None:
     night = make_night(runner, tmp_path, kind)
     night.restart()
-    whole_run = runner.run(night.cache, *night.command, instrument={"kind": "count"})
-    assert whole_run.code == 0, whole_run.stderr
+    complete = runner.run(night.cache, *night.command, instrument={"kind": "count"})
+    assert complete.code == 0, complete.stderr
     check_whole(night.cache, [night.new])
     check_clean(night.cache)
-    points = whole_run.points
+    points = complete.points
     assert len(points) > 60
     for phase in ("fetch/", "snapshot/", "current", "history", "removed-"):
         if not (kind == "first" and phase == "removed-") and not (kind == "cut" and phase == "fetch/"):
             assert any(phase in point for point in points), f"no point in {phase}: the sweep misses a phase"
-    for at in instants(points, usual):
+    for at in points_to_try(points, deep):
         night.restart()
         try:
             killed(runner, night, at)
@@ -172,14 +159,15 @@ def test_killed_before_each_operation(kind: str, usual: int, runner: Runner, tmp
             raise AssertionError(f"killed at {at} ({points[at]}): {error}") from error
 
 
-def test_killed_while_key_indexes_are_made(runner: Runner, tmp_path: Path) -> None:
-    """The data is never touched, and there is a whole key index or none."""
+@pytest.mark.parametrize("deep", DEPTHS)
+def test_killed_while_key_indexes_are_made(deep: bool, runner: Runner, tmp_path: Path) -> None:
+    """The data is never touched, and there is a complete key index or none."""
     night = make_night(runner, tmp_path, "index")
     night.restart()
     points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
     assert any("keys-" in point for point in points)
     assert any("os.rename" in point and "removed-" not in point for point in points)
-    for at in instants(points, 16):
+    for at in points_to_try(points, deep):
         night.restart()
         runner.run(night.cache, *night.command, instrument={"kind": "kill", "at": at})
         snapshot = (night.cache / "current").resolve()
@@ -193,12 +181,13 @@ def test_killed_while_key_indexes_are_made(runner: Runner, tmp_path: Path) -> No
         check_clean(night.cache)
 
 
-def test_killed_again_and_again(runner: Runner, tmp_path: Path) -> None:
-    """Every run is killed a little later than the one before; ``tmp/`` stays bounded and nothing is lost."""
+@pytest.mark.parametrize("deep", DEPTHS)
+def test_killed_again_and_again(deep: bool, runner: Runner, tmp_path: Path) -> None:
+    """Every run is killed a little later than the one before; ``tmp/`` does not grow and nothing is lost."""
     night = make_night(runner, tmp_path, "rewritten")
     rng = random.Random(3)
     size = sum(path.stat().st_size for path in night.lake.rglob("*.parquet"))
-    for _ in range(depth(1, 40)):
+    for _ in range(20 if deep else 1):
         night.restart()
         for number in range(10):
             at = rng.randrange(20, 90 + number * 25)
@@ -215,7 +204,7 @@ def test_killed_again_and_again(runner: Runner, tmp_path: Path) -> None:
     ("broken", "kind", "complaint"),
     [
         ("current before the files", "plain", r"No such file|manifest|is not a snapshot"),
-        ("leftovers stay", "plain", r"left in tmp|fetched again"),
+        ("leftovers are kept", "plain", r"left in tmp|fetched again"),
     ],
 )
 def test_the_sweep_sees_a_broken_publish(
@@ -239,16 +228,13 @@ def test_the_sweep_sees_a_broken_publish(
     assert any(re.search(complaint, text) for text in complaints), complaints
 
 
-def times(usual: int) -> int:
-    return depth(usual, 1 << 20) if os.environ.get("PQCACHE_FAULTS") != "0" else 200
-
-
 @pytest.fixture(params=["path", pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("s3", marks=pytest.mark.s3)])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     yield from make_remote(request.param, request, tmp_path)
 
 
-def test_the_command_killed_after_a_random_delay(remote: Remote, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deep", DEPTHS)
+def test_the_command_killed_after_a_random_delay(deep: bool, remote: Remote, tmp_path: Path) -> None:
     """The real thing: another process, killed from outside at a moment of its run."""
     made, cache, start = tmp_path / "made", tmp_path / "cache", tmp_path / "start"
     command = [sys.executable, "-m", "pqcache", "sync", remote.url, str(cache), "--keep", "1", "-q", *SIZE]
@@ -265,7 +251,7 @@ def test_the_command_killed_after_a_random_delay(remote: Remote, tmp_path: Path)
     new = rows_at(made)
     rng = random.Random(11)
     longest = shortest = 0.0
-    for number in range(min(times(2 if remote.client is None else 3), 20)):
+    for number in range(20 if deep else 2):
         shutil.rmtree(cache)
         shutil.copytree(start, cache, symlinks=True)
         began = time.monotonic()
