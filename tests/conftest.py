@@ -35,10 +35,10 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # without credentials botocore
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background would pass on that it is ignored
 
 settings.register_profile("quick", deadline=None)
-settings.register_profile("deep", deadline=None, max_examples=300)
+settings.register_profile("deep", deadline=None, max_examples=200)
 _PROFILE = os.environ.get("PQCACHE_PROFILE", "quick")
 settings.load_profile(_PROFILE)
-_DEEP_ROUNDS = 5  # how often the deep profile runs a property: each time with other examples
+_DEEP_ROUNDS = 3  # how often the deep profile runs a property: each time with other examples
 
 _SKIPPED_FOR_SERVER = "no test server: "
 _DETAILS = pytest.StashKey[dict[str, str]]()  # what the servers logged, by the reason of the skips
@@ -160,6 +160,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(server)
             if item.get_closest_marker(server) is not None and item.get_closest_marker("xdist_group") is None:
                 item.add_marker(pytest.mark.xdist_group(server))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send what the servers logged from a worker of xdist to the process that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["servers"] = session.config.stash.get(_DETAILS, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker's servers logged."""
+    node.config.stash.setdefault(_DETAILS, {}).update(getattr(node, "workeroutput", {}).get("servers", {}))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
