@@ -1,4 +1,4 @@
-"""What must hold of a cache at every instant: ``current`` is one of the whole snapshots it may be."""
+"""What must hold of a cache at every instant: ``current`` is one of the complete snapshots it may be."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def same_rows(one: Rows, other: Rows) -> bool:
     return set(one) == set(other) and all(one[name].equals(other[name]) for name in one)
 
 
-def check_whole(cache: Path, versions: Sequence[Rows | None]) -> int:
-    """Assert that ``current`` is whole and return which of ``versions`` it is; None stands for no snapshot yet."""
+def check_snapshot(cache: Path, versions: Sequence[Rows | None]) -> int:
+    """Assert that ``current`` is complete and return which of ``versions`` it is; None stands for no snapshot yet."""
     link = cache / "current"
     if not link.is_symlink():
         assert not link.exists()

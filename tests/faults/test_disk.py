@@ -24,10 +24,10 @@ from pqcache.store.sync import safety_checks
 from pqcache.store.workdir import file_key
 from pqcache.system import disk
 from tests.datasets import write_day
-from tests.faults.checks import check_clean, check_whole, rows_at
-from tests.faults.runner import Ran, Runner
+from tests.faults.checks import check_clean, check_snapshot, rows_at
+from tests.faults.runner import Runner, RunResult
 from tests.faults.sweep import CHANGES, DEPTHS, points_to_try
-from tests.faults.test_kill import Night, make_night, today, yesterday
+from tests.faults.test_kill import Scenario, make_scenario, today, yesterday
 
 DISK_SIZE = 96 << 20  # the guard wants 64 MiB to spare
 
@@ -49,9 +49,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
-def check_failed(ran: Ran, night: Night) -> None:
+def check_failed(ran: RunResult, scenario: Scenario) -> None:
     """Assert that a run failed in one clean line, with the old snapshot or the new one in place."""
-    check_whole(night.cache, [night.old, night.new])
+    check_snapshot(scenario.cache, [scenario.old, scenario.new])
     if ran.code == 0:
         return
     assert ran.code == 1, ran.stderr
@@ -61,11 +61,11 @@ def check_failed(ran: Ran, night: Night) -> None:
     assert "None" not in lines[0], lines[0]
 
 
-def check_next_run(runner: Runner, night: Night) -> Ran:
-    again = runner.run(night.cache, *night.command)
+def check_next_run(runner: Runner, scenario: Scenario) -> RunResult:
+    again = runner.run(scenario.cache, *scenario.command)
     assert again.code == 0, again.stderr
-    assert check_whole(night.cache, [night.new]) == 0
-    check_clean(night.cache)
+    assert check_snapshot(scenario.cache, [scenario.new]) == 0
+    check_clean(scenario.cache)
     return again
 
 
@@ -88,50 +88,50 @@ TAKES_SPACE = {"create", "write", "osfile", "os.mkdir", "os.link", "os.symlink",
 )
 def test_every_operation_may_fail(number: int, on: bool, kind: str, deep: bool, runner: Runner, tmp_path: Path) -> None:
     """Whichever operation on the cache fails, once or from then on, what is published is complete."""
-    night = make_night(runner, tmp_path, kind)
-    night.restart()
-    points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+    scenario = make_scenario(runner, tmp_path, kind)
+    scenario.restart()
+    points = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"}).points
     tried = points_to_try(points, deep, {*CHANGES, "open", "fsync"} if number == errno.EIO else TAKES_SPACE)
     failed = 0
     for at in tried:
-        night.restart()
+        scenario.restart()
         try:
             instrument = {"kind": "fail", "at": at, "errno": number, "on": on}
-            ran = runner.run(night.cache, *night.command, instrument=instrument)
+            ran = runner.run(scenario.cache, *scenario.command, instrument=instrument)
             failed += ran.code != 0
-            check_failed(ran, night)
-            check_next_run(runner, night)
+            check_failed(ran, scenario)
+            check_next_run(runner, scenario)
         except AssertionError as error:
             raise AssertionError(f"failed at {at} ({points[at]}): {error}") from error
     assert failed >= len(tried) // 4, "hardly anything failed: the sweep does not reach the cache"
 
 
 def test_the_sweep_sees_a_swallowed_error(runner: Runner, tmp_path: Path) -> None:
-    night = make_night(runner, tmp_path, "plain")
-    night.restart()
-    points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+    scenario = make_scenario(runner, tmp_path, "plain")
+    scenario.restart()
+    points = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"}).points
     at = next(number for number, point in enumerate(points) if point.startswith("os.link"))
-    night.restart()
+    scenario.restart()
     instrument = {"kind": "fail", "at": at, "errno": errno.ENOSPC}
-    ran = runner.run(night.cache, *night.command, instrument=instrument, **{"break": "links fail silently"})
+    ran = runner.run(scenario.cache, *scenario.command, instrument=instrument, **{"break": "links fail silently"})
     with pytest.raises((AssertionError, OSError)):
-        check_failed(ran, night)
+        check_failed(ran, scenario)
 
 
 def test_what_failed_to_become_durable_is_not_trusted(runner: Runner, tmp_path: Path) -> None:
     """After a failed fsync the kernel forgets what it could not write: the same fsync succeeds the next time."""
-    night = make_night(runner, tmp_path, "plain")
-    night.restart()
-    points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+    scenario = make_scenario(runner, tmp_path, "plain")
+    scenario.restart()
+    points = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"}).points
     at = next(number for number, point in enumerate(points) if re.match(r"fsync .*/fetch/", point))
-    night.restart()
-    ran = runner.run(night.cache, *night.command, instrument={"kind": "fail", "at": at, "errno": errno.EIO})
-    check_failed(ran, night)
+    scenario.restart()
+    ran = runner.run(scenario.cache, *scenario.command, instrument={"kind": "fail", "at": at, "errno": errno.EIO})
+    check_failed(ran, scenario)
     assert ran.code == 1
     named = re.search(r"fetch/([0-9a-f]{32})", ran.stderr)
     assert named is not None, ran.stderr
-    listed = {file_key(str(night.lake), file): file.path for file in open_source(str(night.lake)).list()}
-    again = check_next_run(runner, night)
+    listed = {file_key(str(scenario.lake), file): file.path for file in open_source(str(scenario.lake)).list()}
+    again = check_next_run(runner, scenario)
     assert listed[named[1]] in again.read, "it was taken for durable"
 
 
@@ -167,7 +167,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, deep: bool, small_disk
                 complaint = str(error)
                 refused += 1
             assert not complaint or "no space left" in complaint.lower()
-        if check_whole(cache, [old, new]) == 1:
+        if check_snapshot(cache, [old, new]) == 1:
             assert space > 200_000
             shutil.rmtree(cache)
             filler.unlink()
@@ -176,7 +176,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, deep: bool, small_disk
         filler.unlink()
     assert refused
     pqcache.sync(cache)
-    assert check_whole(cache, [new]) == 0
+    assert check_snapshot(cache, [new]) == 0
     check_clean(cache)
 
 
@@ -211,7 +211,7 @@ def test_a_read_only_disk(small_disk: Path, runner: Runner, tmp_path: Path) -> N
         assert "a bug?" not in line, line
         assert "ead-only file system" in line
         assert str(small_disk) in line
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
     assert runner.run(cache, "sync", cache, "--dry-run").code == 0, "looking needs no writing"
 
 
@@ -240,7 +240,7 @@ def test_a_target_of_somebody_else(what: str, runner: Runner, tmp_path: Path) ->
     assert "a bug?" not in line, line
     assert "ermission denied" in line
     assert str(tmp_path) in line
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
 
 
 CANNOT = [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP]
@@ -271,7 +271,7 @@ def test_without_hard_links(
     monkeypatch.setattr(os, "link", cannot)
     monkeypatch.setattr(os, "fsync", fsync)
     pqcache.sync(cache)
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
     check_clean(cache)
     for path in (cache / "current").rglob("*.parquet"):
         assert path.stat().st_mode & 0o777 == 0o444
@@ -297,7 +297,7 @@ def test_another_error_of_link_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Second:
-    """A second run that happens, as a whole, inside the first one's callback at one of its events."""
+    """A second run that happens, from start to end, inside the first one's callback at one of its events."""
 
     def __init__(self, cache: Path, at: int, prepare: object = None) -> None:
         self._cache, self._at, self._prepare = cache, at, prepare
@@ -360,9 +360,9 @@ def test_two_runs_without_a_lock(
         second.wait()
         new = rows_at(lake)
         try:
-            check_whole(cache, [old, middle, new])
+            check_snapshot(cache, [old, middle, new])
             pqcache.sync(cache)
-            assert check_whole(cache, [new]) == 0
+            assert check_snapshot(cache, [new]) == 0
             check_clean(cache)
         except (AssertionError, pqcache.PqcacheError, OSError) as error:
             problems.append(f"second run at event {at} ({type(events[at]).__name__}): {error}")
@@ -390,9 +390,9 @@ def test_two_processes_without_a_lock(deep: bool, tmp_path: Path) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            check_whole(cache, versions)
+            check_snapshot(cache, versions)
             pqcache.sync(cache)
-            assert check_whole(cache, versions[-1:]) == 0
+            assert check_snapshot(cache, versions[-1:]) == 0
             check_clean(cache)
     finally:
         for one in runners:
@@ -409,7 +409,7 @@ def test_a_lock_that_works_keeps_the_second_out(tmp_path: Path) -> None:
     second.wait()
     assert isinstance(second.outcome, pqcache.CacheLocked)
     assert second.outcome.exit_code == 75
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,4 +452,4 @@ def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytes
     pqcache.sync(cache, on_event=seen.append)
     assert calls["big"] == 2
     assert [event for event in seen if isinstance(event, Published)]
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0

@@ -1,4 +1,4 @@
-"""A source that moves while it is copied, the guards against a bad night, hostile names and planted links."""
+"""A source that moves while it is copied, the guards against a bad scenario, hostile names and planted links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import command as sync_module
 from pqcache.store.sync import safety_checks
 from tests.datasets import shop_table, write_day
-from tests.faults.checks import check_clean, check_whole, rows_at
+from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.remote import Remote, make_remote
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_a_file_overwritten_while_it_is_copied_is_fetched_again(remote: Remote, 
         watch.once(lambda other=other: remote.put(BIG, other))  # type: ignore[misc]
         pqcache.sync(cache, remote.url, retries=2)
         (made / BIG).write_bytes(other)
-        assert check_whole(cache, [rows_at(made)]) == 0, f"version {number}"
+        assert check_snapshot(cache, [rows_at(made)]) == 0, f"version {number}"
         check_clean(cache)
         assert watch.read_bytes[BIG] > len(other)
         assert not pqcache.sync(cache).published
@@ -149,11 +149,11 @@ def test_a_file_that_vanishes_while_it_is_copied_is_named(remote: Remote, watch:
     with pytest.raises(pqcache.SourceIncomplete, match=BIG) as error:
         pqcache.sync(cache)
     assert error.value.exit_code == 3
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
     watch.at = lambda path, offset: None
     (made / BIG).unlink()
     pqcache.sync(cache)
-    assert check_whole(cache, [rows_at(made)]) == 0
+    assert check_snapshot(cache, [rows_at(made)]) == 0
     check_clean(cache)
 
 
@@ -177,12 +177,12 @@ def test_a_file_that_keeps_changing_is_named(remote: Remote, watch: Watch, tmp_p
     with pytest.raises(pqcache.SourceIncomplete, match=f"{BIG}.*keeps changing") as error:
         pqcache.sync(cache)
     assert error.value.exit_code == 3
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
     watch.at = lambda path, offset: None
     (made / BIG).write_bytes(big(next(versions) - 1))
     remote.put(BIG, (made / BIG).read_bytes())
     pqcache.sync(cache)
-    assert check_whole(cache, [rows_at(made)]) == 0
+    assert check_snapshot(cache, [rows_at(made)]) == 0
 
 
 def test_an_interrupted_download_goes_on_where_it_stopped(remote: Remote, watch: Watch, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(remote: Remote, watch:
     pqcache.sync(cache)
     assert watch.read_bytes.get(BIG, 0) == len(content) - held, "it did not go on where it stopped"
     assert set(watch.read_bytes) <= {BIG, "dt=2026-11-03/part-00000.parquet"}, "whole files were fetched again"
-    assert check_whole(cache, [rows_at(made)]) == 0
+    assert check_snapshot(cache, [rows_at(made)]) == 0
     check_clean(cache)
 
     remote.put(BIG, big(2))
@@ -217,7 +217,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(remote: Remote, watch:
     remote.put(BIG, big(3))
     pqcache.sync(cache)
     assert watch.read_bytes[BIG] == len(content), "it went on with another version"
-    assert check_whole(cache, [rows_at(made)]) == 0
+    assert check_snapshot(cache, [rows_at(made)]) == 0
     check_clean(cache)
 
 
@@ -241,7 +241,7 @@ def test_the_beginning_of_a_download_is_not_trusted_after_a_restart(
     watch.read_bytes.clear()
     pqcache.sync(cache)
     assert watch.read_bytes[BIG] == len(big(1))
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 Change = Callable[[Path], None]
@@ -272,7 +272,7 @@ def same_time(path: Path) -> None:
 @pytest.mark.parametrize("after", [0, 1 << 18, 3_000_000, None])
 @pytest.mark.parametrize("change", [grow, shrink, replace, same_time], ids=lambda change: change.__name__)
 def test_a_local_file_changes_at_any_moment(change: Change, after: int | None, watch: Watch, tmp_path: Path) -> None:
-    """Before its copy begins (0), early, late, or after it arrived (None): never a mixture of two versions."""
+    """Before its copy begins (0), early, late, or after its download (None): never a mixture of two versions."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     write_day(lake, "2026-11-01", files=2, rows=50)
     (lake / BIG).parent.mkdir()
@@ -288,9 +288,9 @@ def test_a_local_file_changes_at_any_moment(change: Change, after: int | None, w
         watch.once(lambda: change(lake / BIG), after=after)
     pqcache.sync(cache, str(lake), on_event=on_event, retries=1)
     versions = [first] if after is None else [rows_at(lake)]
-    assert check_whole(cache, versions) == 0
+    assert check_snapshot(cache, versions) == 0
     pqcache.sync(cache)
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
     check_clean(cache)
 
 
@@ -305,7 +305,7 @@ def test_a_partition_that_vanishes_while_it_is_copied(row_group_size: int | None
     watch.once(lambda: shutil.rmtree((lake / BIG).parent))
     with pytest.raises(pqcache.SourceIncomplete, match=BIG):
         pqcache.sync(cache)
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
     assert not pqcache.sync(cache).published
     check_clean(cache)
 
@@ -321,7 +321,7 @@ def test_the_checks_see_a_mixture(watch: Watch, tmp_path: Path, monkeypatch: pyt
     before = rows_at(lake)
     pqcache.sync(cache, str(lake))
     with pytest.raises(AssertionError, match="neither"):
-        check_whole(cache, [before, rows_at(lake)])
+        check_snapshot(cache, [before, rows_at(lake)])
 
 
 # Guards
@@ -350,26 +350,26 @@ def test_marker(tmp_path: Path) -> None:
     without = {name: rows for name, rows in rows_at(lake).items() if name != "dt=2026-11-04"}
     report = pqcache.sync(cache, str(lake), marker="_SUCCESS")
     assert report.added == 6
-    assert check_whole(cache, [without]) == 0
+    assert check_snapshot(cache, [without]) == 0
     (lake / "dt=2026-11-04" / "_SUCCESS").touch()
     pqcache.sync(cache)
     held = rows_at(lake)
-    assert check_whole(cache, [held]) == 0
+    assert check_snapshot(cache, [held]) == 0
 
     # the nightly job writes a partition anew: it is held as it was until the marker is back
     (lake / "dt=2026-11-02" / "_SUCCESS").unlink()
     (lake / "dt=2026-11-02" / "part-00000.parquet").unlink()
     pq.write_table(shop_table(9, 9), lake / "dt=2026-11-02" / "part-00001.parquet")
     assert not pqcache.sync(cache).published
-    assert check_whole(cache, [held]) == 0
+    assert check_snapshot(cache, [held]) == 0
     (lake / "dt=2026-11-02" / "part-00001.parquet").unlink()
     (lake / "dt=2026-11-02" / "_temporary" / "0").mkdir(parents=True)
     pq.write_table(shop_table(9, 9), lake / "dt=2026-11-02" / "_temporary" / "0" / "part-00000.parquet")
     assert not pqcache.sync(cache).published, "a partition whose writer is at work has gone"
-    assert check_whole(cache, [held]) == 0
+    assert check_snapshot(cache, [held]) == 0
     rewrite_day(lake, "2026-11-02")
     assert pqcache.sync(cache).published
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
     for marker in lake.rglob("_SUCCESS"):
         marker.unlink()
@@ -403,20 +403,20 @@ def test_settle(row_group_size: int | None, tmp_path: Path) -> None:
     settled = {**rows_at(lake), "dt=2026-11-04": shop_table(4000, 20).replace_schema_metadata()}
     report = pqcache.sync(cache, str(lake), settle=600, row_group_size=row_group_size)
     assert report.added == 7
-    assert check_whole(cache, [settled]) == 0
+    assert check_snapshot(cache, [settled]) == 0
     os.utime(young, (old, old))
     assert pqcache.sync(cache).added == 1
     held = rows_at(lake)
-    assert check_whole(cache, [held]) == 0
+    assert check_snapshot(cache, [held]) == 0
 
     pq.write_table(shop_table(77, 7), lake / "dt=2026-11-01" / "part-00000.parquet")  # young: as it was before
     assert not pqcache.sync(cache).published
-    assert check_whole(cache, [held]) == 0
+    assert check_snapshot(cache, [held]) == 0
     rewrite_day(lake, "2026-11-03")  # gone under its old names, too young under its new ones
     pqcache.sync(cache)
-    assert check_whole(cache, [held]) == 0, "a partition that is being overwritten has gone"
+    assert check_snapshot(cache, [held]) == 0, "a partition that is being overwritten has gone"
     assert pqcache.sync(cache, settle=0.0).published
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 def test_settle_takes_nothing_from_a_young_source(tmp_path: Path) -> None:
@@ -437,20 +437,20 @@ def test_max_delete(tmp_path: Path) -> None:
         with pytest.raises(pqcache.SourceIncomplete, match=r"5 files of the 8.*--force") as error:
             pqcache.sync(cache, max_delete=limit)
         assert error.value.exit_code == code
-        assert check_whole(cache, [everything]) == 0
+        assert check_snapshot(cache, [everything]) == 0
         assert read_config(cache).max_delete == "50%", "a refused run is remembered"
     for bad in ("-1", "101%", "half", "5 files", ""):
         with pytest.raises(pqcache.UsageError):
             safety_checks.parse_max_delete(bad)
     assert pqcache.sync(cache, force=True).removed == 5
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
     shutil.rmtree(lake)
     shutil.copytree(tmp_path / "backup", lake)
     pqcache.sync(cache)
     shutil.rmtree(lake / "dt=2026-11-01")
     shutil.rmtree(lake / "dt=2026-11-02")  # 4 of 8: not more than half
     assert pqcache.sync(cache).removed == 4
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 @pytest.mark.parametrize("partitioned", [True, False])
@@ -478,10 +478,10 @@ def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
         rewrite_day(lake, f"2026-11-{day:02d}", files=2)
     report = pqcache.sync(cache)
     assert (report.added, report.removed) == (8, 8)
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
     rewrite_day(lake, "2026-11-04", files=1, seed=10)  # compacted: fewer files, nothing lost
     assert pqcache.sync(cache).removed == 2
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
     for path in (lake / "dt=2026-11-04").glob("*.parquet"):
         path.unlink()
     with pytest.raises(pqcache.SourceIncomplete, match="1 file of the 7"):
@@ -502,7 +502,7 @@ def test_snapshots_are_collected_after_the_clock_stepped_back(tmp_path: Path, mo
         rewrite_day(lake, "2026-11-01", seed=number + 20)
         pqcache.sync(cache, str(lake), keep=2)
     assert len(list((cache / "snapshots").iterdir())) == 2
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 def test_another_source_by_mistake_is_refused_and_forgotten(tmp_path: Path) -> None:
@@ -548,7 +548,7 @@ def test_a_file_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: py
         complaint = str(error)
         pqcache.sync(cache)
     assert ".parquet" in complaint
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 # Hostile names
@@ -639,7 +639,7 @@ def test_a_local_name_that_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(pqcache.SourceError, match=r"il\.parquet") as error:
         pqcache.sync(cache)
     assert str(error.value).encode()
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
 
 
 @pytest.mark.parametrize(
@@ -661,7 +661,7 @@ def test_names_that_differ_only_in_case(
         (lake / name).write_bytes(big(number, 10))
     if sorted(os.listdir(lake)) == sorted({name.partition("/")[0] for name in names}):
         pqcache.sync(tmp_path / "cache", str(lake))
-        assert check_whole(tmp_path / "cache", [rows_at(lake)]) == 0
+        assert check_snapshot(tmp_path / "cache", [rows_at(lake)]) == 0
     monkeypatch.setattr(safety_checks, "folds_case", lambda directory: True)
     with pytest.raises(pqcache.SourceError, match="case"):
         pqcache.sync(tmp_path / "other", str(lake))
@@ -722,7 +722,7 @@ def test_links_in_tmp_are_removed_and_not_followed(outside: Path, tmp_path: Path
     (cache / "tmp" / "file").symlink_to(outside / "precious")
     try:
         pqcache.sync(cache)
-        assert check_whole(cache, [rows_at(lake)]) == 0
+        assert check_snapshot(cache, [rows_at(lake)]) == 0
         check_clean(cache)
         assert state_of(outside) == state, "a link in tmp/ was followed"
     finally:
@@ -753,7 +753,7 @@ def test_links_in_the_current_snapshot_are_not_taken_for_data(what: str, outside
         pqcache.sync(cache)
         now = (cache / "current").resolve()
         assert cache in now.parents, "the current snapshot is outside of the cache"
-        assert check_whole(cache, [rows_at(lake)]) == 0
+        assert check_snapshot(cache, [rows_at(lake)]) == 0
         inodes = {path.stat().st_ino for path in copy.rglob("*.parquet")} | {copy.stat().st_ino}
         assert not inodes & {path.stat().st_ino for path in now.rglob("*.parquet")}, "a file from outside was published"
         check_clean(cache)
@@ -778,4 +778,4 @@ def test_a_current_that_points_elsewhere_is_not_followed(target: str, outside: P
         pqcache.sync(cache)
     (cache / "current").unlink()
     pqcache.sync(cache)
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
