@@ -149,7 +149,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, deep: bool, small_disk
     filler = small_disk / "filler"
     rng = random.Random(5)
     refused = 0
-    for _ in range(60 if deep else 3):
+    for _ in range(30 if deep else 3):
         space = rng.randrange(0, 2 << 20)
 
         def fill(event: Event, space: int = space) -> None:
@@ -381,7 +381,7 @@ def test_two_processes_without_a_lock(deep: bool, tmp_path: Path) -> None:
         (tmp_path / f"out{number}").mkdir()
         runners.append(Runner(tmp_path / f"out{number}"))
     try:
-        for number in range(60 if deep else 3):
+        for number in range(20 if deep else 2):
             write_day(lake, "2026-11-01", files=4, rows=150, first=1000, seed=number + 10)
             versions.append(rows_at(lake))
             command = (cache, "sync", cache)

@@ -247,12 +247,12 @@ def test_the_command_killed_after_a_random_delay(deep: bool, remote: Remote, tmp
     for gone in ("dt=2026-11-01/part-00001.parquet", "dt=2026-11-03/part-00000.parquet", "dt=2026-11-03/_SUCCESS"):
         remote.delete(gone)
     today(made)
-    write_day(made, "2026-11-05", files=4, rows=3000, first=400_000)
+    write_day(made, "2026-11-05", files=4, rows=1500, first=400_000)
     remote.upload(made)
     new = rows_at(made)
     rng = random.Random(11)
     longest = shortest = 0.0
-    for number in range(20 if deep else 2):
+    for number in range(10 if deep else 2):
         shutil.rmtree(cache)
         shutil.copytree(start, cache, symlinks=True)
         began = time.monotonic()
