@@ -1,8 +1,8 @@
 """Fixtures for tests that need a real HDFS or S3, and what a run of the tests is made of: groups, depth, profiles.
 
 A server starts when the first test asks and stops at the end. Where it cannot run, its tests are skipped, loudly;
-with PQCACHE_REQUIRE_SERVERS=1 they fail instead. With PQCACHE_PROFILE=deep, properties are tried with more examples
-and are marked `deep`, as the long sweeps are.
+with PQCACHE_REQUIRE_SERVERS=1 they fail instead. With PQCACHE_TEST_PROFILE=deep, properties are tried with more
+examples and are marked `deep`, as the long sweeps are.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the backgro
 
 settings.register_profile("quick", deadline=None)
 settings.register_profile("deep", deadline=None, max_examples=200)
-_PROFILE = os.environ.get("PQCACHE_PROFILE", "quick")
+_PROFILE = os.environ.get("PQCACHE_TEST_PROFILE", "quick")
 settings.load_profile(_PROFILE)
-_DEEP_ROUNDS = 3  # how often the deep profile runs a property: each time with other examples
+_DEEP_ROUNDS = 3  # how often the deep profile runs a property, each time with other examples
 
 _SKIPPED_FOR_SERVER = "no test server: "
 _DETAILS = pytest.StashKey[dict[str, str]]()  # what the servers logged, by the reason of the skips
