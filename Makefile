@@ -1,6 +1,7 @@
 # Everything on a fresh machine, with Python and make alone:
 #   make demo    the main job on a dataset it makes itself
 #   make test    the tests, against a real HDFS and a real S3 on 127.0.0.1
+#   make test-deep    the long sweeps, whose first points make test tries
 #   make lint types docs bench, make check for all that has to pass
 
 PYTHON ?= python3
@@ -8,14 +9,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types check bench docs clean
+.PHONY: demo test test-deep lint types check bench docs clean
 
 demo: $(READY)
 	@$(BIN)/python demo/demo.py
 
+# two workers, each server on one of them; your own PYTEST_ADDOPTS come after these, so that -n 0 or -n 4 wins
+PYTEST = PYTEST_ADDOPTS="-n 2 --dist loadgroup $$PYTEST_ADDOPTS" $(BIN)/python -m pytest -q
+
 test: $(READY)
 	$(BIN)/python -m tests.servers.install
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
+
+test-deep: $(READY)
+	$(BIN)/python -m tests.servers.install
+	PQCACHE_TEST_PROFILE=deep $(PYTEST) -m deep
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -25,7 +33,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test test-deep
 
 # manual pages from the commands' help; then every snippet of README and docs is run, every link followed
 docs: $(READY)

@@ -1,6 +1,8 @@
-"""Fixtures for tests that need a real HDFS or S3: started when the first test asks, stopped at the end.
+"""Fixtures for tests that need a real HDFS or S3, and what a run of the tests is made of: groups, depth, profiles.
 
-Where a server cannot run, its tests are skipped, loudly; with PQCACHE_REQUIRE_SERVERS=1 they fail instead.
+A server starts when the first test asks and stops at the end. Where it cannot run, its tests are skipped, loudly;
+with PQCACHE_REQUIRE_SERVERS=1 they fail instead. With PQCACHE_TEST_PROFILE=deep, properties are tried with more
+examples and are marked `deep`, as the long sweeps are.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
 from tests.servers import hdfs as hdfs_server
 from tests.servers import s3 as s3_server
@@ -30,6 +33,12 @@ T = TypeVar("T")
 
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # without credentials botocore would ask the network for some
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background would pass on that it is ignored
+
+settings.register_profile("quick", deadline=None)
+settings.register_profile("deep", deadline=None, max_examples=200)
+_PROFILE = os.environ.get("PQCACHE_TEST_PROFILE", "quick")
+settings.load_profile(_PROFILE)
+_DEEP_ROUNDS = 3  # how often the deep profile runs a property, each time with other examples
 
 _SKIPPED_FOR_SERVER = "no test server: "
 _DETAILS = pytest.StashKey[dict[str, str]]()  # what the servers logged, by the reason of the skips
@@ -122,7 +131,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _started(config: pytest.Config, server: str, start: Callable[[], T]) -> T:
-    """What `start` returns; if the server cannot run here, the test at hand is skipped, or fails."""
+    """What `start` returns; if the server cannot run here, the test is skipped, or fails."""
     try:
         return start()
     except ServerUnavailable as error:
@@ -132,6 +141,37 @@ def _started(config: pytest.Config, server: str, start: Callable[[], T]) -> T:
         pytest.fail(f"{_SKIPPED_FOR_SERVER}{server}: {why}", pytrace=False)
     config.stash.setdefault(_DETAILS, {})[reason] = why
     pytest.skip(reason)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat properties under the deep profile, whatever number of examples they ask for themselves."""
+    if _PROFILE == "deep" and is_hypothesis_test(metafunc.function):
+        metafunc.fixturenames.append("deep_round")
+        rounds = [pytest.param(number, marks=pytest.mark.deep) for number in range(_DEEP_ROUNDS)]
+        metafunc.parametrize("deep_round", rounds)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses a server, and keep all that uses one on one worker, so that each server starts once a run."""
+    for item in items:
+        for server in ("hdfs", "s3"):
+            if server in getattr(item, "fixturenames", ()) and item.get_closest_marker(server) is None:
+                item.add_marker(server)
+            if item.get_closest_marker(server) is not None and item.get_closest_marker("xdist_group") is None:
+                item.add_marker(pytest.mark.xdist_group(server))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send what the servers logged from a worker of xdist to the process that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["servers"] = session.config.stash.get(_DETAILS, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker's servers logged."""
+    node.config.stash.setdefault(_DETAILS, {}).update(getattr(node, "workeroutput", {}).get("servers", {}))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pytest
 
+from tests.servers.upload import for_each_file
+
 if TYPE_CHECKING:
-    import hdfs_native
+    from tests.servers.hdfs import Hdfs
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,7 @@ class Remote:
 
     def upload(self, root: Path) -> None:
         """Put every file below ``root`` there."""
-        files = [path for path in sorted(root.rglob("*")) if path.is_file()]
-        with ThreadPoolExecutor(8) as pool:  # closing a small file on HDFS takes half a second
-            list(pool.map(lambda p: self.put(p.relative_to(root).as_posix(), p.read_bytes()), files))
+        for_each_file(root, lambda file, path: self.put(path, file.read_bytes()))
 
 
 class LocalRemote(Remote):
@@ -53,20 +51,15 @@ class LocalRemote(Remote):
 
 
 class HdfsRemote(Remote):
-    """``client`` is hdfs-native's; ``url`` may be hdfs:// or webhdfs://."""
+    """``client`` is the server, which is written to over HTTP; ``url`` may be hdfs:// or webhdfs://."""
 
-    client: hdfs_native.Client
+    client: Hdfs
 
     def put(self, path: str, data: bytes) -> None:
-        import hdfs_native
-
-        name = f"{urlsplit(self.url).path}/{path}"
-        self.client.mkdirs(name.rpartition("/")[0], create_parent=True)
-        with self.client.create(name, hdfs_native.WriteOptions(overwrite=True)) as file:
-            file.write(data)
+        self.client.put(f"{self.url}/{path}", data)
 
     def delete(self, path: str) -> None:
-        self.client.delete(f"{urlsplit(self.url).path}/{path}")
+        self.client.delete(f"{self.url}/{path}")
 
 
 class S3Remote(Remote):
@@ -90,10 +83,7 @@ def make_remote(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> It
         bucket = request.getfixturevalue("s3_bucket")
         yield S3Remote(f"{bucket.url}/wh/shop", bucket.client)
     else:
-        import hdfs_native
-
         server = request.getfixturevalue("hdfs")
         url: str = request.getfixturevalue("hdfs_dir")
-        client = hdfs_native.Client(server.url)
         base = url if kind == "hdfs" else url.replace(server.url, server.webhdfs_url)
-        yield HdfsRemote(f"{base}/shop", client)
+        yield HdfsRemote(f"{base}/shop", server)

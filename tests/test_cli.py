@@ -354,7 +354,7 @@ def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["lake", "hdfs://u:topsecret@127.0.0.1:1/x", "s3://lake/x"])
-def test_a_source_named_as_the_cache_is_told(source: str, shop: Path, tmp_path: Path) -> None:
+def test_source_and_cache_in_the_wrong_order_are_named(source: str, shop: Path, tmp_path: Path) -> None:
     shop.rename(tmp_path / "lake")
     pqcache.sync(tmp_path / "cache", str(tmp_path / "lake"))
     where = source if "://" in source else str(tmp_path / source)

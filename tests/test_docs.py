@@ -40,6 +40,7 @@ from pqcache.store.verify.command import VerifyReport
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.remote import S3Remote
+from tests.scripts import run_script
 from tests.servers.hdfs import superuser
 
 if TYPE_CHECKING:
@@ -112,10 +113,9 @@ def run_block(block: Block, directory: Path, stand_ins: Mapping[str, str]) -> No
     text = block.text
     for name, here in stand_ins.items():
         text = text.replace(name, here)
+    words: list[str] = []
     if block.kind == "python":
-        script = directory / "example.py"
-        script.write_text(text)
-        words = [sys.executable, str(script)]
+        (directory / "example.py").write_text(text)
     elif block.kind == "sh":
         words = ["sh", "-eu", "-c", text]
     else:  # a crontab or a unit: with the little environment that cron gives
@@ -125,8 +125,8 @@ def run_block(block: Block, directory: Path, stand_ins: Mapping[str, str]) -> No
         pqcache = shlex.join([sys.executable, "-m", "pqcache"])
         words = ["env", "-i", f"HOME={directory}", f"PYTHONPATH={ROOT}", "sh", "-euc"]
         words.append("\n".join(f"{pqcache} {line}" for line in lines))
-    if block.text.startswith("# torchrun "):
-        result = run_under_torchrun(words[1:], directory, ranks=2)
+    if block.kind == "python":
+        result = run_script(directory / "example.py", cwd=directory, env=environment())
     else:
         result = subprocess.run(words, cwd=directory, env=environment(), capture_output=True, text=True, timeout=300)
     said = f"{block.place}:\n{text}\n{result.stdout}{result.stderr}"
@@ -159,8 +159,13 @@ def lake(tmp_path: Path) -> Path:
 
 
 def run_page(page: Path, lake: Path, server: str, stand_ins: Mapping[str, str]) -> int:
-    """Run the blocks of a page that need this server, one after the other; return how many there were."""
+    """Run the blocks of a page that need this server, one after the other; return how many there were.
+
+    What shows one of the examples is run by tests/test_examples.py.
+    """
+    examples = [path.read_text().rstrip() for path in (ROOT / "examples").glob("*.py")]
     blocks = [block for block in blocks_of(page) if block.kind in RUN and needs(block) == server]
+    blocks = [block for block in blocks if block.text not in examples]
     local = {"/data/cache/shop": str(lake / "cache" / "shop"), "/var/log/": f"{lake}/"}
     for block in blocks:
         run_block(block, lake, {**local, **stand_ins})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.datasets import write_shop
+from tests.scripts import run_script
 from tests.test_docs import ROOT, blocks_of, environment, run_under_torchrun
 
 EXAMPLES = ROOT / "examples"
@@ -24,7 +23,7 @@ def test_the_readme_shows_the_example() -> None:
     assert (EXAMPLES / "train_ddp.py").read_text().rstrip() in texts
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.deep)])
 def test_training_under_torchrun(tmp_path: Path, ranks: int) -> None:
     shop = write_shop(tmp_path / "shop", days=2, files=2, rows=250)
     done = run_under_torchrun([str(EXAMPLES / "train_ddp.py"), str(shop)], tmp_path, ranks)
@@ -44,8 +43,7 @@ def test_pictures_are_decoded_and_augmented_in_workers(tmp_path: Path) -> None:
     table = pa.table({"label": rng.integers(0, 10, 150), "image": pictures})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
     for words in (["--workers", "0"], ["--workers", "2", "--epochs", "2", "--read-only"]):
-        command = [sys.executable, str(EXAMPLES / "train_images.py"), str(tmp_path), *words]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+        done = run_script(EXAMPLES / "train_images.py", str(tmp_path), *words, cwd=tmp_path, env=environment())
         assert done.returncode == 0, done.stderr
         assert [line.split(",")[0] for line in done.stdout.splitlines()] == [
             f"epoch {epoch}: 150 pictures" for epoch in range(2 if "--epochs" in words else 1)

@@ -15,6 +15,7 @@ import pytest
 from tests import ROOT
 from tests.datasets import write_shop
 
+pytestmark = pytest.mark.xdist_group("package")  # one worker makes the environment, for all tests here
 OFFLINE = ("No matching distribution", "Could not find a version", "NewConnectionError", "ConnectTimeout")
 EXTRAS = "torch", "botocore", "hdfs_native", "requests", "fastparquet", "distributed", "pandas"
 
@@ -29,13 +30,18 @@ def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def pip(python: Path) -> list[object]:
+    """Return the words that run pip, this environment's, for another one: one of its own takes long to make."""
+    return [sys.executable, "-m", "pip", "--python", python]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """An empty environment with the build tool in it, the wheel and the sdist."""
     work = tmp_path_factory.mktemp("package")
-    run(sys.executable, "-m", "venv", work / "venv", cwd=work)
+    run(sys.executable, "-m", "venv", "--without-pip", work / "venv", cwd=work)
     python = work / "venv" / "bin" / "python"
-    run(python, "-m", "pip", "install", "-q", "hatchling>=1.25", cwd=work)
+    run(*pip(python), "install", "-q", "--no-compile", "hatchling>=1.25", cwd=work)
     run(python, "-m", "hatchling", "build", "-d", work / "dist", cwd=ROOT)
     (wheel,) = (work / "dist").glob("*.whl")
     (sdist,) = (work / "dist").glob("*.tar.gz")
@@ -45,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
 @pytest.mark.slow
 def test_the_wheel_works_without_extras(built: tuple[Path, Path, Path], tmp_path: Path) -> None:
     python, wheel, sdist = built
-    run(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)
+    run(*pip(python), "install", "-q", "--no-compile", wheel, cwd=tmp_path)
     write_shop(tmp_path / "shop", days=2, files=1, rows=50)
     pqcache = python.parent / "pqcache"
     assert "100 rows" in run(pqcache, "sync", "shop", "cache", cwd=tmp_path).stdout
@@ -68,8 +74,8 @@ def test_the_wheel_works_without_extras(built: tuple[Path, Path, Path], tmp_path
         env = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
         found = subprocess.run(["man", "-w", "pqcache-sync"], capture_output=True, text=True, env=env)
         assert found.stdout.strip() == str(python.parent.parent / "share" / "man" / "man1" / "pqcache-sync.1")
-    run(python, "-m", "pip", "uninstall", "-q", "-y", "pqcache", cwd=tmp_path)
-    run(python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", sdist, cwd=tmp_path)
+    run(*pip(python), "uninstall", "-q", "-y", "pqcache", cwd=tmp_path)
+    run(*pip(python), "install", "-q", "--no-deps", "--no-build-isolation", sdist, cwd=tmp_path)
     assert "nothing to do" in run(pqcache, "sync", "cache", cwd=tmp_path).stdout
 
 

@@ -1,4 +1,4 @@
-"""What must hold of a cache at every instant: ``current`` is one of the whole snapshots it may be."""
+"""What must hold of a cache at every instant: ``current`` is one of the complete snapshots it may be."""
 
 from __future__ import annotations
 
@@ -22,13 +22,6 @@ Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 _ROOT = {"CACHEDIR.TAG", "pqcache.toml", "lock", "history.jsonl.zst", "current", "snapshots", "tmp"}
 
 
-def depth(usual: int, every: int) -> int:
-    """Return how many of ``every`` instants to try: ``usual``, or what PQCACHE_FAULTS says; 0 there means all."""
-    text = os.environ.get("PQCACHE_FAULTS", "")
-    wanted = int(text) if text else usual
-    return every if wanted == 0 else min(wanted, every)
-
-
 def rows_at(root: Path) -> Rows:
     """Return the rows of each partition directory of a dataset, files in path order."""
     tables: dict[str, list[pa.Table]] = {}
@@ -44,8 +37,8 @@ def same_rows(one: Rows, other: Rows) -> bool:
     return set(one) == set(other) and all(one[name].equals(other[name]) for name in one)
 
 
-def check_whole(cache: Path, versions: Sequence[Rows | None]) -> int:
-    """Assert that ``current`` is whole and return which of ``versions`` it is; None stands for no snapshot yet."""
+def check_snapshot(cache: Path, versions: Sequence[Rows | None]) -> int:
+    """Assert that ``current`` is complete and return which of ``versions`` it is; None stands for no snapshot yet."""
     link = cache / "current"
     if not link.is_symlink():
         assert not link.exists()

@@ -287,7 +287,7 @@ def _links_fail_silently() -> None:
     module.link_or_copy = link_or_copy
 
 
-def _leftovers_stay() -> None:
+def _leftovers_are_kept() -> None:
     import pqcache.store.sync.apply as build
     import pqcache.store.sync.command as sync
 
@@ -302,7 +302,7 @@ BREAKS: Mapping[str, Callable[[], None]] = {
     "no directory fsync": _no_directory_fsync,
     "current before the files": _current_before_the_files,
     "links fail silently": _links_fail_silently,
-    "leftovers stay": _leftovers_stay,
+    "leftovers are kept": _leftovers_are_kept,
 }
 
 
@@ -392,14 +392,12 @@ def main() -> None:
     import importlib.metadata
     import pkgutil
 
-    import pqcache.parquet
-    import pqcache.store
+    import pqcache
 
     # all of it now: a child that has given up its rights may not be allowed to read the interpreter's files
     modules = (
         "pqcache.cli",
         "pqcache.console.terminal",
-        "pqcache.store.drivers.local",
         "pyarrow.dataset",
         "pyarrow.parquet",
         "sqlglot",
@@ -407,8 +405,8 @@ def main() -> None:
     )
     for module in modules:
         importlib.import_module(module)
-    for package in (pqcache.parquet, pqcache.store):
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+    for found in pkgutil.walk_packages(pqcache.__path__, "pqcache."):
+        if found.name.startswith(("pqcache.filters.", "pqcache.parquet.", "pqcache.store.", "pqcache.system.")):
             importlib.import_module(found.name)
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -1,6 +1,6 @@
 """An HTTP proxy that breaks answers on purpose, in front of a real S3 gateway or WebHDFS server.
 
-What no rule matches passes through unchanged. The Host header stays as the client sent it, because an S3 client
+What no rule matches passes through unchanged. The Host header is kept as the client sent it, because an S3 client
 signs it. WebHDFS sends its clients on to a DataNode; that address is rewritten to lead through the proxy too.
 
     with Proxy(server.endpoint) as proxy:
@@ -225,7 +225,7 @@ class Proxy:
 
 
 def _length(request: Request, answer: Answer) -> int | None:
-    """What Content-Length has to say; a HEAD's stays as the server gave it."""
+    """What Content-Length has to say; a HEAD's is as the server gave it."""
     return None if request.method == "HEAD" else len(answer.body)
 
 
@@ -320,8 +320,8 @@ def ignore_range(content: bytes) -> Fault:
     """Answer a ranged request with 200 and the whole file, as a server or proxy that knows no ranges does."""
 
     def fault(request: Request, answer: Answer, client: Connection) -> bool:
-        whole = Answer(200, [(k, v) for k, v in answer.headers if k.lower() != "content-range"], content)
-        return unchanged(request, whole, client)
+        full = Answer(200, [(k, v) for k, v in answer.headers if k.lower() != "content-range"], content)
+        return unchanged(request, full, client)
 
     return fault
 

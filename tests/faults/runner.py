@@ -14,7 +14,7 @@ from tests import ROOT
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """How a run ended; ``code`` is negative for a signal."""
 
     code: int
@@ -53,7 +53,9 @@ class Runner:
             cwd=ROOT,
         )
 
-    def run(self, cache: Path, *arguments: object, instrument: Mapping[str, Any] | None = None, **more: Any) -> Ran:
+    def run(
+        self, cache: Path, *arguments: object, instrument: Mapping[str, Any] | None = None, **more: Any
+    ) -> RunResult:
         """Run one command; ``cache`` is the directory whose operations count as points."""
         job = {
             "arguments": list(map(str, arguments)),
@@ -71,7 +73,7 @@ class Runner:
         out, err = ((self._directory / name).read_text() for name in ("stdout", "stderr"))
         code = json.loads(answer)
         assert code != 99, err
-        return Ran(code, out, err, self._directory)
+        return RunResult(code, out, err, self._directory)
 
     def close(self) -> None:
         """End the process that forks."""

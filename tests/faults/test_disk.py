@@ -24,20 +24,24 @@ from pqcache.store.sync import safety_checks
 from pqcache.store.workdir import file_key
 from pqcache.system import disk
 from tests.datasets import write_day
-from tests.faults.checks import check_clean, check_whole, depth, rows_at
-from tests.faults.runner import Ran, Runner
-from tests.faults.test_kill import Night, instants, make_night, today, yesterday
+from tests.faults.checks import check_clean, check_snapshot, rows_at
+from tests.faults.runner import Runner, RunResult
+from tests.faults.sweep import CHANGES, DEPTHS, points_to_try
+from tests.faults.test_kill import Scenario, make_scenario, today, yesterday
 
-ROOM = 96 << 20  # the guard wants 64 MiB to spare
+DISK_SIZE = 96 << 20  # the guard wants 64 MiB to spare
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with little room; skipped, loudly, where this user cannot mount one."""
+    """A file system of its own with little space; skipped, loudly, where this user cannot mount one."""
     where = tmp_path / "disk"
     where.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={ROOM}", "none", str(where)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "none", str(where)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"NO SMALL DISK: only root can mount a tmpfs here ({mounted.stderr.strip()})")
@@ -45,9 +49,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(where)], check=True)
 
 
-def check_failed(ran: Ran, night: Night) -> None:
+def check_failed(ran: RunResult, scenario: Scenario) -> None:
     """Assert that a run failed in one clean line, with the old snapshot or the new one in place."""
-    check_whole(night.cache, [night.old, night.new])
+    check_snapshot(scenario.cache, [scenario.old, scenario.new])
     if ran.code == 0:
         return
     assert ran.code == 1, ran.stderr
@@ -57,77 +61,83 @@ def check_failed(ran: Ran, night: Night) -> None:
     assert "None" not in lines[0], lines[0]
 
 
-def check_next_run(runner: Runner, night: Night) -> Ran:
-    again = runner.run(night.cache, *night.command)
+def check_next_run(runner: Runner, scenario: Scenario) -> RunResult:
+    again = runner.run(scenario.cache, *scenario.command)
     assert again.code == 0, again.stderr
-    assert check_whole(night.cache, [night.new]) == 0
-    check_clean(night.cache)
+    assert check_snapshot(scenario.cache, [scenario.new]) == 0
+    check_clean(scenario.cache)
     return again
 
 
+TAKES_SPACE = {"create", "write", "osfile", "os.mkdir", "os.link", "os.symlink", "fsync"}
+
+
+@pytest.mark.parametrize("deep", DEPTHS)
 @pytest.mark.parametrize(
-    ("number", "on", "kind", "usual"),
+    ("number", "on", "kind"),
     [
-        (errno.ENOSPC, True, "plain", 9),
-        (errno.ENOSPC, True, "rewritten", 10),
-        (errno.ENOSPC, True, "columns", 6),
-        (errno.ENOSPC, True, "first", 5),
-        (errno.EIO, False, "plain", 8),
-        (errno.EIO, False, "rewritten", 8),
-        (errno.EIO, False, "columns", 6),
-        (errno.EDQUOT, False, "plain", 3),
+        (errno.ENOSPC, True, "plain"),
+        (errno.ENOSPC, True, "rewritten"),
+        (errno.ENOSPC, True, "columns"),
+        (errno.ENOSPC, True, "first"),
+        (errno.EIO, False, "plain"),
+        (errno.EIO, False, "rewritten"),
+        (errno.EIO, False, "columns"),
+        (errno.EDQUOT, False, "plain"),
     ],
 )
-def test_every_operation_may_fail(number: int, on: bool, kind: str, usual: int, runner: Runner, tmp_path: Path) -> None:
-    """Whichever operation on the cache fails, once or from then on, what is published is whole."""
-    night = make_night(runner, tmp_path, kind)
-    night.restart()
-    points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+def test_every_operation_may_fail(number: int, on: bool, kind: str, deep: bool, runner: Runner, tmp_path: Path) -> None:
+    """Whichever operation on the cache fails, once or from then on, what is published is complete."""
+    scenario = make_scenario(runner, tmp_path, kind)
+    scenario.restart()
+    points = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"}).points
+    tried = points_to_try(points, deep, {*CHANGES, "open", "fsync"} if number == errno.EIO else TAKES_SPACE)
     failed = 0
-    for at in instants(points, usual):
-        night.restart()
+    for at in tried:
+        scenario.restart()
         try:
             instrument = {"kind": "fail", "at": at, "errno": number, "on": on}
-            ran = runner.run(night.cache, *night.command, instrument=instrument)
+            ran = runner.run(scenario.cache, *scenario.command, instrument=instrument)
             failed += ran.code != 0
-            check_failed(ran, night)
-            check_next_run(runner, night)
+            check_failed(ran, scenario)
+            check_next_run(runner, scenario)
         except AssertionError as error:
             raise AssertionError(f"failed at {at} ({points[at]}): {error}") from error
-    assert failed >= depth(usual, len(points)) // 4, "hardly anything failed: the sweep does not reach the cache"
+    assert failed >= len(tried) // 4, "hardly anything failed: the sweep does not reach the cache"
 
 
 def test_the_sweep_sees_a_swallowed_error(runner: Runner, tmp_path: Path) -> None:
-    night = make_night(runner, tmp_path, "plain")
-    night.restart()
-    points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+    scenario = make_scenario(runner, tmp_path, "plain")
+    scenario.restart()
+    points = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"}).points
     at = next(number for number, point in enumerate(points) if point.startswith("os.link"))
-    night.restart()
+    scenario.restart()
     instrument = {"kind": "fail", "at": at, "errno": errno.ENOSPC}
-    ran = runner.run(night.cache, *night.command, instrument=instrument, **{"break": "links fail silently"})
+    ran = runner.run(scenario.cache, *scenario.command, instrument=instrument, **{"break": "links fail silently"})
     with pytest.raises((AssertionError, OSError)):
-        check_failed(ran, night)
+        check_failed(ran, scenario)
 
 
 def test_what_failed_to_become_durable_is_not_trusted(runner: Runner, tmp_path: Path) -> None:
     """After a failed fsync the kernel forgets what it could not write: the same fsync succeeds the next time."""
-    night = make_night(runner, tmp_path, "plain")
-    night.restart()
-    points = runner.run(night.cache, *night.command, instrument={"kind": "count"}).points
+    scenario = make_scenario(runner, tmp_path, "plain")
+    scenario.restart()
+    points = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"}).points
     at = next(number for number, point in enumerate(points) if re.match(r"fsync .*/fetch/", point))
-    night.restart()
-    ran = runner.run(night.cache, *night.command, instrument={"kind": "fail", "at": at, "errno": errno.EIO})
-    check_failed(ran, night)
+    scenario.restart()
+    ran = runner.run(scenario.cache, *scenario.command, instrument={"kind": "fail", "at": at, "errno": errno.EIO})
+    check_failed(ran, scenario)
     assert ran.code == 1
     named = re.search(r"fetch/([0-9a-f]{32})", ran.stderr)
     assert named is not None, ran.stderr
-    listed = {file_key(str(night.lake), file): file.path for file in open_source(str(night.lake)).list()}
-    again = check_next_run(runner, night)
+    listed = {file_key(str(scenario.lake), file): file.path for file in open_source(str(scenario.lake)).list()}
+    again = check_next_run(runner, scenario)
     assert listed[named[1]] in again.read, "it was taken for durable"
 
 
+@pytest.mark.parametrize("deep", DEPTHS)
 @pytest.mark.parametrize("row_group_size", [None, 16 << 10])
-def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up(row_group_size: int | None, deep: bool, small_disk: Path, tmp_path: Path) -> None:
     """A real file system runs full while the cache is written, at many points of the run."""
     lake, cache = tmp_path / "lake", small_disk / "cache"
     yesterday(lake)
@@ -139,14 +149,14 @@ def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_
     filler = small_disk / "filler"
     rng = random.Random(5)
     refused = 0
-    for _ in range(depth(6, 60)):
-        room = rng.randrange(0, 2 << 20)
+    for _ in range(30 if deep else 3):
+        space = rng.randrange(0, 2 << 20)
 
-        def fill(event: Event, room: int = room) -> None:
+        def fill(event: Event, space: int = space) -> None:
             if isinstance(event, Listed):  # after the guard's view of the disk would be too late to be noticed
                 free = shutil.disk_usage(small_disk).free
                 with filler.open("wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(1, free - room))
+                    os.posix_fallocate(file.fileno(), 0, max(1, free - space))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(safety_checks, "_SPARE", -(1 << 40))  # the guard would stop it before the first byte
@@ -157,8 +167,8 @@ def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_
                 complaint = str(error)
                 refused += 1
             assert not complaint or "no space left" in complaint.lower()
-        if check_whole(cache, [old, new]) == 1:
-            assert room > 200_000
+        if check_snapshot(cache, [old, new]) == 1:
+            assert space > 200_000
             shutil.rmtree(cache)
             filler.unlink()
             pqcache.sync(cache, str(lake), row_group_size=row_group_size, keep=1)
@@ -166,7 +176,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, small_disk: Path, tmp_
         filler.unlink()
     assert refused
     pqcache.sync(cache)
-    assert check_whole(cache, [new]) == 0
+    assert check_snapshot(cache, [new]) == 0
     check_clean(cache)
 
 
@@ -201,7 +211,7 @@ def test_a_read_only_disk(small_disk: Path, runner: Runner, tmp_path: Path) -> N
         assert "a bug?" not in line, line
         assert "ead-only file system" in line
         assert str(small_disk) in line
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
     assert runner.run(cache, "sync", cache, "--dry-run").code == 0, "looking needs no writing"
 
 
@@ -230,7 +240,7 @@ def test_a_target_of_somebody_else(what: str, runner: Runner, tmp_path: Path) ->
     assert "a bug?" not in line, line
     assert "ermission denied" in line
     assert str(tmp_path) in line
-    assert check_whole(cache, [old]) == 0
+    assert check_snapshot(cache, [old]) == 0
 
 
 CANNOT = [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP]
@@ -261,7 +271,7 @@ def test_without_hard_links(
     monkeypatch.setattr(os, "link", cannot)
     monkeypatch.setattr(os, "fsync", fsync)
     pqcache.sync(cache)
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
     check_clean(cache)
     for path in (cache / "current").rglob("*.parquet"):
         assert path.stat().st_mode & 0o777 == 0o444
@@ -287,7 +297,7 @@ def test_another_error_of_link_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
 
 class Second:
-    """A second run that happens, as a whole, inside the first one's callback at one of its events."""
+    """A second run that happens, from start to end, inside the first one's callback at one of its events."""
 
     def __init__(self, cache: Path, at: int, prepare: object = None) -> None:
         self._cache, self._at, self._prepare = cache, at, prepare
@@ -315,10 +325,11 @@ class Second:
             self._ended.set()
 
 
+@pytest.mark.parametrize("deep", DEPTHS)
 @pytest.mark.parametrize("row_group_size", [None, 16 << 10])
 @pytest.mark.parametrize("moves", [False, True], ids=["same source", "source moves on"])
 def test_two_runs_without_a_lock(
-    moves: bool, row_group_size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moves: bool, row_group_size: int | None, deep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     lake, start, cache = tmp_path / "lake", tmp_path / "start", tmp_path / "cache"
@@ -332,7 +343,8 @@ def test_two_runs_without_a_lock(
     events: list[Event] = []
     pqcache.sync(cache, on_event=events.append)
     problems = []
-    for at in range(0, len(events), max(1, len(events) // depth(6, 100))):
+    kinds = [type(event) for event in events]
+    for at in range(len(events)) if deep else sorted({kinds.index(kind) for kind in kinds}):
         shutil.rmtree(lake)
         shutil.copytree(tmp_path / "lake of today", lake)  # copy2 keeps the times, and so the identities
         shutil.rmtree(cache)
@@ -348,16 +360,17 @@ def test_two_runs_without_a_lock(
         second.wait()
         new = rows_at(lake)
         try:
-            check_whole(cache, [old, middle, new])
+            check_snapshot(cache, [old, middle, new])
             pqcache.sync(cache)
-            assert check_whole(cache, [new]) == 0
+            assert check_snapshot(cache, [new]) == 0
             check_clean(cache)
         except (AssertionError, pqcache.PqcacheError, OSError) as error:
             problems.append(f"second run at event {at} ({type(events[at]).__name__}): {error}")
     assert not problems, "\n".join(problems)
 
 
-def test_two_processes_without_a_lock(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deep", DEPTHS)
+def test_two_processes_without_a_lock(deep: bool, tmp_path: Path) -> None:
     """The same with real processes that start together, again and again."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     yesterday(lake)
@@ -368,7 +381,7 @@ def test_two_processes_without_a_lock(tmp_path: Path) -> None:
         (tmp_path / f"out{number}").mkdir()
         runners.append(Runner(tmp_path / f"out{number}"))
     try:
-        for number in range(depth(4, 60)):
+        for number in range(20 if deep else 2):
             write_day(lake, "2026-11-01", files=4, rows=150, first=1000, seed=number + 10)
             versions.append(rows_at(lake))
             command = (cache, "sync", cache)
@@ -377,9 +390,9 @@ def test_two_processes_without_a_lock(tmp_path: Path) -> None:
                 thread.start()
             for thread in threads:
                 thread.join()
-            check_whole(cache, versions)
+            check_snapshot(cache, versions)
             pqcache.sync(cache)
-            assert check_whole(cache, versions[-1:]) == 0
+            assert check_snapshot(cache, versions[-1:]) == 0
             check_clean(cache)
     finally:
         for one in runners:
@@ -396,7 +409,7 @@ def test_a_lock_that_works_keeps_the_second_out(tmp_path: Path) -> None:
     second.wait()
     assert isinstance(second.outcome, pqcache.CacheLocked)
     assert second.outcome.exit_code == 75
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,4 +452,4 @@ def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytes
     pqcache.sync(cache, on_event=seen.append)
     assert calls["big"] == 2
     assert [event for event in seen if isinstance(event, Published)]
-    assert check_whole(cache, [rows_at(lake)]) == 0
+    assert check_snapshot(cache, [rows_at(lake)]) == 0

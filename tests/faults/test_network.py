@@ -1,4 +1,4 @@
-"""A bad network: what passes is tried again, what stays is named, and a wrong row is never published.
+"""A bad network: a failure that passes is retried, one that lasts is named, and a wrong row is never published.
 
 The answers of the real S3 gateway and of the real WebHDFS server come through a proxy that breaks them.
 """
@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -29,10 +28,9 @@ import pqcache
 from pqcache.events import Event, Retried
 from tests.datasets import shop_table, write_day
 from tests.faults import proxy as faults
-from tests.faults.checks import Rows, check_clean, check_whole, rows_at, same_rows
+from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at, same_rows
 from tests.faults.proxy import Fault, Proxy
 from tests.remote import HdfsRemote, Remote, S3Remote, make_remote
-from tests.servers import hdfs as hdfs_server
 
 USUAL = [f"dt=2026-11-0{day}/part-0000{n}.parquet" for day, n in ((1, 0), (1, 1), (2, 0), (3, 0))]
 BIG = "dt=2026-11-02/part-00000.parquet"  # of several MB: so that "in the middle" means something
@@ -58,7 +56,7 @@ class Store:
         return rows_at(self.made)
 
     def put(self, path: str) -> None:
-        """Bring the local twin's file to the store; one that is not of the usual ones goes after the test."""
+        """Upload the local twin's file to the store; one that is not of the usual ones is removed after the test."""
         self.remote.put(path, (self.made / path).read_bytes())
         self._more.add(path)
 
@@ -69,7 +67,7 @@ class Store:
         return events
 
     def restore(self) -> None:
-        """Bring the cache to what the source holds, and then a new version of the big file to the source."""
+        """Update the cache to what the source holds, then upload a new version of the big file to the source."""
         self.proxy.clear()
         for path in self._more - set(USUAL):
             self.remote.delete(path)
@@ -108,10 +106,10 @@ class Store:
         return other
 
     def check_old(self) -> None:
-        assert check_whole(self.cache, [self.old]) == 0
+        assert check_snapshot(self.cache, [self.old]) == 0
 
     def check_new(self) -> None:
-        assert check_whole(self.cache, [self.new]) == 0
+        assert check_snapshot(self.cache, [self.new]) == 0
         check_clean(self.cache)
 
     # the requests by which each store does the same thing
@@ -134,17 +132,6 @@ class Store:
         if self.kind == "s3":
             return {"method": "HEAD", "path": f"{re.escape(path)}$"}
         return {"method": "GET", "path": f"{re.escape(path)}.*op=GETFILESTATUS"}
-
-
-class QuickHdfs(HdfsRemote):
-    """Writes over HTTP, for which a small file takes milliseconds; ``client`` is the server."""
-
-    def put(self, path: str, data: bytes) -> None:
-        name = f"{urlsplit(self.url).path}/{path}"
-        hdfs_server._webhdfs(self.client.http_url, "PUT", name, "CREATE", data, overwrite="true")
-
-    def delete(self, path: str) -> None:
-        self.client.delete(f"{self.url}/{path}")
 
 
 def write_big(made: Path, seed: int) -> None:
@@ -183,7 +170,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         else:
             proxy = stack.enter_context(Proxy(server.http_url))
             server.mkdirs(f"/{name}")
-            remote = QuickHdfs(f"{server.webhdfs_url}/{name}/shop", server)
+            remote = HdfsRemote(f"{server.webhdfs_url}/{name}/shop", server)
             url = f"webhdfs://127.0.0.1:{proxy.port}/{name}/shop"
         remote.upload(made)
         yield Store(request.param, proxy, remote, url, made, directory / "cache")
@@ -191,7 +178,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def store(shared: Store) -> Store:
-    """The store with one file, BIG, changed since the cache was brought up to date."""
+    """The store with one file, BIG, changed since the last sync."""
     if not shared.cache.exists():
         shared.sync(timeout=20.0)
     shared.restore()
@@ -199,7 +186,7 @@ def store(shared: Store) -> Store:
 
 
 MIDDLE = 1_500_000
-PASSING: dict[str, Fault] = {
+TRANSIENT: dict[str, Fault] = {
     "reset before the head": faults.reset(-1),
     "reset in the middle": faults.reset(MIDDLE),
     "reset after the head": faults.reset(0),
@@ -212,9 +199,9 @@ PASSING: dict[str, Fault] = {
 }
 
 
-@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("fault", TRANSIENT)
 def test_a_read_that_fails_once_is_tried_again(fault: str, store: Store) -> None:
-    rule = store.proxy.rule(PASSING[fault], **store.reading(BIG), count=1)
+    rule = store.proxy.rule(TRANSIENT[fault], **store.reading(BIG), count=1)
     events = store.sync()
     assert rule.used == 1
     store.check_new()
@@ -229,7 +216,7 @@ def test_a_read_that_fails_once_is_tried_again(fault: str, store: Store) -> None
 @pytest.mark.parametrize("fault", ["stalls before the head", "503"])
 def test_a_question_that_fails_once_is_asked_again(fault: str, store: Store) -> None:
     """What asks whether a copied file is still the same meets the same network as what copied it."""
-    rule = store.proxy.rule(PASSING[fault], **store.asking(BIG), count=1)
+    rule = store.proxy.rule(TRANSIENT[fault], **store.asking(BIG), count=1)
     store.sync()
     assert rule.used == 1
     store.check_new()
@@ -237,7 +224,7 @@ def test_a_question_that_fails_once_is_asked_again(fault: str, store: Store) -> 
 
 @pytest.mark.parametrize("fault", ["reset after the head", "stalls before the head", "503"])
 def test_a_listing_that_fails_once_is_tried_again(fault: str, store: Store) -> None:
-    rule = store.proxy.rule(PASSING[fault], path=store.listing, count=1)
+    rule = store.proxy.rule(TRANSIENT[fault], path=store.listing, count=1)
     store.sync()
     assert rule.used == 1
     store.check_new()
@@ -256,7 +243,7 @@ def test_a_listing_that_fails_once_is_tried_again(fault: str, store: Store) -> N
 )
 def test_what_keeps_failing_is_named_and_publishes_nothing(fault: str, where: str, store: Store) -> None:
     match = {"path": store.listing} if where == "listing" else getattr(store, where)(BIG)
-    store.proxy.rule(PASSING[fault], **match)
+    store.proxy.rule(TRANSIENT[fault], **match)
     began = time.monotonic()
     with pytest.raises(pqcache.SourceUnavailable) as error:
         store.sync(retries=1, timeout=0.5)
@@ -267,7 +254,7 @@ def test_what_keeps_failing_is_named_and_publishes_nothing(fault: str, where: st
     store.proxy.clear()
     store.sync()
     store.check_new()
-    if where == "asking" and store.kind == "s3":  # it had arrived whole
+    if where == "asking" and store.kind == "s3":  # the file was complete
         reads = [request for request in store.proxy.requests if request.target.endswith(BIG)]
         assert {request.method for request in reads} == {"HEAD"}, "a whole file was fetched again"
 
@@ -422,7 +409,7 @@ def test_an_older_version_of_as_many_bytes_is_seen(store: Store) -> None:
 
 @pytest.mark.parametrize("lie", ["flipped", "another version"])
 def test_a_lie_in_the_rows_is_seen_by_its_checksum(lie: str, store: Store) -> None:
-    """An S3 object that was put in one piece has its MD5 as ETag: with --checksum no wrong byte stays unseen."""
+    """An S3 object that was put in one piece has its MD5 as ETag: with --checksum every wrong byte is seen."""
     if store.kind == "webhdfs":
         pytest.skip("HDFS's checksum is one of 512-byte CRCs, which only its own clients compute")
     other = store.another_version()

@@ -1,7 +1,7 @@
 """Power loss: what a name makes visible is on disk before the name is.
 
 A run is watched: every fsync is recorded with the state of what it made durable, and at every rename that
-makes something visible (a whole download, a rewritten directory, a snapshot, ``current``, pqcache.toml) all
+makes something visible (a finished download, a rewritten directory, a snapshot, ``current``, pqcache.toml) all
 that it depends on, files and directories, must be as it was when it was last fsynced.
 """
 
@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.faults.checks import rows_at
-from tests.faults.runner import Ran, Runner
-from tests.faults.test_kill import make_night
+from tests.faults.runner import Runner, RunResult
+from tests.faults.test_kill import make_scenario
 
 
-def watched(runner: Runner, tmp_path: Path, kind: str, **more: object) -> Ran:
-    night = make_night(runner, tmp_path, kind)
-    night.restart()
-    ran = runner.run(night.cache, *night.command, instrument={"kind": "order"}, **more)
+def watched(runner: Runner, tmp_path: Path, kind: str, **more: object) -> RunResult:
+    scenario = make_scenario(runner, tmp_path, kind)
+    scenario.restart()
+    ran = runner.run(scenario.cache, *scenario.command, instrument={"kind": "order"}, **more)
     assert ran.code == 0, ran.stderr
-    assert rows_at(night.cache / "current") == night.new
+    assert rows_at(scenario.cache / "current") == scenario.new
     return ran
 
 
@@ -39,9 +39,9 @@ def test_what_becomes_visible_is_on_disk(kind: str, runner: Runner, tmp_path: Pa
 
 def test_the_way_to_a_new_cache_is_on_disk(runner: Runner, tmp_path: Path) -> None:
     """A first run that says it is done has made the cache's own directory durable, and those it made above it."""
-    night = make_night(runner, tmp_path, "first")
+    scenario = make_scenario(runner, tmp_path, "first")
     cache = tmp_path / "made" / "by" / "sync" / "cache"
-    command = [cache if part == night.cache else part for part in night.command]
+    command = [cache if part == scenario.cache else part for part in scenario.command]
     ran = runner.run(cache, *command, instrument={"kind": "order"}, parents=str(tmp_path))
     assert ran.code == 0, ran.stderr
     assert ran.order["found"] == []

@@ -1,4 +1,4 @@
-"""Real stores for tests, benchmarks and trying things by hand: a Hadoop HDFS and a Ceph S3 gateway.
+"""Real stores for tests, benchmarks and manual trials: a Hadoop HDFS and a Ceph S3 gateway.
 
 Both listen on 127.0.0.1 only, on free ports, keep everything they own in one temporary directory, and die
 with the process that started them, even when that one is killed with -9.

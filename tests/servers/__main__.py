@@ -1,4 +1,4 @@
-"""Run test servers by hand: python -m tests.servers hdfs|s3|both DIRECTORY
+"""Run test servers in the foreground: python -m tests.servers hdfs|s3|both DIRECTORY
 
 Prints lines to source in another shell (also left in DIRECTORY/env), then waits for Ctrl-C or SIGTERM.
 """

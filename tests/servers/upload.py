@@ -1,4 +1,4 @@
-"""Bringing a local directory tree to a server: what the upload_tree of both servers has in common."""
+"""Uploads a local directory tree: what the upload_tree of both servers, and tests/remote.py, have in common."""
 
 from __future__ import annotations
 

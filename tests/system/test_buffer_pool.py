@@ -21,7 +21,15 @@ EPOCH = 16_000 * 8192
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS is Linux's")
-@pytest.mark.parametrize(("workers", "fixed"), [(0, False), (2, False), (0, True), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "fixed"),
+    [
+        pytest.param(0, False, marks=pytest.mark.deep),
+        (2, False),
+        (0, True),
+        pytest.param(2, True, marks=pytest.mark.deep),
+    ],
+)
 def test_ten_epochs_within_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, fixed: bool
 ) -> None:

@@ -1,0 +1,228 @@
+"""The checks against a bad night: markers, young files, too many deletions, another source by mistake."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.store.config import read_config
+from pqcache.store.drivers.local import LocalSource
+from pqcache.store.sync import safety_checks
+from tests.datasets import shop_table, write_day
+from tests.faults.checks import check_snapshot, rows_at
+from tests.faults.lakes import lake_of, rewrite_day
+
+
+def test_marker(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path)
+    (lake / "dt=2026-11-04" / "_SUCCESS").unlink()
+    without = {name: rows for name, rows in rows_at(lake).items() if name != "dt=2026-11-04"}
+    report = pqcache.sync(cache, str(lake), marker="_SUCCESS")
+    assert report.added == 6
+    assert check_snapshot(cache, [without]) == 0
+    (lake / "dt=2026-11-04" / "_SUCCESS").touch()
+    pqcache.sync(cache)
+    held = rows_at(lake)
+    assert check_snapshot(cache, [held]) == 0
+
+    # the nightly job writes a partition anew: it is held as it was until the marker is back
+    (lake / "dt=2026-11-02" / "_SUCCESS").unlink()
+    (lake / "dt=2026-11-02" / "part-00000.parquet").unlink()
+    pq.write_table(shop_table(9, 9), lake / "dt=2026-11-02" / "part-00001.parquet")
+    assert not pqcache.sync(cache).published
+    assert check_snapshot(cache, [held]) == 0
+    (lake / "dt=2026-11-02" / "part-00001.parquet").unlink()
+    (lake / "dt=2026-11-02" / "_temporary" / "0").mkdir(parents=True)
+    pq.write_table(shop_table(9, 9), lake / "dt=2026-11-02" / "_temporary" / "0" / "part-00000.parquet")
+    assert not pqcache.sync(cache).published, "a partition whose writer is at work has gone"
+    assert check_snapshot(cache, [held]) == 0
+    rewrite_day(lake, "2026-11-02")
+    assert pqcache.sync(cache).published
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+    for marker in lake.rglob("_SUCCESS"):
+        marker.unlink()
+    with pytest.raises(pqcache.SourceIncomplete, match="has to wait") as error:
+        pqcache.sync(tmp_path / "other", str(lake), marker="_SUCCESS")
+    assert error.value.exit_code == 3
+    assert pqcache.sync(cache, marker="").snapshot
+    assert read_config(cache).marker is None
+
+
+def test_marker_above_the_files(tmp_path: Path) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for hour in ("00", "01"):
+        write_day(lake / "dt=2026-11-01", f"h{hour}", files=1, rows=5)
+        (lake / "dt=2026-11-01" / f"dt=h{hour}" / "_SUCCESS").unlink()
+    (lake / "_SUCCESS").touch()  # of a job long ago: says nothing about partitions
+    with pytest.raises(pqcache.SourceIncomplete):
+        pqcache.sync(cache, str(lake), marker="_SUCCESS")
+    (lake / "dt=2026-11-01" / "_SUCCESS").touch()
+    assert pqcache.sync(cache, str(lake), marker="_SUCCESS").added == 2
+
+
+@pytest.mark.parametrize("row_group_size", [None, 16 << 10])
+def test_settle(row_group_size: int | None, tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path)
+    old = time.time() - 3600
+    for path in lake.rglob("*.parquet"):
+        os.utime(path, (old, old))
+    young = lake / "dt=2026-11-04" / "part-00001.parquet"
+    young.touch()
+    settled = {**rows_at(lake), "dt=2026-11-04": shop_table(4000, 20).replace_schema_metadata()}
+    report = pqcache.sync(cache, str(lake), settle=600, row_group_size=row_group_size)
+    assert report.added == 7
+    assert check_snapshot(cache, [settled]) == 0
+    os.utime(young, (old, old))
+    assert pqcache.sync(cache).added == 1
+    held = rows_at(lake)
+    assert check_snapshot(cache, [held]) == 0
+
+    pq.write_table(shop_table(77, 7), lake / "dt=2026-11-01" / "part-00000.parquet")  # young: as it was before
+    assert not pqcache.sync(cache).published
+    assert check_snapshot(cache, [held]) == 0
+    rewrite_day(lake, "2026-11-03")  # gone under its old names, too young under its new ones
+    pqcache.sync(cache)
+    assert check_snapshot(cache, [held]) == 0, "a partition that is being overwritten has gone"
+    assert pqcache.sync(cache, settle=0.0).published
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+def test_settle_takes_nothing_from_a_young_source(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path)
+    with pytest.raises(pqcache.SourceIncomplete, match="has to wait"):
+        pqcache.sync(cache, str(lake), settle=600)
+
+
+def test_max_delete(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path)
+    pqcache.sync(cache, str(lake))
+    everything = rows_at(lake)
+    shutil.copytree(lake, tmp_path / "backup")
+    shutil.rmtree(lake / "dt=2026-11-01")
+    shutil.rmtree(lake / "dt=2026-11-02")
+    (lake / "dt=2026-11-03" / "part-00000.parquet").unlink()  # 5 of 8
+    for limit, code in ((None, 3), ("62%", 3), ("4", 3), ("0", 3), ("0%", 3)):
+        with pytest.raises(pqcache.SourceIncomplete, match=r"5 files of the 8.*--force") as error:
+            pqcache.sync(cache, max_delete=limit)
+        assert error.value.exit_code == code
+        assert check_snapshot(cache, [everything]) == 0
+        assert read_config(cache).max_delete == "50%", "a refused run is remembered"
+    for bad in ("-1", "101%", "half", "5 files", ""):
+        with pytest.raises(pqcache.UsageError):
+            safety_checks.parse_max_delete(bad)
+    assert pqcache.sync(cache, force=True).removed == 5
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+    shutil.rmtree(lake)
+    shutil.copytree(tmp_path / "backup", lake)
+    pqcache.sync(cache)
+    shutil.rmtree(lake / "dt=2026-11-01")
+    shutil.rmtree(lake / "dt=2026-11-02")  # 4 of 8: not more than half
+    assert pqcache.sync(cache).removed == 4
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_a_touched_file_does_not_switch_the_guard_off(tmp_path: Path, partitioned: bool) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    directory = lake / "dt=2026-11-01" if partitioned else lake
+    directory.mkdir(parents=True)
+    for number in range(10):
+        pq.write_table(pa.table({"n": [number]}), directory / f"{number}.parquet")
+    pqcache.sync(cache, str(lake))
+    for number in range(1, 10):
+        (directory / f"{number}.parquet").unlink()
+    pq.write_table(pa.table({"n": [100, 101]}), directory / "0.parquet")
+    with pytest.raises(pqcache.SourceIncomplete, match="9 files of the 10"):
+        pqcache.sync(cache, max_delete="10%")
+    pq.write_table(pa.table({"n": [102]}), directory / "new.parquet")
+    with pytest.raises(pqcache.SourceIncomplete, match=f"{9 if partitioned else 8} files of the 10"):
+        pqcache.sync(cache, max_delete="10%")
+
+
+def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path)
+    pqcache.sync(cache, str(lake), max_delete="0")
+    for day in range(1, 5):
+        rewrite_day(lake, f"2026-11-{day:02d}", files=2)
+    report = pqcache.sync(cache)
+    assert (report.added, report.removed) == (8, 8)
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+    rewrite_day(lake, "2026-11-04", files=1, seed=10)  # compacted: fewer files, nothing lost
+    assert pqcache.sync(cache).removed == 2
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+    for path in (lake / "dt=2026-11-04").glob("*.parquet"):
+        path.unlink()
+    with pytest.raises(pqcache.SourceIncomplete, match="1 file of the 7"):
+        pqcache.sync(cache)
+
+
+def test_snapshots_are_collected_after_the_clock_stepped_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names sort by time, but the time of one machine is not always the time."""
+    lake, cache = lake_of(tmp_path)
+    real = pqcache.Cache.new_snapshot_id
+    hours = iter(range(100))
+
+    def earlier(self: pqcache.Cache) -> str:
+        return real(self, datetime.now(timezone.utc) - timedelta(hours=next(hours)))
+
+    monkeypatch.setattr(pqcache.Cache, "new_snapshot_id", earlier)
+    for number in range(5):
+        rewrite_day(lake, "2026-11-01", seed=number + 20)
+        pqcache.sync(cache, str(lake), keep=2)
+    assert len(list((cache / "snapshots").iterdir())) == 2
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+def test_another_source_by_mistake_is_refused_and_forgotten(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path)
+    pqcache.sync(cache, str(lake))
+    write_day(tmp_path / "wrong", "2031-01-01", files=1, rows=3)
+    with pytest.raises(pqcache.SourceIncomplete):
+        pqcache.sync(cache, str(tmp_path / "wrong"))
+    assert read_config(cache).source == str(lake)
+    assert not pqcache.sync(cache).published
+
+
+def test_a_local_listing_survives_what_it_does_not_need(tmp_path: Path) -> None:
+    """Locks that editors leave (dangling links), pipes and sockets beside the data are no reason to stop."""
+    lake, cache = lake_of(tmp_path)
+    (lake / ".#notes").symlink_to("user@host.1234:1690000000")
+    (lake / "dt=2026-11-01" / "_latest").symlink_to("gone")
+    os.mkfifo(lake / "dt=2026-11-01" / ".pipe")
+    pqcache.sync(cache, str(lake))
+    (lake / "dt=2026-11-02" / "part-00009.parquet").symlink_to("gone")
+    with pytest.raises(pqcache.PqcacheError, match=r"part-00009\.parquet"):
+        pqcache.sync(cache)
+
+
+def test_a_file_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing during which something vanished is no listing: it is made again, or the file is named."""
+    lake, cache = lake_of(tmp_path)
+    pqcache.sync(cache, str(lake))
+    real, done = LocalSource._identity, []
+
+    def identity(self: LocalSource, path: str, status: os.stat_result) -> object:
+        if not done:
+            done.append(True)
+            for victim in (lake / "dt=2026-11-01").glob("*.parquet"):
+                victim.unlink()
+        return real(self, path, status)
+
+    monkeypatch.setattr(LocalSource, "_identity", identity)
+    complaint = ".parquet"
+    try:
+        pqcache.sync(cache)
+    except pqcache.PqcacheError as error:
+        complaint = str(error)
+        pqcache.sync(cache)
+    assert ".parquet" in complaint
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
