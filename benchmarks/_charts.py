@@ -11,7 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LABELS, BAR, GAP, ROW = 290, 150, 70, 22  # widths and heights in pixels
-STYLE = "text{fill:#333}.n{fill:#666}.b{fill:#9db4c8}.p{fill:#2f6fb0}"
+STYLE = "text{font:12px DejaVu Sans,Helvetica,Arial,sans-serif;fill:#333}.n{fill:#666}.b{fill:#9db4c8}.p{fill:#2f6fb0}"
 
 
 def tables() -> dict[str, list[list[str]]]:
@@ -33,13 +33,11 @@ def chart(title: str, header: list[str], rows: list[list[str]]) -> str:
     """Return a table as SVG."""
     width, height = LABELS + (BAR + GAP) * (len(header) - 1), 34 + ROW * len(rows)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12" role="img" '
-        f'aria-label="{escape(title)}">',
-        f'<style>{STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        f'<title>{escape(title)}</title><style>{STYLE}</style><rect width="{width}" height="{height}" fill="#fff"/>',
     ]
     for i, row in enumerate(rows):
-        weight = ' font-weight="bold"' if "**" in row[0] else ""
+        weight = ' style="font-weight:bold"' if "**" in row[0] else ""
         label = escape(re.sub(r"[*`]", "", row[0]).strip())
         parts.append(f'<text x="8" y="{45 + ROW * i}"{weight}>{label}</text>')
     for column, name in enumerate(header[1:], 1):
