@@ -230,9 +230,7 @@ def _print_histogram(console: Console, found: Inspection, training: Forecast | N
     )
     if found.straddling is not None and found.blocks_touched is not None:
         each = found.blocks_touched / max(1, found.row_groups)
-        console.print(
-            f"  {found.straddling:,} cross a block boundary; a row group lies in {each:.2f} blocks on average"
-        )
+        console.print(f"  row groups across a block boundary: {found.straddling:,}; blocks per row group: {each:.2f}")
     command = remedy(found, training)
     if command is not None:
         console.print(f"  fix: {escape(command)}", soft_wrap=True)
