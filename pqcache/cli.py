@@ -25,7 +25,7 @@ def main() -> NoReturn:
     without_pandas()
     without_algebra()
     with_rare_collections()
-    if sys.stdout is None:  # closed by the parent process
+    if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
