@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RETIRED = {  # the word with its forms: what to write
     "bring|brings|bringing|brought|bringer": "download, fetch",
     "arrival|arrivals|arrived": "download",
-    "hand|hands": "bucket, share",
+    "hand|hands": "chunk, share",
     "card|cards": "chunk",
     "room|rooms": "space, budget, module",
     "deal|deals|dealt|dealing": "scatter, share, divide",
