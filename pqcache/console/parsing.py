@@ -48,7 +48,7 @@ def store_options(pairs: list[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise UsageError(f"-o {key}", "has no key or no value", "write it as KEY=VALUE")
+            raise UsageError(f"-o {key}", "not a key with a value", "write it as KEY=VALUE")
         options[key] = value
     return options
 
