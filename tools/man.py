@@ -3,7 +3,7 @@
     python tools/man.py            write them
     python tools/man.py --check    name the pages that are not as they would be written
 
-A part is mdoc with the sections that are not generated. In its OPTIONS section, what stands below ``.It Fl -name``
+A part is mdoc with the sections that the help does not give. In its OPTIONS section, what stands below ``.It Fl -name``
 is added to what the help says of that option; what stands before the first and after ``.El`` frames the list.
 A command without a part gets a page from its help alone.
 """
