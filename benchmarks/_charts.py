@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-LABELS, BAR, GAP, ROW = 290, 150, 70, 22  # widths and heights in pixels
+LABELS, BAR, GAP, ROW = 300, 120, 60, 22  # widths and heights in pixels
 STYLE = "text{font:12px DejaVu Sans,Helvetica,Arial,sans-serif;fill:#333}.n{fill:#666}.b{fill:#9db4c8}.p{fill:#2f6fb0}"
 
 
@@ -44,7 +44,9 @@ def chart(title: str, header: list[str], rows: list[list[str]]) -> str:
         left = LABELS + (BAR + GAP) * (column - 1)
         values = [number(row[column]) for row in rows]
         largest = max(value for value in values if value is not None)
-        parts.append(f'<text x="{left}" y="20" class="n">{escape(name.split(", 0 /")[0])}</text>')
+        parts.append(
+            f'<text x="{left}" y="20" class="n">{escape(re.sub(r", ([0-9,]+ MB|0 / 2 workers)$", "", name))}</text>'
+        )
         for i, value in enumerate(values):
             if value is not None:
                 kind, wide = "p" if "**" in rows[i][0] else "b", BAR * value / largest
