@@ -1,9 +1,9 @@
-"""The whole of pqcache in one run: sync, inspect, repartition, train, and a night that changes the source.
+"""All of pqcache in one run: sync, inspect, repartition, train, and a sync of a changed source during a training.
 
     python demo/demo.py [DIR]
 
-Every command is shown with what it really printed, and every claim is checked: one that does not hold ends the
-demo with exit code 1. It needs no network and leaves its files in DIR (demo/data) to look around in.
+Every command is shown with its output, and every claim is checked: a false one ends the demo with exit code 1. It needs
+no network and leaves its files in DIR (default: demo/data).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 HERE = Path(__file__).parent
-MARK = ".pqcache-demo"  # a directory with it is ours to wipe
+MARK = ".pqcache-demo"  # marks a directory that the demo may empty
 LIMIT = "8MB"
 PQCACHE = [sys.executable, "-c", "from pqcache.cli import main; main()"]
 
@@ -40,12 +40,12 @@ Ids = npt.NDArray[np.int64]
 
 
 class Untrue(Exception):
-    """Something that the demo claims does not hold."""
+    """A claim of the demo is false."""
 
 
 @dataclass
 class Demo:
-    """Where the demo works, and what it proved so far."""
+    """The directory of the demo, and the claims that were checked."""
 
     root: Path
     proved: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Demo:
         return self.root / "cache"
 
     def proves(self, claim: str, holds: bool) -> None:
-        """Note a claim that holds; raise Untrue for one that does not."""
+        """Record a claim that holds; raise Untrue for one that does not."""
         if not holds:
             raise Untrue(claim)
         say(f"  -> {claim}")
@@ -69,12 +69,12 @@ class Demo:
 
 
 def say(text: str) -> None:
-    """Print at once, since children print to the same place."""
+    """Print without buffering, because child processes print too."""
     print(text, flush=True)
 
 
 def chapter(title: str, text: str) -> None:
-    """Print a heading and what it is about."""
+    """Print a heading and a description."""
     say(f"\n\n{title}\n{'-' * len(title)}")
     say(textwrap.fill(text, 100))
 
@@ -92,7 +92,7 @@ def python(*arguments: str | Path) -> str:
 def _run(name: str, program: list[str], arguments: tuple[str | Path, ...], to: Path | None) -> str:
     words = [shown(word) for word in arguments]
     say("\n$ " + shlex.join([name, *words]) + (f" > {shown(to)}" if to else ""))
-    # Rich colours pipes where a CI says so; and progress lines are no part of the story.
+    # no colours, also where a CI sets FORCE_COLOR
     environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
     done = subprocess.run(
         [*program, *words],
@@ -114,7 +114,7 @@ def _run(name: str, program: list[str], arguments: tuple[str | Path, ...], to: P
 
 
 def shown(word: str | Path) -> str:
-    """Return a path as one would type it here, and anything else as it is."""
+    """Return a path relative to the working directory if it is below it; return text unchanged."""
     if isinstance(word, str):
         return word
     relative = os.path.relpath(word)
@@ -123,31 +123,31 @@ def shown(word: str | Path) -> str:
 
 def main() -> int:
     """Run the demo and return its exit code."""
-    parser = argparse.ArgumentParser(description="Show what pqcache does, and check that it does.")
+    parser = argparse.ArgumentParser(description="Show what pqcache does, and check it.")
     parser.add_argument("directory", nargs="?", type=Path, default=HERE / "data", help="where to work")
     demo = Demo(parser.parse_args().directory.absolute())
     begun = time.monotonic()
     if not wipe(demo.root):
         parser.error(f"{demo.root}: not empty, and not from an earlier demo; name another directory")
-    say("pqcache in one run: a $ marks a command, a -> what was checked after it.")
+    say("pqcache in one run: $ marks a command, -> a claim that was checked after it.")
     try:
-        for part in (first_sync, cut_anew, training, night):
+        for part in (first_sync, repartition, training, night):
             part(demo)
     except Untrue as error:
         say(f"\nNOT TRUE: {error}")
         return 1
     chapter(
-        "What was proved",
-        "Rows, ids and row-group sizes were read from the files themselves, with pyarrow alone:",
+        "What was checked",
+        "Rows, ids and row-group sizes were read from the files with pyarrow:",
     )
     for number, claim in enumerate(demo.proved, 1):
         say(f"{number:>3}. {claim}")
-    say(f"\nDone in {time.monotonic() - begun:.0f} s. Look around in {shown(demo.root)}.")
+    say(f"\nDone in {time.monotonic() - begun:.0f} s. The files are in {shown(demo.root)}.")
     return 0
 
 
 def wipe(root: Path) -> bool:
-    """Empty the demo's directory; return False for one that holds something else."""
+    """Empty the demo's directory; return False for one with other files."""
     if root.exists() and not (root / MARK).exists() and (root.is_file() or any(root.iterdir())):
         return False
     shutil.rmtree(root, ignore_errors=True)
@@ -157,47 +157,49 @@ def wipe(root: Path) -> bool:
 
 
 def first_sync(demo: Demo) -> None:
-    """Make the source and bring it here."""
+    """Generate the source and sync it."""
     chapter(
-        "1. A shop's offers, in a lake",
-        "Four daily partitions of Parquet. Nobody cut them for training: one day is a single huge row group, "
-        "another is 60 tiny files. (Here the lake is a directory; hdfs:// and s3:// work the same way.)",
+        "1. The source: offers of a shop",
+        "Four daily partitions of Parquet with unsuitable row groups: one day is a single large row group, "
+        "another is 60 small files. (Here the source is a directory; hdfs:// and s3:// work the same way.)",
     )
     python(HERE / "make_shop.py", demo.source, "--days", "4")
-    chapter("2. The first sync", "Bring it all here, as one snapshot of plain Parquet.")
+    chapter("2. The first sync", "Copy the table as a snapshot of plain Parquet.")
     pqcache("sync", demo.source, demo.cache)
     rows = held(demo.cache / "current")
     demo.proves(f"the cache holds all {rows:,} rows of the source", same_rows(demo.source, demo.cache / "current"))
 
 
-def cut_anew(demo: Demo) -> None:
+def repartition(demo: Demo) -> None:
     """Inspect, repartition, inspect."""
-    chapter("3. Inspect", f"How well is it cut? Against blocks of {LIMIT}, to keep this demo small:")
+    chapter("3. Inspect", f"Compare the row groups with a block size of {LIMIT}, which keeps this demo small:")
     pqcache("inspect", demo.cache, "--block-size", LIMIT)
     before, sizes = inspection(demo, "before.json"), row_group_sizes(demo.cache / "current")
-    cut = f"{before['files']} files for {before['row_groups']} row groups"
+    files_and_groups = f"{before['files']} files for {before['row_groups']} row groups"
     demo.proves(
-        f"inspect finds what is badly cut: {before['over_block']} row group over {LIMIT} "
-        f"({megabytes(before['row_group_bytes']['max'])}), {cut}",
+        f"inspect finds unsuitable row groups: {before['over_block']} row group over {LIMIT} "
+        f"({megabytes(before['row_group_bytes']['max'])}), {files_and_groups}",
         before["over_block"] == 1 and before["row_group_bytes"]["max"] == max(sizes) and before["files"] > 60,
     )
-    chapter("4. Repartition", f"Row groups that fill {LIMIT} and never exceed it; later syncs cut new days so too.")
+    chapter(
+        "4. Repartition", f"Row groups that fill {LIMIT} and never exceed it; later syncs do the same with new days."
+    )
     pqcache("repartition", demo.cache, "--row-group-size", LIMIT)
     pqcache("inspect", demo.cache, "--block-size", LIMIT)
     after, sizes = inspection(demo, "after.json"), row_group_sizes(demo.cache / "current")
     demo.proves(
-        f"no row group is over {LIMIT} any more: {after['row_groups']} in {after['files']} files, "
+        f"no row group exceeds {LIMIT}: {after['row_groups']} in {after['files']} files, "
         f"the largest {max(sizes):,} bytes",
         after["over_block"] == 0 and after["row_groups"] == len(sizes) and max(sizes) <= 8 << 20,
     )
     demo.proves(
-        "every value, the order of rows within a day, the schema and its metadata are the source's",
+        "values, the order of rows within a day, the schema and its metadata equal the source's",
         same_rows(demo.source, demo.cache / "current"),
     )
 
 
 def training(demo: Demo) -> None:
-    """Two epochs of a real model."""
+    """Train a model for two epochs."""
     chapter(
         "5. Train",
         "A small torch model reads batches from the cache through a plain DataLoader with two workers.",
@@ -207,24 +209,24 @@ def training(demo: Demo) -> None:
     expected, seen = all_ids(demo.source), np.load(report)
     for number, ids in enumerate(seen["ids"], 1):
         demo.proves(
-            f"epoch {number} saw each of the {len(expected):,} rows once: none twice, none left out",
+            f"epoch {number} returned each of the {len(expected):,} rows exactly once",
             same_ids(ids, expected),
         )
-    demo.proves("the second epoch's order is another one", not np.array_equal(*seen["ids"]))
+    demo.proves("the second epoch has another order", not np.array_equal(*seen["ids"]))
     first, second = seen["losses"].mean(1)
-    demo.proves(f"the mean loss went down from {first:.3f} to {second:.3f}", second < 0.8 * first)
+    demo.proves(f"the mean loss decreased from {first:.3f} to {second:.3f}", second < 0.8 * first)
 
 
 def night(demo: Demo) -> None:
-    """Sync while a training is under way."""
+    """Sync during a training."""
     chapter(
-        "6. A night at the source, in the middle of an epoch",
-        "A training is under way. Meanwhile one day arrives at the source, one of the past changes (prices, "
-        "and rows that came late), and the nightly sync brings both.",
+        "6. A sync in the middle of an epoch",
+        "While a training runs, one day is added at the source, an older one changes (prices, and late rows), "
+        "and the nightly sync fetches both.",
     )
     old_ids, old = all_ids(demo.source), current(demo)
     report = demo.root / "through.npz"
-    context = multiprocessing.get_context("spawn")  # a process of its own, as a training is
+    context = multiprocessing.get_context("spawn")  # a separate process, as a training is
     begun, landed, step = context.Event(), context.Event(), context.Value("i", 0)
     process = context.Process(target=train_through, args=(demo.cache, report, begun, landed, step))
     process.start()
@@ -243,32 +245,32 @@ def night(demo: Demo) -> None:
         raise Untrue("the training comes to its end")
     seen, undisturbed = np.load(report), np.load(demo.root / "train.npz")
     demo.proves(
-        f"the new snapshot landed between its steps {began_at} and {ended_at} of {seen['losses'].shape[1]}",
+        f"the new snapshot was published between its steps {began_at} and {ended_at} of {seen['losses'].shape[1]}",
         old != new and summary["snapshot"] == new and 0 < began_at <= ended_at < seen["losses"].shape[1],
     )
     demo.proves(
-        f"it finished its epoch on the old snapshot {old}, with exactly its {len(old_ids):,} rows",
+        f"it finished its epoch on the old snapshot {old}, with exactly those {len(old_ids):,} rows",
         str(seen["snapshot"]) == old and same_ids(seen["ids"][0], old_ids),
     )
     demo.proves(
-        "its rows came in the very order of the training that nothing disturbed",
+        "its rows have the same order as in the undisturbed training",
         np.array_equal(seen["ids"][0], undisturbed["ids"][0]),
     )
-    demo.proves("the old snapshot was kept for it, though --keep 1 asks for one only", left == [old, new])
+    demo.proves("the old snapshot was kept for it, despite --keep 1", left == [old, new])
     morning(demo, new)
 
 
 def change_source(demo: Demo) -> set[str]:
-    """Write a new day and an old one anew; return both directories' names."""
-    arrived, changed = make_shop.FIRST_DAY + timedelta(days=4), make_shop.FIRST_DAY
-    make_shop.make_day(demo.source, arrived)
+    """Write a new day and a revised old one; return the names of both directories."""
+    added, changed = make_shop.FIRST_DAY + timedelta(days=4), make_shop.FIRST_DAY
+    make_shop.make_day(demo.source, added)
     make_shop.make_day(demo.source, changed, revision=1)
-    say(f"\n(at the source dt={arrived} arrives and dt={changed} changes)")
-    return {f"dt={arrived}", f"dt={changed}"}
+    say(f"\n(at the source dt={added} is added and dt={changed} changes)")
+    return {f"dt={added}", f"dt={changed}"}
 
 
 def nightly_sync(demo: Demo, moved: set[str]) -> dict[str, Any]:
-    """Sync while the training runs, and check what moved; return the run's summary."""
+    """Sync while the training runs, and check what was fetched; return the summary."""
     inodes = {path: (demo.cache / "current" / path).stat().st_ino for path in files(demo.cache / "current")}
     lines = pqcache("sync", demo.cache, "--keep", "1", "--json").splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{")]
@@ -278,15 +280,15 @@ def nightly_sync(demo: Demo, moved: set[str]) -> dict[str, Any]:
     total = sum((demo.source / path).stat().st_size for path in files(demo.source))
     amount = f"{megabytes(summary['fetched_bytes'])} of {megabytes(total)}"
     demo.proves(
-        f"only {' and '.join(sorted(moved))} moved: {amount}",
+        f"only {' and '.join(sorted(moved))} were fetched: {amount}",
         {event["path"].partition("/")[0] for event in fetched} == moved
         and sum(event["bytes"] for event in fetched) == summary["fetched_bytes"] < total / 2,
     )
     demo.proves(
-        f"the {len(linked)} days that did not change are the same files on disk, linked into the new snapshot",
+        f"the {len(linked)} unchanged days are hard links to the same files",
         {path.partition("/")[0] for path in linked} == {path.name for path in demo.source.iterdir()} - moved,
     )
-    demo.proves("the new snapshot holds what the source holds", same_rows(demo.source, demo.cache / "current"))
+    demo.proves("the new snapshot has the same rows as the source", same_rows(demo.source, demo.cache / "current"))
     return summary
 
 
@@ -296,7 +298,7 @@ def same_file(path: Path, inode: int) -> bool:
 
 
 def train_through(cache: Path, report: Path, begun: Event, landed: Event, at: Synchronized[int]) -> None:
-    """Train one epoch, slowly enough that a night passes in the middle of it."""
+    """Train one epoch, slowly enough for a sync in the middle of it."""
     from train_shop import save, train
 
     def after_step(step: int) -> None:
@@ -312,22 +314,24 @@ def train_through(cache: Path, report: Path, begun: Event, landed: Event, at: Sy
 
 
 def morning(demo: Demo, new: str) -> None:
-    """A new training sees the new snapshot; the old one's space is given back."""
-    chapter("7. The morning after", "A new training sees the new rows. The old snapshot is nobody's any more.")
+    """Train on the new snapshot; a sync removes the old one."""
+    chapter("7. The next training", "A new training reads the new rows. No reader holds the old snapshot any more.")
     report = demo.root / "morning.npz"
     python(HERE / "train_shop.py", demo.cache, "--epochs", "1", "--report", report)
     expected, seen = all_ids(demo.source), np.load(report)
     demo.proves(
-        f"a new process sees the new snapshot's {len(expected):,} rows, each once",
+        f"a new process reads the {len(expected):,} rows of the new snapshot, each once",
         str(seen["snapshot"]) == new and same_ids(seen["ids"][0], expected),
     )
     pqcache("sync", demo.cache)
     left = [path.name for path in (demo.cache / "snapshots").iterdir()]
-    demo.proves("a sync without changes moves nothing, and the old snapshot is gone", left == [new] == [current(demo)])
+    demo.proves(
+        "a sync without changes fetches nothing, and the old snapshot is removed", left == [new] == [current(demo)]
+    )
 
 
 def inspection(demo: Demo, name: str) -> dict[str, Any]:
-    """Return what inspect says as JSON."""
+    """Return the JSON of inspect."""
     text = pqcache("inspect", demo.cache, "--block-size", LIMIT, "--json", to=demo.root / name)
     found: dict[str, Any] = json.loads(text)
     return found

@@ -89,7 +89,7 @@ COMMON = re.findall(
     r"\w+",
     "the a and of with for in our new this very made to your it is from design quality home gift set "
     "free best colour size year days warranty delivery available limited edition natural simple easy care "
-    "clean every detail finish hand tested durable season work travel weekend outdoor indoor family",
+    "clean every detail finish well tested durable season work travel weekend outdoor indoor family",
 )
 
 
@@ -141,7 +141,7 @@ def _mixed(rows: int, rng: np.random.Generator) -> list[int]:
 
 
 def make_rows(day: date, rows: int, seed: int = 0, revision: int = 0) -> pa.Table:
-    """Return a day's offers; a category can be told from words, price and picture, but never for sure."""
+    """Return the offers of a day; words, price and picture predict the category, with noise."""
     rng = np.random.default_rng([seed, day.toordinal()])
     columns = _columns(day, rows, rng)
     if revision:

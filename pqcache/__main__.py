@@ -1,4 +1,4 @@
-"""``pqcache`` and ``python -m pqcache``: an interrupt ends it quietly while the rest is still being imported."""
+"""The entry point of ``pqcache`` and ``python -m pqcache``; an interrupt during the imports prints nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
-def _leave(*_: object) -> NoReturn:
+def _exit_quietly(*_: object) -> NoReturn:
     os._exit(130)
 
 
@@ -18,7 +18,7 @@ def main() -> NoReturn:
     """Run the command line."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _leave)
+            signal.signal(number, _exit_quietly)
     from pqcache.cli import main as run
 
     run()

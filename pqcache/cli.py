@@ -1,4 +1,4 @@
-"""Runs one command line: signals, exit codes, and for whatever goes wrong one line in place of a traceback."""
+"""Runs one command line: signals, exit codes, and one line for each error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> NoReturn:
     if code:
         os._exit(code)  # a thread may hang in a read, which sys.exit() would wait for
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # all is done: to die while Python tidies up would say that it is not
+        signal.signal(number, signal.SIG_IGN)  # the run is complete: a signal at exit must not change the exit code
     sys.exit(0)
 
 
@@ -44,10 +44,10 @@ def run(arguments: list[str]) -> int:
     try:
         code = int(app(arguments, prog_name="pqcache", standalone_mode=False) or 0)
         if code == Interrupted.exit_code:  # Typer has caught the KeyboardInterrupt
-            return _fail(Interrupted("", "interrupted", "nothing is left half done"), arguments)
+            return _fail(Interrupted("", "interrupted", "run the command again to continue"), arguments)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:  # before Typer was ready to
+    except KeyboardInterrupt:  # before Typer catches it
         return Interrupted.exit_code
     except PqcacheError as error:
         return _fail(error, arguments)
@@ -57,35 +57,37 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         _drop_output()
         name = error.filename or "the output, or a temporary file"
-        advice = "; make it accessible for this user" if isinstance(error, PermissionError) else ""
-        return _fail(PqcacheError(name, f"{error.strerror or first_line(error)}{advice}"), arguments)
-    except Exception as error:  # noqa: BLE001  the last resort: a line instead of a traceback
+        advice = "make it accessible for this user" if isinstance(error, PermissionError) else ""
+        return _fail(PqcacheError(name, error.strerror or first_line(error), advice), arguments)
+    except Exception as error:  # noqa: BLE001  a bug: print a line, not a traceback
         return _unexpected(error, arguments)
 
 
 def _drop_output() -> None:
-    """Let what could not be written go nowhere, so that Python does not try again at its end."""
+    """Discard what could not be written, so that Python does not write it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unexpected(error: Exception, arguments: list[str]) -> int:
-    if hasattr(error, "format_message"):  # what the parser refuses
-        said = error.format_message().rstrip(".")
+    """Print an error of the parser, or a bug."""
+    if hasattr(error, "format_message"):  # the parser refused the command line
+        reason = error.format_message().rstrip(".")
         context = getattr(error, "ctx", None)
         named = [word for word in arguments[:1] if not word.startswith("-") and type(error).__name__ != "UsageError"]
         command = context.command_path if context is not None else " ".join(["pqcache", *named])
-        return _fail(UsageError("", f"{said} ('{command} -h' shows the usage)"), arguments)
-    bug = "a bug? Please report it with what PQCACHE_DEBUG=1 shows and 'pqcache --version -v'"
-    return _fail(PqcacheError(f"{type(error).__name__}", f"{first_line(error)} ({bug})"), arguments)
+        return _fail(UsageError("", reason, f"'{command} -h' shows the usage"), arguments)
+    advice = "please report this bug, with the output of PQCACHE_DEBUG=1 and of 'pqcache --version -v'"
+    return _fail(PqcacheError(type(error).__name__, first_line(error), advice), arguments)
 
 
 def _fail(error: PqcacheError, arguments: list[str]) -> int:
+    """Print an error and return its exit code."""
     from pqcache.console.terminal import print_error
 
     if os.environ.get("PQCACHE_DEBUG", "0") != "0":
         import traceback
 
         traceback.print_exc()
-    with contextlib.suppress(OSError):  # nowhere to say it: the exit code does
+    with contextlib.suppress(OSError):  # it cannot be printed: the exit code reports it
         print_error(error, "--json" in arguments)
     return error.exit_code

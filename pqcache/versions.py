@@ -1,4 +1,4 @@
-"""What a report of a problem has to say: the versions of pqcache, the platform, and the libraries beneath."""
+"""The versions of pqcache, the platform and the libraries, as a bug report needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _EXTRAS = ("hdfs-native", "requests", "hdfs3", "botocore", "torch", "torchdata",
 
 
 def report() -> list[str]:
-    """Return one line for each thing and its version, importing none of them."""
+    """Return one line for each name and version, without importing the libraries."""
     import platform
     import sys
 
@@ -21,7 +21,7 @@ def report() -> list[str]:
 
 
 def _version_of(name: str) -> str:
-    from importlib import metadata  # here, as every command imports this module first
+    from importlib import metadata  # here: every command imports this module first
 
     try:
         return metadata.version(name)

@@ -43,7 +43,7 @@ def run(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.
 def error_of(result: subprocess.CompletedProcess[str], code: int) -> str:
     """Return the one line of an error, after checking that it is one and that nothing else was said."""
     assert result.returncode == code, result.stderr
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("trying again")]
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("retrying")]
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("pqcache: error: ")
     assert result.stdout == ""
@@ -281,7 +281,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sync"], r"Missing argument 'SOURCE' \('pqcache sync -h' shows the usage\)"),
+        (["sync"], r"Missing argument 'SOURCE'; 'pqcache sync -h' shows the usage"),
         (["syn"], r"No such command 'syn'.*'sync'"),
         (["sync", "--frob"], r"No such option: --frob"),
         (["sync", "a", "b", "--jobs", "x"], r"'--jobs'"),

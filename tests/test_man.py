@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from pqcache.console.commands import app
-from pqcache.console.help import Command, Group
+from pqcache.console.help import Command, CommandGroup
 from pqcache.store.config import Config
 from tests import ROOT
 
@@ -58,7 +58,7 @@ def test_help_fits_80_columns_and_has_groups_and_examples() -> None:
         assert max(map(len, done.stdout.splitlines())) <= 80, name
         assert "\nExamples:\n" in done.stdout, name
         assert not re.search(r"<\w+|[{}]", done.stdout.partition("\nExamples:")[0]), "types as click writes them"
-        assert isinstance(command, Command | Group), f"{name}: give app.command() cls=Command"
+        assert isinstance(command, Command | CommandGroup), f"{name}: give app.command() cls=Command"
         if len(command.params) > 6:
             assert all(p.rich_help_panel for p in command.params if p.param_type_name == "option"), name
 

@@ -19,7 +19,7 @@ from typing import Any
 import typer
 
 from pqcache.console.commands import app
-from pqcache.console.help import Entry, groups, summary
+from pqcache.console.help import OptionHelp, first_line, option_groups
 
 MAN = Path(__file__).resolve().parent.parent / "man"
 DATE = "November 21, 2026"
@@ -46,7 +46,7 @@ def page(name: str, command: Any) -> str:
     """Return a command's page."""
     own = sections_of(MAN / "parts" / f"{name}.mdoc")
     words = name.replace("-", " ", 1)
-    first = summary(command).rstrip(".")
+    first = first_line(command).rstrip(".")
     sections = {
         "NAME": f".Nm {name}\n.Nd {first[0].lower() + first[1:]}",
         "SYNOPSIS": own.get("SYNOPSIS", synopsis(words, command)),
@@ -79,7 +79,7 @@ def synopsis(words: str, command: Any) -> str:
 
 def command_list() -> str:
     """Return the commands, each with what it is for."""
-    items = [f".It Xr pqcache-{name} 1\n{mdoc(summary(command))}" for name, command in GROUP.commands.items()]
+    items = [f".It Xr pqcache-{name} 1\n{mdoc(first_line(command))}" for name, command in GROUP.commands.items()]
     return "\n".join([".Bl -tag -width repartition", *items, ".El"])
 
 
@@ -93,7 +93,7 @@ def options(command: Any, own: str) -> str:
     before, *details = re.split(r"^\.It Fl -(\S+)\n", own.partition("\n.El")[0] + "\n", flags=re.MULTILINE)
     more = dict(zip(details[::2], (text.strip("\n") for text in details[1::2]), strict=True))
     lines = [before.strip("\n")] if before.strip() else []
-    found = groups(command)
+    found = option_groups(command)
     for title, items in found.items():
         lines += [f".Ss {title}"] if len(found) > 1 else []
         lines.append(".Bl -tag -width Ds")
@@ -107,7 +107,7 @@ def options(command: Any, own: str) -> str:
     return "\n".join([*lines, *([after] if after else [])])
 
 
-def names(item: Entry) -> str:
+def names(item: OptionHelp) -> str:
     """Return an option's names and what follows them, as macros."""
     text = " , ".join(f"Fl {escaped(name[1:])}" for name in item.names)
     return text + "".join(f" Ar {escaped(word)}" for word in item.metavar.split())

@@ -1,4 +1,4 @@
-"""Prints what ``bench`` measured, for a person: a bar for each setting, and what to make of it."""
+"""Prints the report of ``bench`` as text: a bar for each setting, then the recommendation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from pqcache.benchmark.command import BenchReport
-from pqcache.console.terminal import bar, out
+from pqcache.console.terminal import bar, stdout_console
 from pqcache.units import format_count, format_size
 
 _WIDTH = 24
-_WARM = 0.01  # of what was read
+_WARM = 0.01  # largest share read from the disk that counts as a warm page cache
 
 
 def print_bench(report: BenchReport) -> None:
-    """Print what was read, the rates with bars, and the advice."""
-    console = out()
+    """Print what was read, the rates with bars, and the recommended settings."""
+    console = stdout_console()
     columns = format_count(len(report.columns), "column")
     groups = format_count(report.row_groups, "row group")
     console.print(f"[bold]{escape(report.target)}[/]")
@@ -24,7 +24,7 @@ def print_bench(report: BenchReport) -> None:
         f"  reads        {columns}, {format_count(report.rows, 'row')} in {groups}; "
         f"{format_size(report.bytes)} on disk, {format_size(report.decoded)} decoded"
     )
-    console.print(f"  as           batch_size={report.batch_size}, memory={format_size(report.memory)!r}, shuffled")
+    console.print(f"  settings     batch_size={report.batch_size}, memory={format_size(report.memory)!r}, shuffled")
     console.print(f"  machine      {format_count(report.cores, 'core')}; {_cache(report)}")
     console.print()
     console.print(_table(console, report))
@@ -65,7 +65,7 @@ def _cache(report: BenchReport) -> str:
     shares = (report.limit_from_disk, *(item.from_disk for item in report.measured))
     known = [share for share in shares if share is not None]
     if not known:
-        return "whether the page cache was warm is not known here"
+        return "page cache state unknown"
     if max(known) < _WARM:
-        return "page cache warm: nothing came from the disk"
-    return f"page cache partly cold: up to {100 * max(known):.0f} % came from the disk"
+        return "page cache warm: nothing read from the disk"
+    return f"page cache partly cold: up to {100 * max(known):.0f} % read from the disk"

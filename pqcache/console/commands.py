@@ -1,4 +1,4 @@
-"""The commands, each named like the library function it calls."""
+"""The commands. Each calls the library function of its name, and prints the report that it returns."""
 
 from __future__ import annotations
 
@@ -8,25 +8,16 @@ from typing import Any
 
 import typer
 
+from pqcache.console import examples, parsing
 from pqcache.console import options as opt
-from pqcache.console.help import Command, Group, examples
+from pqcache.console.help import Command, CommandGroup
 from pqcache.errors import UsageError
 from pqcache.units import parse_duration, parse_size
 
 app = typer.Typer(
     name="pqcache",
-    cls=Group,
-    epilog=examples(
-        (
-            "Copy a table, and refresh it later",
-            "pqcache sync hdfs://namenode:8020/warehouse/shop cache/shop\npqcache sync cache/shop",
-        ),
-        (
-            "Cut it for training, and look at it",
-            "pqcache repartition cache/shop --row-group-size 128MB\npqcache inspect cache/shop",
-        ),
-        ("More about a command", "pqcache sync --help\nman pqcache-sync"),
-    ),
+    cls=CommandGroup,
+    epilog=examples.PQCACHE,
     invoke_without_command=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -35,25 +26,7 @@ app = typer.Typer(
 )
 
 
-def _size(text: str) -> int:
-    size = parse_size(text)
-    if size < 1:
-        raise UsageError("", f"{text!r} is too small for a row group")
-    return size
-
-
-@app.command(
-    cls=Command,
-    epilog=examples(
-        (
-            "The first run, with options that are remembered",
-            """pqcache sync s3://lake/warehouse/shop cache/shop \\
-    --where "dt >= '2026-11-01'" --row-group-size 128MB""",
-        ),
-        ("Every later run, such as every night", "pqcache sync cache/shop"),
-        ("What would it do?", "pqcache sync cache/shop --dry-run"),
-    ),
-)
+@app.command(cls=Command, epilog=examples.SYNC)
 def sync(
     source: opt.Source,
     cache: opt.OptionalCache = None,
@@ -62,7 +35,7 @@ def sync(
     shard: opt.Shard = None,
     marker: opt.Marker = None,
     settle: opt.Settle = None,
-    row_group_size: opt.CutAs = None,
+    row_group_size: opt.SyncRowGroupSize = None,
     keep: opt.Keep = None,
     max_delete: opt.MaxDelete = None,
     force: opt.Force = False,
@@ -77,22 +50,22 @@ def sync(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Bring a cache up to date with its source, moving only what changed.
+    """Update a cache from its source; only new and changed files are fetched.
 
-    Options marked * are remembered, so that 'pqcache sync CACHE' alone repeats them.
+    Options marked * are remembered: 'pqcache sync CACHE' alone repeats them.
     """
     import pqcache
     from pqcache.console import terminal
 
-    where_from, target = (source, cache) if cache is not None else (None, Path(source))
+    url, target = (source, cache) if cache is not None else (None, Path(source))
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.sync(
             target,
-            where_from,
+            url,
             where=where,
-            columns=_names(columns),
-            row_group_size=None if row_group_size is None else _size(row_group_size),
-            options=_options(option),
+            columns=parsing.column_names(columns),
+            row_group_size=parsing.row_group_bytes("--row-group-size", row_group_size),
+            options=parsing.store_options(option),
             shard=shard,
             keep=keep,
             marker=marker,
@@ -108,31 +81,12 @@ def sync(
             dry_run=dry_run,
             on_event=on_event,
         )
-    _show(report.to_dict(), json, quiet, lambda: terminal.print_sync(report))
+    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_sync(report))
 
 
-@app.command(
-    cls=Command,
-    epilog=examples(
-        ("A cache, in place of its current snapshot", "pqcache repartition cache/shop --row-group-size 64MB"),
-        (
-            "A table on HDFS, to a local directory",
-            "pqcache repartition hdfs://namenode:8020/warehouse/shop shop-128mb",
-        ),
-        (
-            "Token windows that are read fast, in an order that mixes well",
-            "pqcache repartition cache/text --dense tokens --narrow --shuffle 7",
-        ),
-        (
-            "On HDFS, with a Dask cluster, so that every row group is in one block",
-            """pqcache repartition hdfs://namenode:8020/warehouse/shop \\
-    hdfs://namenode:8020/warehouse/shop-aligned \\
-    --align block --scheduler tcp://scheduler:8786""",
-        ),
-    ),
-)
+@app.command(cls=Command, epilog=examples.REPARTITION)
 def repartition(
-    source: opt.From,
+    source: opt.RepartitionSource,
     dest: opt.Dest = None,
     row_group_size: opt.RowGroupSize = None,
     compression: opt.Compression = None,
@@ -151,56 +105,46 @@ def repartition(
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Rewrite row groups so that they fill a size on disk and never exceed it.
+    """Rewrite row groups to a size on disk that they fill and never exceed.
 
-    A cache gets a new snapshot, and remembers the options marked *: later syncs rewrite what is new the same way.
+    A cache gets a new snapshot. It remembers the options marked *, and later syncs apply them to new files.
     """
     import pqcache
     from pqcache.console import terminal
 
     if dense == ["auto"]:
         with terminal.reporter(json, quiet) as on_event:
-            proposals = pqcache.dense_proposals(source, options=_options(option), on_event=on_event)
+            proposals = pqcache.dense_proposals(source, options=parsing.store_options(option), on_event=on_event)
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
-        _show(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
+        _print_report(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
         return
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.repartition(
             source,
             dest,
-            row_group_size=None if row_group_size is None else _size(row_group_size),
+            row_group_size=parsing.row_group_bytes("--row-group-size", row_group_size),
             compression=compression,
             compat=compat,
             keep_int96=keep_int96,
-            dense=_dense(dense),
+            dense=parsing.dense_columns(dense),
             narrow=narrow,
             shuffle=shuffle,
             align=align,
             block_size=None if block_size is None else parse_size(block_size),
-            options=_options(option),
+            options=parsing.store_options(option),
             scheduler=scheduler,
             jobs=jobs,
             wait=wait,
             dry_run=dry_run,
             on_event=on_event,
         )
-    _show(report.to_dict(), json, quiet, lambda: terminal.print_repartition(report))
+    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_repartition(report))
 
 
-@app.command(
-    cls=Command,
-    epilog=examples(
-        ("Does the table on HDFS fit its blocks?", "pqcache inspect hdfs://namenode:8020/warehouse/shop"),
-        ("The first two rows", "pqcache inspect cache/shop --sample 2"),
-        (
-            "Rows per partition, for another program",
-            "pqcache inspect cache/shop --json | jq '.partitions[] | {path, rows}'",
-        ),
-    ),
-)
+@app.command(cls=Command, epilog=examples.INSPECT)
 def inspect(
     target: opt.Target,
-    block_size: opt.MeasuredAgainst = None,
+    block_size: opt.InspectBlockSize = None,
     partitions: opt.AllPartitions = False,
     columns: opt.OnlyColumns = False,
     schema: opt.OnlySchema = False,
@@ -211,61 +155,58 @@ def inspect(
     html: opt.Html = None,
     option: opt.Options = None,
     jobs: opt.FooterJobs = 16,
-    json: opt.OneJson = False,
+    json: opt.InspectJson = False,
 ) -> None:
-    """Show what is in a dataset: partitions, row-group sizes, columns, compression.
+    """Show the partitions, row-group sizes, columns and compression of a dataset.
 
-    A cache answers from its index. Of anything else only the footers are read.
+    For a cache only its index is read, for anything else only the footers.
     """
     import pqcache
     from pqcache.benchmark.forecast import forecast
-    from pqcache.console import inspect_text as show
-    from pqcache.console import terminal
-    from pqcache.store.inspect import listings as views
+    from pqcache.console import inspect_text, terminal
+    from pqcache.store.inspect import listings
 
-    limit = None if block_size is None else _size(block_size)
-    view = _only_one({"schema": schema, "files": files, "row-groups": row_groups, "sample": sample, "diff": diff})
+    limit = parsing.row_group_bytes("--block-size", block_size)
+    view = parsing.chosen_view(
+        {"schema": schema, "files": files, "row-groups": row_groups, "sample": sample, "diff": diff}
+    )
     if diff is not None:
-        difference = views.difference(target, *diff)
-        return _show(difference.to_dict(), json, False, lambda: show.print_difference(difference))
+        difference = listings.difference(target, *diff)
+        return _print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
     with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
-            looked = views.look(target, _options(option), jobs, on_event)
+            looked = listings.look(target, parsing.store_options(option), jobs, on_event)
         else:
-            found = pqcache.inspect(target, options=_options(option), block_size=limit, jobs=jobs, on_event=on_event)
+            found = pqcache.inspect(
+                target, options=parsing.store_options(option), block_size=limit, jobs=jobs, on_event=on_event
+            )
             training = forecast(target)
     if view is not None:
-        return show.print_items(view, views.items_of(view, looked, sample or 0, target), limit, json)
+        return inspect_text.print_items(view, listings.items_of(view, looked, sample or 0, target), limit, json)
     if html is not None:
-        return show.write_page(found, training, html)
+        return inspect_text.write_page(found, training, html)
     if columns and not json:
-        return show.print_columns(found, None)
+        return inspect_text.print_columns(found, None)
     summary = {**found.to_dict(), "training": None if training is None else training.to_dict()}
-    return _show(summary, json, False, lambda: show.print_inspection(found, training, partitions))
+    return _print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, partitions))
 
 
-@app.command(
-    cls=Command,
-    epilog=examples(
-        ("Look at every page, and mend what is damaged", "pqcache verify cache/shop --deep --repair"),
-        ("Does the cache hold what the source holds?", "pqcache verify cache/shop --source"),
-    ),
-)
+@app.command(cls=Command, epilog=examples.VERIFY)
 def verify(
     cache: opt.CacheArgument,
     deep: opt.Deep = False,
-    source: opt.AtSource = False,
+    source: opt.CompareSource = False,
     engine: opt.Engine = None,
     repair: opt.Repair = False,
     option: opt.Options = None,
-    jobs: opt.Processes = None,
+    jobs: opt.VerifyProcesses = None,
     wait: opt.Wait = 0.0,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Check that a cache is as it was published, and mend it.
+    """Check the current snapshot of a cache for damage, and repair it.
 
-    Without options: every file is there, of its size, and footers agree with manifest and index.
+    Without options: every file exists with its recorded size, and footers agree with manifest and index.
     """
     import pqcache
     from pqcache.console import terminal
@@ -277,59 +218,44 @@ def verify(
             source=source,
             engine=engine,
             repair=repair,
-            options=_options(option),
+            options=parsing.store_options(option),
             jobs=jobs,
             wait=wait,
             on_event=on_event,
         )
-    _show(report.to_dict(), json, quiet, lambda: terminal.print_verify(report))
+    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_verify(report))
     report.raise_if_not_ok()
 
 
-@app.command(
-    cls=Command,
-    epilog=examples(
-        ("Find users by their number and by their address", "pqcache index cache/shop --key user_id --key email"),
-        ("Which key indexes are there?", "pqcache index cache/shop"),
-        ("Drop one", "pqcache index cache/shop --drop email"),
-    ),
-)
+@app.command(cls=Command, epilog=examples.INDEX)
 def index(
     cache: opt.CacheArgument,
     key: opt.Key = None,
     drop: opt.Drop = None,
-    jobs: opt.Sorters = None,
+    jobs: opt.IndexThreads = None,
     wait: opt.Wait = 0.0,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Make key indexes, which find the rows of a key without scanning.
+    """Build key indexes, which find the rows of a key without a scan.
 
-    Without options it lists those that there are. Each later snapshot has them too, brought up to date by what changed.
+    Without options: list them. Each later snapshot gets them too, updated with what changed.
     """
     import pqcache
     from pqcache.console import terminal
 
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.index(cache, keys=key or (), drop=drop or (), jobs=jobs, wait=wait, on_event=on_event)
-    _show(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
+    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
 
 
-@app.command(
-    cls=Command,
-    epilog=examples(
-        (
-            "How much was fetched in the last thirty runs?",
-            "pqcache log cache/shop --last 30 --json | jq -s 'map(.fetched_bytes) | add'",
-        ),
-    ),
-)
+@app.command(cls=Command, epilog=examples.LOG)
 def log(
     cache: opt.CacheArgument,
     last: opt.Last = 20,
-    json: opt.RunsJson = False,
+    json: opt.LogJson = False,
 ) -> None:
-    """Show what each run did to a cache."""
+    """Show the runs of a cache: time, command, files, bytes, snapshot."""
     import pqcache
     from pqcache.console import terminal
 
@@ -341,26 +267,17 @@ def log(
         terminal.print_history(records)
 
 
-@app.command(
-    cls=Command,
-    epilog=examples(
-        ("Give back all the space that can be given back", "pqcache gc cache/shop --keep 1"),
-        (
-            "Leave what is less than two days old to programs that hold no lease",
-            "pqcache gc cache/shop --keep 1 --older-than 48h",
-        ),
-    ),
-)
+@app.command(cls=Command, epilog=examples.GC)
 def gc(
     cache: opt.CacheArgument,
-    keep: opt.KeepNow = None,
+    keep: opt.GcKeep = None,
     older_than: opt.OlderThan = "0s",
     wait: opt.Wait = 0.0,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Remove old snapshots that nobody reads."""
+    """Remove old snapshots that no reader holds."""
     import pqcache
     from pqcache.console import terminal
 
@@ -368,16 +285,10 @@ def gc(
         report = pqcache.gc(
             cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
         )
-    _show(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))
+    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))
 
 
-@app.command(
-    cls=Command,
-    epilog=examples(
-        ("A cache as a training reads it", "pqcache bench cache/shop --columns id,price,tokens --batch-size 1024"),
-        ("With other numbers of workers", "pqcache bench cache/shop --workers 0,4,12 --seconds 10"),
-    ),
-)
+@app.command(cls=Command, epilog=examples.BENCH)
 def bench(
     target: opt.LocalTarget,
     columns: opt.BenchColumns = None,
@@ -386,83 +297,48 @@ def bench(
     memory: opt.Memory = "2GB",
     workers: opt.Workers = None,
     seconds: opt.Seconds = 2.0,
-    json: opt.ReportJson = False,
+    json: opt.BenchJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Measure how fast this machine reads a dataset, and recommend settings for training."""
-    from pqcache.benchmark import command as benching
+    """Measure how fast this machine reads a dataset, and recommend training settings."""
+    from pqcache.benchmark import command
     from pqcache.console import terminal
     from pqcache.console.bench_text import print_bench
 
     with terminal.reporter(json_lines=False, quiet=quiet or json) as on_event:
-        report = benching.bench(
+        report = command.bench(
             target,
-            columns=_names(columns),
+            columns=parsing.column_names(columns),
             filters=filters,
             batch_size=batch_size,
             memory=memory,
-            workers=None if workers is None else [_number(word) for word in workers.split(",")],
+            workers=parsing.worker_counts(workers),
             seconds=seconds,
             on_event=on_event,
         )
-    _show(report.to_dict(), json, quiet, lambda: print_bench(report))
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _number(word: str) -> int:
-    if not word.strip().isdigit():
-        raise UsageError(f"--workers {word!r}", "give numbers, like 0,2,4")
-    return int(word)
-
-
-def _only_one(views: dict[str, Any]) -> str | None:
-    """Return the option that is given, if any; two of them exclude each other."""
-    given = [name for name, value in views.items() if value]
-    if len(given) > 1:
-        raise UsageError(f"--{given[0]} and --{given[1]}", "choose one of them")
-    return given[0] if given else None
+    _print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
 
 
 @app.callback()
 def common(context: typer.Context, version: opt.Version = False, verbose: opt.Verbose = False) -> None:
-    """Keep lake Parquet (HDFS, S3) on local disk, whole and fresh, and train from it."""
+    """Sync Parquet tables from HDFS or S3 to local disk, and train from them."""
     if version:
         from pqcache.versions import __version__, report
 
         typer.echo("\n".join(report()) if verbose else f"pqcache {__version__}")
         raise typer.Exit
     if verbose:
-        raise UsageError("-v", "goes with --version", "a command says what it does without it")
+        raise UsageError("-v", "needs --version", "commands report their progress without it")
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(UsageError.exit_code)
 
 
-def _dense(names: list[str] | None) -> list[str] | None:
-    if names == ["none"]:
-        return []
-    if names and (mixed := {"auto", "none"}.intersection(names)):
-        raise UsageError(f"--dense {mixed.pop()}", "stands alone, without other columns")
-    return names or None
-
-
-def _options(pairs: list[str] | None) -> dict[str, str]:
-    options = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not (key and equals):
-            raise UsageError(f"-o {key}", "write it as KEY=VALUE")
-        options[key] = value
-    return options
-
-
-def _show(summary: dict[str, Any], json: bool, quiet: bool, for_people: Callable[[], None]) -> None:
+def _print_report(summary: dict[str, Any], json: bool, quiet: bool, print_text: Callable[[], None]) -> None:
+    """Print a report as JSON, as text, or not at all."""
     from pqcache.console import terminal
 
     if json:
         terminal.print_json({"event": "summary", **summary} if "partitions" not in summary else summary)
     elif not quiet:
-        for_people()
+        print_text()

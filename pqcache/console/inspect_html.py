@@ -1,4 +1,4 @@
-"""An inspection as one HTML page: inline SVG charts, nothing fetched from anywhere, no scripts."""
+"""An inspection as one self-contained HTML page: inline SVG charts, no scripts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 
 
 def inspection_page(found: Inspection, training: Forecast | None, verdict: str, command: str | None) -> str:
-    """Return the page as text; ``command`` is what mends the ``verdict``."""
+    """Return the page as text; ``verdict`` describes the row-group sizes, ``command`` corrects them."""
     facts = [
         ("source", found.source),
-        ("snapshot", found.snapshot and f"{found.snapshot}, made {found.created}"),
+        ("snapshot", found.snapshot and f"{found.snapshot}, published {found.created}"),
         ("rows", f"{found.rows:,} in {format_count(found.files, 'file')} of {len(found.partitions):,} partitions"),
         ("size", f"{format_size(found.bytes)}, {format_size(found.uncompressed)} decompressed"),
     ]
@@ -40,7 +40,7 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
         *(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in facts if value),
         "</table>",
         f"<h2>{format_count(found.row_groups, 'row group')} by size</h2>",
-        f"<p>{escape(verdict)}.{f' To mend that: <code>{escape(command)}</code>' if command else ''}</p>",
+        f"<p>{escape(verdict)}.{f' Fix: <code>{escape(command)}</code>' if command else ''}</p>",
         _histogram(found),
         "<h2>Bytes by column</h2>",
         _bars([(item.name, item.bytes) for item in sorted(found.columns, key=lambda item: -item.bytes) if item.bytes]),
@@ -64,10 +64,10 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
 def _histogram(found: Inspection) -> str:
     """Return a column chart of the row-group sizes, the limit marked."""
     bins, width, height = found.histogram, 900, 260
-    most, step = max((item.count for item in bins), default=0) or 1, width / max(1, len(bins))
+    largest, step = max((item.count for item in bins), default=0) or 1, width / max(1, len(bins))
     parts = []
     for i, item in enumerate(bins):
-        tall, x, over = 190 * item.count / most, i * step, item.low > found.block_size
+        tall, x, over = 190 * item.count / largest, i * step, item.low > found.block_size
         label = (
             f"over {format_size(2 * found.block_size)}" if i == len(bins) - 1 else f"to {format_size(item.high - 1)}"
         )
@@ -86,9 +86,9 @@ def _histogram(found: Inspection) -> str:
 
 def _bars(items: Sequence[tuple[str, int]]) -> str:
     """Return a chart of one horizontal bar per item."""
-    most, parts = max((size for _, size in items), default=0) or 1, []
+    largest, parts = max((size for _, size in items), default=0) or 1, []
     for i, (name, size) in enumerate(items):
-        y, wide = 20 * i, 520 * size / most
+        y, wide = 20 * i, 520 * size / largest
         shown = name if len(name) <= 34 else name[:16] + "…" + name[-17:]
         parts.append(
             f'<text x="240" y="{y + 14}" text-anchor="end">{escape(shown)}<title>{escape(name)}</title></text>'

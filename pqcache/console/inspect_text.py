@@ -1,4 +1,4 @@
-"""Prints what ``inspect`` found, for a person: tables with bars, a verdict, and the command that mends it."""
+"""Prints the report of ``inspect`` as text: tables with bars, a verdict, and a command that corrects the sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pqcache.benchmark.forecast import Forecast, in_words
 from pqcache.console.inspect_html import inspection_page
-from pqcache.console.terminal import bar, is_plain, out, print_json
+from pqcache.console.terminal import bar, is_plain, print_json, stdout_console
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.store.inspect.listings import Difference
 from pqcache.store.inspect.summary import BLOCK_SIZE, Inspection
@@ -26,8 +26,8 @@ _COLUMNS = 30
 
 
 def print_inspection(found: Inspection, training: Forecast | None, all_partitions: bool) -> None:
-    """Print a header, the row-group sizes with a verdict, what training gets, partitions and columns."""
-    console = out()
+    """Print a header, the row-group sizes with a verdict, the forecast for training, partitions and columns."""
+    console = stdout_console()
     console.print(f"[bold]{escape(found.target)}[/]")
     if found.source:
         console.print(f"  source       {escape(found.source)}")
@@ -50,7 +50,7 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
 
 
 def verdict(found: Inspection) -> str:
-    """Return what is wrong with the sizes of row groups, in one line."""
+    """Return one line on the sizes of the row groups."""
     block, count = format_size(found.block_size), found.row_groups
     parts = []
     if found.over_block:
@@ -65,7 +65,7 @@ def verdict(found: Inspection) -> str:
 
 
 def remedy(found: Inspection, training: Forecast | None) -> str | None:
-    """Return the command that gives row groups the right size, or None where it would not help much."""
+    """Return the command that gives row groups the right size, or None where it would gain little."""
     size = found.block_size
     if training is not None and training.row_group_size is not None:
         size = min(size, training.row_group_size)
@@ -83,14 +83,14 @@ def _size_word(size: int) -> str:
     return text if parse_size(text) == size else str(size)
 
 
-def print_columns(found: Inspection, most: int | None) -> None:
-    """Print the columns with types, codecs, encodings and their share; the ``most`` largest if there are more."""
+def print_columns(found: Inspection, limit: int | None) -> None:
+    """Print the columns with types, codecs, encodings and sizes; only the ``limit`` largest if there are more."""
     table = _table("  column", "type", "stored as")
     for name in ("on disk", "share", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = found.columns
-    if most is not None and len(shown) > most:
-        shown = tuple(sorted(shown, key=lambda item: -item.bytes)[:most])
+    if limit is not None and len(shown) > limit:
+        shown = tuple(sorted(shown, key=lambda item: -item.bytes)[:limit])
     for item in shown:
         if item.partition:
             table.add_row(f"  {escape(item.name)}", item.type, "the path")
@@ -99,15 +99,17 @@ def print_columns(found: Inspection, most: int | None) -> None:
         ratio = f"{item.uncompressed / max(1, item.bytes):.1f}"
         numbers = (format_size(item.bytes), _share(item.bytes, found), ratio)
         table.add_row(f"  {escape(item.name)}", escape(item.type), stored, *numbers)
-    console = out()
+    console = stdout_console()
     console.print()
     console.print(table)
     if len(shown) < len(found.columns):
-        console.print(f"  {_dots(console)} {len(found.columns) - len(shown):,} smaller columns; --columns shows all")
+        console.print(
+            f"  {_ellipsis(console)} {len(found.columns) - len(shown):,} smaller columns; --columns shows all"
+        )
 
 
 def print_items(view: str, items: Iterable[Mapping[str, Any]], limit: int | None, json: bool) -> None:
-    """Print files, row groups, columns or rows, one after the other; as JSON one object a line."""
+    """Print files, row groups, columns or rows one by one; with ``json`` one object per line."""
     if json:
         for item in items:
             print_json(item)
@@ -118,15 +120,13 @@ def print_items(view: str, items: Iterable[Mapping[str, Any]], limit: int | None
 
 
 def write_page(found: Inspection, training: Forecast | None, path: Path) -> None:
-    """Write the HTML page; a path that cannot be one raises UsageError, a full disk PqcacheError."""
+    """Write the HTML page; raises UsageError for a path that cannot be written, PqcacheError for a full disk."""
     try:
         path.write_text(inspection_page(found, training, verdict(found), remedy(found, training)), encoding="utf-8")
     except OSError as error:
         kind = PqcacheError if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else UsageError
-        raise kind(
-            f"--html {path}", error.strerror or str(error), "name a file in a directory that can be written"
-        ) from error
-    out().print(f"wrote {escape(str(path))}", soft_wrap=True)
+        raise kind(f"--html {path}", error.strerror or str(error), "name a file in a writable directory") from error
+    stdout_console().print(f"wrote {escape(str(path))}", soft_wrap=True)
 
 
 def _print_files(items: Iterable[Mapping[str, Any]], limit: int) -> None:
@@ -136,7 +136,7 @@ def _print_files(items: Iterable[Mapping[str, Any]], limit: int) -> None:
     for item in items:
         sizes = (format_size(item["bytes"]), _marked(item["largest"], limit))
         table.add_row(escape(item["path"]), f"{item['row_groups']:,}", f"{item['rows']:,}", *sizes)
-    out().print(table)
+    stdout_console().print(table)
 
 
 def _print_row_groups(items: Iterable[Mapping[str, Any]], limit: int) -> None:
@@ -147,7 +147,7 @@ def _print_row_groups(items: Iterable[Mapping[str, Any]], limit: int) -> None:
         ratio = f"{item['uncompressed'] / max(1, item['bytes']):.1f}"
         numbers = (f"{item[name]:,}" for name in ("row_group", "rows", "offset"))
         table.add_row(escape(item["path"]), *numbers, _marked(item["bytes"], limit), ratio)
-    out().print(table)
+    stdout_console().print(table)
 
 
 def _marked(size: int, limit: int) -> str:
@@ -159,22 +159,24 @@ def _print_schema(items: Iterable[Mapping[str, Any]], _: int) -> None:
     for field in items:
         where = "the path" if field["partition"] else "the files"
         table.add_row(escape(field["name"]), escape(field["type"]), "yes" if field["nullable"] else "no", where)
-    out().print(table)
+    stdout_console().print(table)
 
 
 def _print_rows(rows: Iterable[Mapping[str, Any]]) -> None:
-    console = out()
+    console = stdout_console()
     for number, row in enumerate(rows):
         width = min(24, max(map(len, row), default=0))
         console.print(f"[bold]row {number}[/]")
         for name, value in row.items():
-            text, room = " ".join(_text(value).split()), max(20, console.width - width - 4)
-            text = text if len(text) <= room else text[: room - 3] + "..."
+            text, available = " ".join(_text(value).split()), max(20, console.width - width - 4)
+            text = text if len(text) <= available else text[: available - 3] + "..."
             console.print(f"  {escape(f'{name:<{width}}')}  {escape(text)}", soft_wrap=True)
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list) and value and str(value[-1]).startswith("… "):  # how many more there are is no item
+    if (
+        isinstance(value, list) and value and str(value[-1]).startswith("… ")
+    ):  # the number of further items is not an item
         return f"{str(value[:-1])[:-1]}, {value[-1]}]"
     return str(value)
 
@@ -183,8 +185,8 @@ _PRINT = {"files": _print_files, "row-groups": _print_row_groups, "schema": _pri
 
 
 def print_difference(found: Difference) -> None:
-    """Print what a newer snapshot has more, less and other than an older one."""
-    console = out()
+    """Print which files and rows differ between two snapshots."""
+    console = stdout_console()
     counts = ", ".join(f"{len(getattr(found, what)):,} {what}" for what in ("added", "removed", "changed"))
     console.print(f"[bold]{found.old}[/] -> [bold]{found.new}[/]: {counts}, {found.unchanged:,} unchanged files")
     rows, size = (found.rows[1] - found.rows[0], found.bytes[1] - found.bytes[0])
@@ -213,7 +215,7 @@ def _print_histogram(console: Console, found: Inspection, training: Forecast | N
         f"\n[bold]{format_count(found.row_groups, 'row group')}[/]: smallest {format_size(sizes['min'])}, "
         f"median {format_size(sizes['median'])}, largest {format_size(sizes['max'])}"
     )
-    most = max((item.count for item in found.histogram), default=0)
+    largest = max((item.count for item in found.histogram), default=0)
     for item in found.histogram:
         over = item.low > found.block_size
         if not item.count and over and item.low > sizes["max"]:
@@ -221,19 +223,17 @@ def _print_histogram(console: Console, found: Inspection, training: Forecast | N
         low, high = format_size(item.low - (item.low % 2)), format_size(item.high - 1)
         label = f"over {low}" if over and item.high - 1 > 2 * found.block_size else f"{low} to {high}"
         limit = "  <- limit" if item.high - 1 == found.block_size else ""
-        part = f"[{'red' if over else 'green'}]{bar(console, item.count, most, 32):<32}[/]"
+        part = f"[{'red' if over else 'green'}]{bar(console, item.count, largest, 32):<32}[/]"
         console.print(f"  {label:>20}  {part} {item.count:>8,}{limit}")
     console.print(
         f"  {'[red]' if found.over_block else '[yellow]' if found.under_quarter else '[green]'}{verdict(found)}[/]"
     )
     if found.straddling is not None and found.blocks_touched is not None:
         each = found.blocks_touched / max(1, found.row_groups)
-        console.print(
-            f"  {found.straddling:,} lie across a block boundary; a row group is in {each:.2f} blocks on average"
-        )
+        console.print(f"  row groups across a block boundary: {found.straddling:,}; blocks per row group: {each:.2f}")
     command = remedy(found, training)
     if command is not None:
-        console.print(f"  to mend that: {escape(command)}", soft_wrap=True)
+        console.print(f"  fix: {escape(command)}", soft_wrap=True)
 
 
 def _print_training(console: Console, training: Forecast) -> None:
@@ -244,7 +244,7 @@ def _print_training(console: Console, training: Forecast) -> None:
         console.print(f"  a row group takes {decoded} decoded; with row groups of {size} on disk it mixes 16")
 
 
-def _print_partitions(console: Console, found: Inspection, most: int | None) -> None:
+def _print_partitions(console: Console, found: Inspection, limit: int | None) -> None:
     if len(found.partitions) == 1 and not found.partitions[0].path:
         return
     table = _table("  partition")
@@ -253,12 +253,12 @@ def _print_partitions(console: Console, found: Inspection, most: int | None) -> 
     table.add_column("", no_wrap=True)
     largest = max(item.bytes for item in found.partitions)
     shown = found.partitions
-    hidden = 0 if most is None else max(0, len(shown) - most)
-    if most is not None and hidden:
-        shown = (*shown[: most // 2], *shown[-most // 2 :])
+    hidden = 0 if limit is None else max(0, len(shown) - limit)
+    if limit is not None and hidden:
+        shown = (*shown[: limit // 2], *shown[-limit // 2 :])
     for position, item in enumerate(shown):
-        if hidden and most is not None and position == most // 2:
-            table.add_row(f"  {_dots(console)} {hidden:,} more; --partitions shows all")
+        if hidden and limit is not None and position == limit // 2:
+            table.add_row(f"  {_ellipsis(console)} {hidden:,} more; --partitions shows all")
         table.add_row(
             f"  {escape(item.path or '(no partition)')}",
             f"{item.files:,}",
@@ -278,7 +278,7 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _dots(console: Console) -> str:
+def _ellipsis(console: Console) -> str:
     return "..." if is_plain(console) else "…"
 
 

@@ -1,4 +1,4 @@
-"""The arguments and options of the commands: names, groups, and what the help says of each."""
+"""The arguments and options of the commands: names, types, groups and help texts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from pqcache.console.help import CHECKS, DESTINATION, GUARDS, KEYS, OUTPUT, ROW_GROUPS, RUN, SHOWN, STORE, TAKEN
+from pqcache.console.help import CHECKS, DESTINATION, KEYS, OUTPUT, ROW_GROUPS, RUN, SAFETY, SELECTION, STORE, VIEW
 
-# of several commands
+# several commands
 Options = Annotated[
     list[str] | None,
     typer.Option(
         "-o",
         "--option",
         metavar="KEY=VALUE",
-        help="An option of the store, like endpoint=http://host:9000. May be given several times.",
+        help="An option of the store, like endpoint=http://host:9000. Repeatable.",
         rich_help_panel=STORE,
     ),
 ]
@@ -24,25 +24,31 @@ Json = Annotated[
     bool,
     typer.Option("--json", help="Write one JSON object per event, and a summary at the end.", rich_help_panel=OUTPUT),
 ]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors.", rich_help_panel=OUTPUT)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and do nothing.", rich_help_panel=RUN)]
-Jobs = Annotated[int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Files at once.", rich_help_panel=RUN)]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.", rich_help_panel=OUTPUT)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and change nothing.", rich_help_panel=RUN)]
+Jobs = Annotated[
+    int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Files fetched in parallel.", rich_help_panel=RUN)
+]
 Wait = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="Wait so long for another run to end. Without it, such a run means exit code 75 at once.",
+        help="How long to wait for another run to end. Default: exit code 75 at once.",
         rich_help_panel=RUN,
     ),
 ]
 CacheArgument = Annotated[Path, typer.Argument(metavar="CACHE", readable=False, help="The cache directory.")]
-Version = Annotated[bool, typer.Option("--version", help="Show the version; with -v, of all that matters in a report.")]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say more, with --version.")]
+Version = Annotated[
+    bool, typer.Option("--version", help="Show the version; with -v, also those of Python and of the libraries.")
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="With --version: show more.")]
 
 # sync
 Source = Annotated[
     str,
-    typer.Argument(metavar="SOURCE", help="hdfs://, webhdfs://, s3://, file:// or a path; or a cache, alone."),
+    typer.Argument(
+        metavar="SOURCE", help="hdfs://, webhdfs://, s3://, file:// or a path. Or a cache alone, to repeat its sync."
+    ),
 ]
 OptionalCache = Annotated[
     Path | None, typer.Argument(metavar="CACHE", readable=False, help="The local cache directory.")
@@ -51,49 +57,48 @@ Where = Annotated[
     str | None,
     typer.Option(
         metavar="CONDITION",
-        help="* Take only the rows that satisfy a SQL condition, like \"dt >= '2026-11-01' and price > 0\". "
-        "'' takes all again.",
-        rich_help_panel=TAKEN,
+        help="* SQL condition on the rows, like \"dt >= '2026-11-01' and price > 0\". '' removes it.",
+        rich_help_panel=SELECTION,
     ),
 ]
 Columns = Annotated[
     str | None,
     typer.Option(
         metavar="A,B,...",
-        help="* Fetch the bytes of these columns only. '' takes all again.",
-        rich_help_panel=TAKEN,
+        help="* Fetch only the bytes of these columns. '' fetches all.",
+        rich_help_panel=SELECTION,
     ),
 ]
 Shard = Annotated[
     str | None,
     typer.Option(
         metavar="I/N",
-        help="* Keep only the share of node I of N, from 0/N on: whole files, about as many bytes for each node. "
-        "'' takes all again. With another I or N, files that are left out count as dropped.",
-        rich_help_panel=TAKEN,
+        help="* Fetch only the share of node I of N, from 0/N on: complete files, about the same bytes for each node. "
+        "'' fetches all. With another I or N, files that are left out count as deleted.",
+        rich_help_panel=SELECTION,
     ),
 ]
 Marker = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="* Take only partitions whose writer has left a file of this name, like _SUCCESS.",
-        rich_help_panel=TAKEN,
+        help="* Fetch only partitions that contain a file of this name, like _SUCCESS.",
+        rich_help_panel=SELECTION,
     ),
 ]
 Settle = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="* Leave files younger than this, like 10m, for the next run.",
-        rich_help_panel=TAKEN,
+        help="* Skip files younger than this, like 10m, until the next run.",
+        rich_help_panel=SELECTION,
     ),
 ]
-CutAs = Annotated[
+SyncRowGroupSize = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="* Repartition files as they come: the largest row group in bytes on disk, like 128MB.",
+        help="* Repartition fetched files: the largest row group in bytes on disk, like 128MB.",
         rich_help_panel=ROW_GROUPS,
     ),
 ]
@@ -102,32 +107,34 @@ Keep = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="* Snapshots to keep, the current one among them. 2 at first.",
-        rich_help_panel=GUARDS,
+        help="* Snapshots to keep, including the current one. Default: 2.",
+        rich_help_panel=SAFETY,
     ),
 ]
 MaxDelete = Annotated[
     str | None,
     typer.Option(
         metavar="N|P%",
-        help="* Publish nothing if more files than this would be dropped. 50% at first.",
-        rich_help_panel=GUARDS,
+        help="* Publish nothing if more files than this would be deleted. Default: 50%.",
+        rich_help_panel=SAFETY,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Drop them all the same.", rich_help_panel=GUARDS)]
+Force = Annotated[
+    bool, typer.Option("--force", help="Publish although more files than that are deleted.", rich_help_panel=SAFETY)
+]
 Checksum = Annotated[
     bool | None,
     typer.Option(
         "--checksum/--no-checksum",
-        help="* Compare every file with the store's own checksum, where it has one. Costs CPU; off at first.",
-        rich_help_panel=GUARDS,
+        help="* Compare every file with the store's checksum, if it has one. Costs CPU. Default: off.",
+        rich_help_panel=SAFETY,
     ),
 ]
 HdfsDriver = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="* Which client reads hdfs:// sources: hdfs-native, the default, or hdfs3.",
+        help="* Client for hdfs:// sources: hdfs-native or hdfs3. Default: hdfs-native.",
         rich_help_panel=STORE,
     ),
 ]
@@ -136,7 +143,7 @@ Retries = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="How often what fails for a passing reason is tried again.",
+        help="How often a transient failure is retried.",
         rich_help_panel=STORE,
     ),
 ]
@@ -145,22 +152,22 @@ Timeout = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0.1,
-        help="A server that sends nothing for so long counts as unavailable.",
+        help="How long a server may send nothing before it counts as unavailable.",
         rich_help_panel=STORE,
     ),
 ]
 
 # repartition
-From = Annotated[str, typer.Argument(metavar="SOURCE", help="A cache, a directory or a URL.")]
+RepartitionSource = Annotated[str, typer.Argument(metavar="SOURCE", help="A cache, a directory or a URL.")]
 Dest = Annotated[
     str | None,
-    typer.Argument(metavar="DEST", help="A new directory: a path, hdfs:// or s3://. A cache needs none."),
+    typer.Argument(metavar="DEST", help="A new directory: a path, hdfs:// or s3://. Absent: rewrite the cache."),
 ]
 RowGroupSize = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="* The largest row group in compressed bytes, like 64MB. 128MB at first.",
+        help="* The largest row group in compressed bytes, like 64MB. Default: 128MB.",
         rich_help_panel=ROW_GROUPS,
     ),
 ]
@@ -168,7 +175,7 @@ Compression = Annotated[
     str | None,
     typer.Option(
         metavar="CODEC",
-        help="* zstd, zstd:LEVEL (1 to 22), lz4, snappy, none, or keep for each column's own.",
+        help="* zstd, zstd:LEVEL (1 to 22), lz4, snappy, none, or keep for the codec of each column. Default: lz4.",
         rich_help_panel=ROW_GROUPS,
     ),
 ]
@@ -176,7 +183,7 @@ Compat = Annotated[
     bool | None,
     typer.Option(
         "--compat/--no-compat",
-        help="* Write only what old readers know: no DELTA, no BYTE_STREAM_SPLIT, and snappy.",
+        help="* Write for old readers: no DELTA, no BYTE_STREAM_SPLIT, and snappy.",
         rich_help_panel=ROW_GROUPS,
     ),
 ]
@@ -184,7 +191,7 @@ KeepInt96 = Annotated[
     bool | None,
     typer.Option(
         "--keep-int96/--no-keep-int96",
-        help="* Leave INT96 time stamps as they are.",
+        help="* Keep INT96 timestamps as INT96.",
         rich_help_panel=ROW_GROUPS,
     ),
 ]
@@ -192,8 +199,8 @@ Dense = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN",
-        help="* Store lists of one length as bytes, which are read several times faster. "
-        "'auto' proposes columns, 'none' turns all back.",
+        help="* Store lists of one length as fixed-length bytes, which read faster. Repeatable. "
+        "'auto' proposes columns, 'none' converts all back to lists.",
         rich_help_panel=ROW_GROUPS,
     ),
 ]
@@ -201,19 +208,19 @@ Narrow = Annotated[
     bool,
     typer.Option(
         "--narrow",
-        help="* Dense integers in the smallest type that holds every value.",
+        help="* Store dense integers in the smallest type that holds every value.",
         rich_help_panel=ROW_GROUPS,
     ),
 ]
 Shuffle = Annotated[
     int | None,
-    typer.Option(metavar="SEED", min=0, help="* Permute the rows of each partition.", rich_help_panel=ROW_GROUPS),
+    typer.Option(metavar="SEED", min=0, help="* Shuffle the rows of each partition.", rich_help_panel=ROW_GROUPS),
 ]
 Align = Annotated[
     str | None,
     typer.Option(
         metavar="block",
-        help="Put no row group of DEST across a block boundary.",
+        help="Put no row group of DEST across an HDFS block boundary.",
         rich_help_panel=DESTINATION,
     ),
 ]
@@ -221,95 +228,95 @@ BlockSize = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Size of the blocks: 128MB with --align, else the cluster's own.",
+        help="Block size of DEST. Default: 128MB with --align, else that of the cluster.",
         rich_help_panel=DESTINATION,
     ),
 ]
 Scheduler = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Do the work on a Dask cluster, like tcp://host:8786.", rich_help_panel=RUN),
+    typer.Option(metavar="URL", help="Run on a Dask cluster, like tcp://host:8786.", rich_help_panel=RUN),
 ]
 PartitionJobs = Annotated[
-    int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Partitions at once.", rich_help_panel=RUN)
+    int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Partitions rewritten in parallel.", rich_help_panel=RUN)
 ]
 
 # inspect
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A cache, a directory, a file or a URL.")]
-MeasuredAgainst = Annotated[
+InspectBlockSize = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="What row groups are measured against: by default the size that a cache was repartitioned to, HDFS's own "
-        "block size, elsewhere 128MB.",
-        rich_help_panel=SHOWN,
+        help="Size that row groups are compared with. Default: the row-group size of a cache, the block size on HDFS, "
+        "else 128MB.",
+        rich_help_panel=VIEW,
     ),
 ]
-AllPartitions = Annotated[
-    bool, typer.Option("--partitions", help="All partitions, however many.", rich_help_panel=SHOWN)
+AllPartitions = Annotated[bool, typer.Option("--partitions", help="Show all partitions.", rich_help_panel=VIEW)]
+OnlyColumns = Annotated[
+    bool, typer.Option("--columns", help="Show all columns and nothing else.", rich_help_panel=VIEW)
 ]
-OnlyColumns = Annotated[bool, typer.Option("--columns", help="Only the columns, all of them.", rich_help_panel=SHOWN)]
-OnlySchema = Annotated[bool, typer.Option("--schema", help="Only names and types.", rich_help_panel=SHOWN)]
+OnlySchema = Annotated[bool, typer.Option("--schema", help="Show column names and types.", rich_help_panel=VIEW)]
 OnlyFiles = Annotated[
-    bool, typer.Option("--files", help="Only the files, each with its largest row group.", rich_help_panel=SHOWN)
+    bool, typer.Option("--files", help="Show the files, each with its largest row group.", rich_help_panel=VIEW)
 ]
 OnlyRowGroups = Annotated[
     bool,
     typer.Option(
         "--row-groups",
-        help="Only the row groups; those that are too large are marked with '!'.",
-        rich_help_panel=SHOWN,
+        help="Show the row groups; '!' marks those over the size.",
+        rich_help_panel=VIEW,
     ),
 ]
 Sample = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Only the first N rows of a local dataset.", rich_help_panel=SHOWN),
+    typer.Option(metavar="N", min=1, help="Show the first N rows of a local dataset.", rich_help_panel=VIEW),
 ]
 Diff = Annotated[
     tuple[str, str] | None,
-    typer.Option(metavar="OLD NEW", help="Only what differs between two snapshots of a cache.", rich_help_panel=SHOWN),
+    typer.Option(metavar="OLD NEW", help="Show the difference between two snapshots of a cache.", rich_help_panel=VIEW),
 ]
 Html = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write one page with charts, which needs no other file.", rich_help_panel=OUTPUT),
+    typer.Option(metavar="FILE", help="Write a self-contained HTML page with charts.", rich_help_panel=OUTPUT),
 ]
 FooterJobs = Annotated[
-    int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Footers read at once.", rich_help_panel=RUN)
+    int, typer.Option("-j", "--jobs", metavar="N", min=1, help="Footers read in parallel.", rich_help_panel=RUN)
 ]
-OneJson = Annotated[bool, typer.Option("--json", help="Write JSON.", rich_help_panel=OUTPUT)]
+InspectJson = Annotated[bool, typer.Option("--json", help="Write JSON.", rich_help_panel=OUTPUT)]
 
 # verify
 Deep = Annotated[
     bool,
     typer.Option(
         "--deep",
-        help="Also compare the checksums that were recorded, decode every page, and check the statistics.",
+        help="Also compare checksums, decode every page, and check the statistics.",
         rich_help_panel=CHECKS,
     ),
 ]
-AtSource = Annotated[
+CompareSource = Annotated[
     bool,
-    typer.Option("--source", help="Also tell which files have changed at the source since.", rich_help_panel=CHECKS),
+    typer.Option("--source", help="Also list files that have changed at the source.", rich_help_panel=CHECKS),
 ]
 Engine = Annotated[
     str | None,
     typer.Option(
         metavar="fastparquet",
-        help="Also compare every value with what fastparquet reads. Implies --deep.",
+        help="Also compare every value with fastparquet's. Implies --deep.",
         rich_help_panel=CHECKS,
     ),
 ]
 Repair = Annotated[
     bool,
-    typer.Option("--repair", help="Fetch what is damaged again, into a new snapshot.", rich_help_panel=CHECKS),
+    typer.Option("--repair", help="Fetch damaged files again, into a new snapshot.", rich_help_panel=CHECKS),
 ]
-Processes = Annotated[
+VerifyProcesses = Annotated[
     int | None,
     typer.Option(
         "-j",
         "--jobs",
         metavar="N",
         min=1,
-        help="Processes that read; by default one per processor.",
+        help="Reading processes. Default: one per core.",
         rich_help_panel=RUN,
     ),
 ]
@@ -317,68 +324,75 @@ Processes = Annotated[
 # index
 Key = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="COLUMN", help="Make a key index of this column. May be given several times.", rich_help_panel=KEYS
-    ),
+    typer.Option(metavar="COLUMN", help="Build a key index of this column. Repeatable.", rich_help_panel=KEYS),
 ]
 Drop = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN",
-        help="Remove the key index of this column, and make none any more. May be given several times.",
+        help="Remove the key index of this column, also from later snapshots. Repeatable.",
         rich_help_panel=KEYS,
     ),
 ]
-Sorters = Annotated[
+IndexThreads = Annotated[
     int | None,
     typer.Option(
         "-j",
         "--jobs",
         metavar="N",
         min=1,
-        help="Threads that read and sort; by default one per processor, at most 4.",
+        help="Threads that read and sort. Default: one per core, at most 4.",
         rich_help_panel=RUN,
     ),
 ]
 
 # log
-Last = Annotated[int, typer.Option("-n", "--last", metavar="N", min=1, help="How many runs to show.")]
-RunsJson = Annotated[bool, typer.Option("--json", help="Write one JSON object per run.")]
+Last = Annotated[int, typer.Option("-n", "--last", metavar="N", min=1, help="Number of runs to show.")]
+LogJson = Annotated[bool, typer.Option("--json", help="Write one JSON object per run.")]
 
 # gc
-KeepNow = Annotated[
+GcKeep = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         min=1,
-        help="Snapshots to keep, the current one among them; by default what the cache remembers.",
-        rich_help_panel=GUARDS,
+        help="Snapshots to keep, including the current one. Default: as the cache remembers.",
+        rich_help_panel=SAFETY,
     ),
 ]
 OlderThan = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="Remove only snapshots older than this, like 48h.", rich_help_panel=GUARDS),
+    typer.Option(metavar="DURATION", help="Remove only snapshots older than this, like 48h.", rich_help_panel=SAFETY),
 ]
 
-# of bench
+# bench
 LocalTarget = Annotated[str, typer.Argument(metavar="TARGET", help="A cache, a directory or a file.")]
 BenchColumns = Annotated[
     str | None,
-    typer.Option("--columns", metavar="A,B,...", help="Columns to read; all by default.", rich_help_panel=TAKEN),
+    typer.Option("--columns", metavar="A,B,...", help="Columns to read. Default: all.", rich_help_panel=SELECTION),
 ]
 Filters = Annotated[
     str | None,
-    typer.Option(metavar="CONDITION", help="Rows to read, as the dataset's filters.", rich_help_panel=TAKEN),
+    typer.Option(
+        metavar="CONDITION", help="Condition on the rows, as ParquetDataset(filters=).", rich_help_panel=SELECTION
+    ),
 ]
-BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of a batch.", rich_help_panel=RUN)]
+BatchSize = Annotated[int, typer.Option(metavar="N", min=1, help="Rows per batch.", rich_help_panel=RUN)]
 Memory = Annotated[
-    str, typer.Option(metavar="SIZE", help="Memory for decoded row groups, as the dataset's.", rich_help_panel=RUN)
+    str,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for decoded row groups, as ParquetDataset(memory=). Default: 2GB.",
+        rich_help_panel=RUN,
+    ),
 ]
 Workers = Annotated[
     str | None,
-    typer.Option(metavar="N,N,...", help="Numbers of DataLoader workers; 0, 1, 2, 4 ... cores.", rich_help_panel=RUN),
+    typer.Option(
+        metavar="N,N,...", help="Numbers of DataLoader workers. Default: 0, 1, 2, 4 ... cores.", rich_help_panel=RUN
+    ),
 ]
-ReportJson = Annotated[bool, typer.Option("--json", help="Write one JSON object.", rich_help_panel=OUTPUT)]
+BenchJson = Annotated[bool, typer.Option("--json", help="Write one JSON object.", rich_help_panel=OUTPUT)]
 Seconds = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.01, help="How long to measure each.", rich_help_panel=RUN)
+    float, typer.Option(metavar="SECONDS", min=0.01, help="How long to measure each setting.", rich_help_panel=RUN)
 ]

@@ -219,7 +219,7 @@ def test_recipes_and_texts() -> None:
         (["--compression", "lz4:3"], "compression level 3: lz4 takes no level"),
         (["--dense", "nope"], "--dense nope: that column is not there"),
         (["--dense", "title"], "--dense title: it is string"),
-        (["--dense", "title", "--dense", "auto"], "--dense auto: stands alone"),
+        (["--dense", "title", "--dense", "auto"], "--dense auto: excludes other columns"),
         (["--narrow"], "--narrow: no column is dense"),
         (["--narrow", "--dense", "none"], "--narrow: goes with --dense COLUMN"),
     ],
@@ -257,7 +257,7 @@ def test_dense_auto_prints_the_command(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[0].startswith("a b: list<")
     assert lines[0].endswith("can be stored as int64[3], or uint16[3] with --narrow")
     command = f"pqcache repartition {tmp_path}/lake {tmp_path}/out --dense 'a b' --dense c --narrow"
-    assert lines[-1] == f"to do that: {command}"
+    assert lines[-1] == f"command: {command}"
     assert not (tmp_path / "out").exists()
     assert run(["repartition", str(tmp_path / "lake"), str(tmp_path / "out"), "--dense", "a b", "--narrow", "-q"]) == 0
     assert (

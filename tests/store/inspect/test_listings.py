@@ -229,5 +229,5 @@ def test_plain_terminals_get_plain_text(
 
 def test_one_view_at_a_time(shop: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["inspect", str(shop), "--files", "--schema"]) == 2
-    assert "--schema and --files: choose one of them" in capfd.readouterr().err
+    assert "--schema and --files: exclude each other" in capfd.readouterr().err
     assert cli.run(["inspect", str(shop.parent / "nowhere"), "--files"]) == 1

@@ -390,7 +390,7 @@ def test_the_command(cache: Cache, capsys: pytest.CaptureFixture[str]) -> None:
     assert read_config(cache.path).keys == ("id", "note")
     assert cli.run(["index", path, "--drop", "note", "--drop", "id", "-q"]) == 0
     assert cli.run(["index", path]) == 0
-    assert capsys.readouterr().out == f"no key index; 'pqcache index {path} --key COLUMN' makes one\n"
+    assert capsys.readouterr().out == f"no key index; 'pqcache index {path} --key COLUMN' builds one\n"
     assert "keys" not in (cache.path / "pqcache.toml").read_text()
 
 

@@ -1,0 +1,89 @@
+"""The examples in the help of each command. The tests check the options of each; the manual pages show them too."""
+
+from __future__ import annotations
+
+
+def _examples(*pairs: tuple[str, str]) -> str:
+    """Return the epilog of a command: for each example its purpose and its commands."""
+    return "\n".join(f"# {purpose}\n{commands}" for purpose, commands in pairs)
+
+
+PQCACHE = _examples(
+    (
+        "Copy a table, and refresh it later",
+        "pqcache sync hdfs://namenode:8020/warehouse/shop cache/shop\npqcache sync cache/shop",
+    ),
+    (
+        "Set the row-group size for training, and inspect the result",
+        "pqcache repartition cache/shop --row-group-size 128MB\npqcache inspect cache/shop",
+    ),
+    ("More about a command", "pqcache sync --help\nman pqcache-sync"),
+)
+
+SYNC = _examples(
+    (
+        "The first run, with options that are remembered",
+        """pqcache sync s3://lake/warehouse/shop cache/shop \\
+    --where "dt >= '2026-11-01'" --row-group-size 128MB""",
+    ),
+    ("Every later run", "pqcache sync cache/shop"),
+    ("Show what a run would do", "pqcache sync cache/shop --dry-run"),
+)
+
+REPARTITION = _examples(
+    ("Rewrite a cache into a new snapshot", "pqcache repartition cache/shop --row-group-size 64MB"),
+    (
+        "Rewrite a table on HDFS to a local directory",
+        "pqcache repartition hdfs://namenode:8020/warehouse/shop shop-128mb",
+    ),
+    (
+        "Store token windows as bytes, and shuffle the rows of each partition",
+        "pqcache repartition cache/text --dense tokens --narrow --shuffle 7",
+    ),
+    (
+        "Rewrite on HDFS with a Dask cluster, each row group within one block",
+        """pqcache repartition hdfs://namenode:8020/warehouse/shop \\
+    hdfs://namenode:8020/warehouse/shop-aligned \\
+    --align block --scheduler tcp://scheduler:8786""",
+    ),
+)
+
+INSPECT = _examples(
+    ("Compare row groups on HDFS with the block size", "pqcache inspect hdfs://namenode:8020/warehouse/shop"),
+    ("Show the first two rows", "pqcache inspect cache/shop --sample 2"),
+    (
+        "Rows per partition as JSON",
+        "pqcache inspect cache/shop --json | jq '.partitions[] | {path, rows}'",
+    ),
+)
+
+VERIFY = _examples(
+    ("Decode every page, and repair what is damaged", "pqcache verify cache/shop --deep --repair"),
+    ("List files that have changed at the source", "pqcache verify cache/shop --source"),
+)
+
+INDEX = _examples(
+    ("Build key indexes of two columns", "pqcache index cache/shop --key user_id --key email"),
+    ("List the key indexes", "pqcache index cache/shop"),
+    ("Remove one", "pqcache index cache/shop --drop email"),
+)
+
+LOG = _examples(
+    (
+        "Bytes fetched in the last thirty runs",
+        "pqcache log cache/shop --last 30 --json | jq -s 'map(.fetched_bytes) | add'",
+    ),
+)
+
+GC = _examples(
+    ("Remove all snapshots but the current one", "pqcache gc cache/shop --keep 1"),
+    (
+        "Keep snapshots of the last two days for programs that hold no lease",
+        "pqcache gc cache/shop --keep 1 --older-than 48h",
+    ),
+)
+
+BENCH = _examples(
+    ("Measure what a training reads", "pqcache bench cache/shop --columns id,price,tokens --batch-size 1024"),
+    ("Measure other numbers of workers", "pqcache bench cache/shop --workers 0,4,12 --seconds 10"),
+)

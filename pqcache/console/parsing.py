@@ -1,0 +1,61 @@
+"""Turns the text of options into values; what makes no sense raises UsageError with the name of the option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pqcache.errors import UsageError
+from pqcache.units import parse_size
+
+
+def column_names(text: str | None) -> list[str] | None:
+    """Return the names in a comma-separated list; None if the option is absent."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def worker_counts(text: str | None) -> list[int] | None:
+    """Return the numbers of ``--workers``; None if it is absent."""
+    if text is None:
+        return None
+    for word in text.split(","):
+        if not word.strip().isdigit():
+            raise UsageError(f"--workers {word!r}", "not a number of workers", "write numbers, like 0,2,4")
+    return [int(word) for word in text.split(",")]
+
+
+def row_group_bytes(option: str, text: str | None) -> int | None:
+    """Return the size of a row group in bytes; None if the option is absent."""
+    if text is None:
+        return None
+    size = parse_size(text)
+    if size < 1:
+        raise UsageError(f"{option} {text}", "too small for a row group", "write a size, like 128MB")
+    return size
+
+
+def dense_columns(names: list[str] | None) -> list[str] | None:
+    """Return the columns of ``--dense``; empty for 'none', None if it is absent."""
+    if names == ["none"]:
+        return []
+    if names and (keyword := {"auto", "none"}.intersection(names)):
+        raise UsageError(f"--dense {keyword.pop()}", "excludes other columns", "give it alone")
+    return names or None
+
+
+def store_options(pairs: list[str] | None) -> dict[str, str]:
+    """Return the options of the store as a dict."""
+    options = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise UsageError(f"-o {key}", "not a key with a value", "write it as KEY=VALUE")
+        options[key] = value
+    return options
+
+
+def chosen_view(views: dict[str, Any]) -> str | None:
+    """Return the name of the one option that is set, or None; they exclude one another."""
+    chosen = [name for name, value in views.items() if value]
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0]} and --{chosen[1]}", "exclude each other", "choose one of them")
+    return chosen[0] if chosen else None

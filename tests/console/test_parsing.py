@@ -1,0 +1,71 @@
+"""Options become values or an error that names the option; an error is one line, coloured on a terminal only."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+from collections.abc import Callable
+
+import pytest
+
+from pqcache.console import parsing, terminal
+from pqcache.errors import SourceDenied, UsageError
+
+
+def test_texts_become_values() -> None:
+    assert parsing.column_names(None) is parsing.worker_counts(None) is parsing.dense_columns(None) is None
+    assert parsing.column_names(" a, b,,c ") == ["a", "b", "c"]
+    assert parsing.column_names("") == []  # removes the remembered columns
+    assert parsing.worker_counts("0, 2") == [0, 2]
+    assert parsing.row_group_bytes("--row-group-size", "8k") == 8192
+    assert parsing.dense_columns(["none"]) == []
+    assert parsing.dense_columns(["tokens"]) == ["tokens"]
+    assert parsing.store_options(["endpoint=http://h:1/?a=b"]) == {"endpoint": "http://h:1/?a=b"}
+    assert parsing.chosen_view({"files": False, "schema": True}) == "schema"
+
+
+@pytest.mark.parametrize(
+    ("parse", "subject"),
+    [
+        (lambda: parsing.worker_counts("0,x"), "--workers 'x'"),
+        (lambda: parsing.row_group_bytes("--block-size", "0"), "--block-size 0"),
+        (lambda: parsing.dense_columns(["tokens", "none"]), "--dense none"),
+        (lambda: parsing.store_options(["endpoint"]), "-o endpoint"),
+        (lambda: parsing.chosen_view({"files": True, "diff": ("a", "b")}), "--files and --diff"),
+    ],
+)
+def test_a_bad_text_is_refused_with_its_option_and_advice(parse: Callable[[], object], subject: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse()
+    assert caught.value.subject == subject
+    assert caught.value.reason
+    assert caught.value.advice
+
+
+def test_an_error_is_one_line_and_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    error = SourceDenied("s3://lake/x", "access\ndenied", "check the credentials")
+    terminal.print_error(error, json_lines=True)
+    printed = capsys.readouterr()
+    assert printed.err == "pqcache: error: s3://lake/x: access denied; check the credentials\n"
+    event = json.loads(printed.out)
+    assert (event["event"], event["kind"], event["exit_code"]) == ("error", "SourceDenied", 1)
+    assert [event[name] for name in ("subject", "reason", "advice")] == [error.subject, error.reason, error.advice]
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_an_error_has_a_colour_on_a_terminal(
+    variables: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in {"TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    reader, writer = pty.openpty()
+    with open(writer, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        terminal.print_error(UsageError("--jobs", "0 is too small"), json_lines=False)
+        text = os.read(reader, 1000).decode()
+    os.close(reader)
+    assert ("\x1b[1;31m" in text) is coloured
+    assert re.sub(r"\x1b\[[\d;]*m", "", text).strip() == "pqcache: error: --jobs: 0 is too small"
