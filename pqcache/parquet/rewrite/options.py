@@ -1,11 +1,13 @@
-"""How a partition directory is rewritten, and the text by which a rewritten file remembers it."""
+"""How a partition directory is rewritten, and the recipe by which a rewritten file remembers it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError
 from pqcache.parquet.footer import MAGIC
@@ -19,7 +21,7 @@ DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"
 _LEVELS = {"zstd": range(1, 23)}
 _MIN_ROW_GROUP = 4 << 10
 _MAX_SEED = 2**63 - 1
-_RECIPE = re.compile(r"\|row_group_size=\d+(?:;shuffle=(\d+))?((?:;[^|]*)?)\Z")
+_ROW_GROUP_SIZE, _SHUFFLE = "row_group_size", "shuffle"  # of a recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +86,21 @@ class RewriteOptions:
 
     @property
     def recipe(self) -> str:
-        """The text by which a rewritten file remembers how it was made; equal means made in the same way."""
-        parts = [f"row_group_size={self.row_group_size}"]
+        """These options as canonical JSON, without what has its default; equal means made in the same way."""
+        values: dict[str, Any] = {_ROW_GROUP_SIZE: self.row_group_size}
         if self.shuffle is not None:
-            parts.append(f"shuffle={self.shuffle}")
+            values[_SHUFFLE] = self.shuffle
         if self.compression is not None:
-            parts.append(f"compression={compression_text(self.compression, self.compression_level)}")
-        parts += [name for name in ("compat", "keep_int96") if getattr(self, name)]
+            values["compression"] = compression_text(self.compression, self.compression_level)
+        values |= {name: True for name in ("compat", "keep_int96") if getattr(self, name)}
         if self.dense is not None:
-            dense = json.dumps({name: kind.text for name, kind in self.dense}, sort_keys=True)
-            parts.append(f"dense={dense}".replace("|", "\\u007c"))  # what an entry's recipe is divided by
-        return ";".join(parts)
+            values["dense"] = {name: kind.text for name, kind in self.dense}
+        return canonical_json(values)
+
+
+def canonical_json(values: Mapping[str, Any]) -> str:
+    """Return ``values`` as JSON with sorted keys and no spaces: equal values give equal texts."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def parse_compression(text: str) -> tuple[str, int | None]:
@@ -110,13 +116,14 @@ def compression_text(codec: str, level: int | None) -> str:
     return codec if level is None else f"{codec}:{level}"
 
 
+@lru_cache(maxsize=64)
 def shuffle_of(recipe: str) -> int | None:
-    """Return the seed in an entry's recipe, or None."""
-    found = _RECIPE.search(recipe)
-    return int(found[1]) if found and found[1] else None
+    """Return the seed in a `RewriteOptions.recipe`; None where there is none, or ``recipe`` is empty."""
+    seed: int | None = json.loads(recipe or "{}").get(_SHUFFLE)
+    return seed
 
 
-def made_alike(recipe: str, other: str) -> bool:
-    """Return whether two entries' recipes differ in nothing but the row-group size; plain copies never match."""
-    one, two = _RECIPE.search(recipe), _RECIPE.search(other)
-    return one is not None and two is not None and one.groups() == two.groups()
+def differ_in_size_only(recipe: str, other: str) -> bool:
+    """Return whether two recipes of `RewriteOptions` are equal but for the row-group size; empty ones never match."""
+    one, two = ({**json.loads(text), _ROW_GROUP_SIZE: 0} if text else None for text in (recipe, other))
+    return one is not None and one == two
