@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.sizes import weigh
 from pqcache.system.buffer_pool import Pool
 
@@ -55,7 +56,7 @@ class Encodings:
         batch: int | None = None,
     ) -> pq.ParquetWriter:
         """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own; a page has ``batch`` values."""
-        levels = {path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")}
+        levels = {path: self.level for path, codec in self.codecs.items() if CODECS[codec].has_levels}
         more: dict[str, Any] = {} if collected is None else {"metadata_collector": collected}
         if batch is not None:
             more |= {

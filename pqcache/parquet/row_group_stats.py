@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer_validation import check_footer
 
-_TAIL = 64 << 10  # of a file's end; most footers fit
 _SCHEMAS = 16
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
 BASE = pa.schema(
@@ -105,21 +102,7 @@ def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
 
 def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
-    return footer_in(end_of(path), str(path))
-
-
-def end_of(path: Path) -> bytes:
-    """Return the last bytes of a local file, with all of its footer if it is Parquet."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            end = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
-            length = int.from_bytes(end[-8:-4], "little") + 8
-            if end.endswith(MAGIC) and len(end) < length < size:
-                end = os.pread(file.fileno(), length, size - length)
-            return end
-    except OSError as error:
-        raise not_parquet(str(path), error) from error
+    return footer_in(read_local_tail(path).data, str(path))
 
 
 def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileMetaData, pa.Schema]:
@@ -140,17 +123,6 @@ def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileM
             return metadata, known[1]
     except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(name, error) from error
-
-
-def not_parquet(name: str, error: BaseException) -> ParquetError:
-    """Return the error for a file whose footer cannot be read."""
-    if isinstance(error, PermissionError):
-        return ParquetError(name, "permission denied", "make it readable for this user")
-    return ParquetError(
-        name,
-        f"not a Parquet file, or truncated ({first_line(error)})",
-        "write it again at the source, or move it away",
-    )
 
 
 def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:

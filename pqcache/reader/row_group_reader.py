@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.footer import read_footer
+from pqcache.parquet.footer import read_local_tail
 from pqcache.parquet.footer_validation import check_footer
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
@@ -145,7 +145,7 @@ class RowGroups:
                     found += [(form, leaf)] if leaf is not None else []
             if found:  # what the footer says of their chunks will be asked for
                 path = self.root / self.paths[number]
-                check_footer(read_footer(path), str(path))
+                check_footer(read_local_tail(path).footer, str(path))
             self._leaves[number] = found
         return found
 

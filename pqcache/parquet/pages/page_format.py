@@ -20,6 +20,7 @@ import xxhash
 from pqcache.errors import ParquetError
 from pqcache.parquet import thrift
 from pqcache.parquet import thrift_fields as fields
+from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.thrift import Struct
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,14 +31,6 @@ ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7  # o
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
 _LZ4_BLOCK = 1 << 22  # bytes
 
-CODECS = {
-    "UNCOMPRESSED": None,
-    "SNAPPY": "snappy",
-    "LZ4": "lz4_raw",
-    "ZSTD": "zstd",
-    "GZIP": "gzip",
-    "BROTLI": "brotli",
-}
 _I32, _I64, _BINARY, _BOOL = (thrift.I32,), (thrift.I64,), (thrift.BINARY,), (1, 2)
 _Kinds = dict[int, Any]
 """The kinds that each field may have, or those of the fields of a struct."""
@@ -97,7 +90,7 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
 
 def decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
     """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
-    codec = CODECS[chunk.compression]
+    codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
         if len(body) != size:
             raise NotRead
@@ -105,7 +98,7 @@ def decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes
     if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
         raise NotRead
     if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
-        if _varint(body[:5].tobytes(), 0)[0] != size:
+        if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
             raise NotRead
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
@@ -115,18 +108,6 @@ def decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes
     if data.size != size:
         raise NotRead
     return np.frombuffer(data, np.uint8)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at byte ``at``, seven bits in a byte, and where it ends."""
-    found = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        found |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80 or shift > 63:
-            return found, at
 
 
 def _frame(size: int, compressed: int) -> bytes:
@@ -162,7 +143,7 @@ def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     weights = (1 << np.arange(width)).astype(kind)
     whole = -(-width // 8)  # bytes of a run's number
     while done < count and at < len(data):
-        head, at = _varint(data, at)
+        head, at = thrift.read_varint(data, at)
         if head & 1:
             size = min((head >> 1) * width, len(data) - at)
             bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")

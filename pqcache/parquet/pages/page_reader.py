@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.parquet import footer, thrift, thrift_fields
+from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.schema_merge import is_text
 from pqcache.parquet.thrift import Struct
@@ -132,16 +133,11 @@ class Reader:
         total = chunk.num_values
         if bool(length) != bool(leaf.repetition) or leaf.repetition > 1 or (length and total % length):
             return None
-        if chunk.file_path or chunk.compression not in page_format.CODECS:
+        if chunk.file_path or chunk.compression not in IN_METADATA:
             return None
         plain = not chunk.has_dictionary_page and {"PLAIN", "RLE"}.issuperset(chunk.encodings)
         try:
-            if (
-                plain
-                and leaf.held == leaf.stored
-                and page_format.CODECS[chunk.compression] is None
-                and not self.checked
-            ):
+            if plain and leaf.held == leaf.stored and IN_METADATA[chunk.compression].arrow is None and not self.checked:
                 found = self._room(chunk, leaf, np.zeros(0, leaf.held), into)
                 self._straight(file, chunk, leaf, length, found.view(np.uint8))
                 return found
@@ -226,7 +222,7 @@ class Reader:
 
     def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> Iterator[ByteArrays]:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
-        if leaf.repetition or chunk.file_path or chunk.compression not in page_format.CODECS:
+        if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead
         first, dictionary = 0, None
         for header, body in self._pages(file, chunk):

@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from pqcache.parquet import thrift_fields
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.page_index import boundary_order
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.pages.write_binary import Pages
 from pqcache.parquet.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
@@ -127,15 +128,10 @@ def _statistics(low: _Numbers, high: _Numbers) -> Struct:
 
 def _column_index(low: _Numbers, high: _Numbers) -> Struct:
     """Return the ColumnIndex of pages without nulls."""
-    order = 0
-    if (low[1:] >= low[:-1]).all() and (high[1:] >= high[:-1]).all():
-        order = thrift_fields.ASCENDING
-    elif (low[1:] <= low[:-1]).all() and (high[1:] <= high[:-1]).all():
-        order = thrift_fields.DESCENDING
     return {
         1: (LIST, Items(BOOL, [2] * len(low))),
         2: (LIST, Items(BINARY, [value.tobytes() for value in low])),
         3: (LIST, Items(BINARY, [value.tobytes() for value in high])),
-        4: (I32, order),
+        4: (I32, boundary_order(zip(low.tolist(), high.tolist(), strict=True))),
         5: (LIST, Items(I64, [0] * len(low))),
     }

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -19,17 +19,16 @@ import pyarrow as pa
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.page_index import boundary_order
 from pqcache.parquet.pages.write_binary import Pages, is_direct, pages_of
 from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
 from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
 from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.thrift_fields import (
-    ASCENDING,
     COLUMN_INDEX,
     COMPRESSED,
     DATA,
-    DESCENDING,
     DICTIONARY,
     ENCODINGS,
     OFFSET_INDEX,
@@ -292,21 +291,14 @@ def _columns(chunks: Sequence[Chunk], order: Order) -> bytes | None:
     for field, (kind, value) in found[0].items():
         if kind == LIST and all(field in index for index in found):
             result[field] = (LIST, Items(value.kind, list(_each(found, field))))
-    result[4] = (thrift.I32, _boundary_order(found, order))
-    return thrift.encode(dict(sorted(result.items())))
-
-
-def _boundary_order(indexes: Sequence[Struct], order: Order) -> int:
-    """Return whether the pages of all indexes, pages of nulls aside, ascend, descend, or neither (0)."""
-    pages = [
+    bounds = (
         (order(low), order(high))
-        for index in indexes
-        for empty, low, high in zip(index[1][1].values, index[2][1].values, index[3][1].values, strict=True)
+        for index in found
+        for empty, low, high in zip(*(index[field][1].values for field in (1, 2, 3)), strict=True)
         if empty != thrift.BOOL
-    ]
-    if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
-        return ASCENDING
-    return DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0
+    )
+    result[4] = (thrift.I32, boundary_order(bounds))
+    return thrift.encode(dict(sorted(result.items())))
 
 
 _UNSIGNED = range(11, 15)  # ConvertedType: UINT_8 to UINT_64

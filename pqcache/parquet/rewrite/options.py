@@ -16,7 +16,7 @@ from pqcache.units import format_size
 if TYPE_CHECKING:
     from pqcache.parquet.dense import Dense
 
-CODECS = ("zstd", "lz4", "snappy", "none", "keep")
+_COMPRESSIONS = ("zstd", "lz4", "snappy", "none", "keep")  # codecs to write, or the source's
 DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"
 _LEVELS = {"zstd": range(1, 23)}
 _MIN_ROW_GROUP = 4 << 10
@@ -55,9 +55,9 @@ class RewriteOptions:
             raise UsageError(
                 f"row-group size {self.row_group_size}", f"give at least {_MIN_ROW_GROUP} bytes, like 128MB"
             )
-        if self.compression is not None and self.compression not in CODECS:
+        if self.compression is not None and self.compression not in _COMPRESSIONS:
             raise UsageError(
-                f"compression {self.compression!r}", f"choose one of zstd[:LEVEL], {', '.join(CODECS[1:])}"
+                f"compression {self.compression!r}", f"choose one of zstd[:LEVEL], {', '.join(_COMPRESSIONS[1:])}"
             )
         levels = _LEVELS.get(self.compression or "", range(0))
         if self.compression_level is not None and self.compression_level not in levels:

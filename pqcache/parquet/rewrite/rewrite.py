@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
@@ -42,7 +43,6 @@ _MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
 _DECODERS, _STRETCHES = 2, 8  # threads, and how many stretches of rows are held at once
 _AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
 _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
-_CODEC_NAMES = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4"}  # others are called as in --compression
 _OLD_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
 
 
@@ -121,7 +121,7 @@ def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     if options.compat and not all(_OLD_ENCODINGS.issuperset(chunk.encodings) for chunk in chunks):
         return False
-    found = {_CODEC_NAMES.get(chunk.compression, chunk.compression.lower()) for chunk in chunks}
+    found = {codec_name(chunk.compression) for chunk in chunks}
     return codec is None or (codec in found and found <= {codec, "none"})
 
 
@@ -350,8 +350,7 @@ def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOp
         if source.metadata.num_row_groups:
             group = source.metadata.row_group(0)
             for number, place in enumerate(_leaf_places(source.schema)):
-                name = group.column(number).compression
-                known.setdefault(place, _CODEC_NAMES.get(name, name.lower()))
+                known.setdefault(place, codec_name(group.column(number).compression))
     codecs = [known.get(place, DEFAULT_CODEC) for place in _leaf_places(schema)]
     return lambda leaf: codecs[leaf]
 

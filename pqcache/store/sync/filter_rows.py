@@ -172,7 +172,7 @@ class _Output:
 
 
 def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
-    data = footer.read_footer(opened.path)
+    data = footer.read_local_tail(opened.path).footer
     fields = thrift.decode(data, name)
     limit = opened.size - 8 - len(data)
     empty = project(fields, wanted, [], limit, name).fields
