@@ -1,21 +1,35 @@
-"""What guessing has left of a row group beside columns with a dictionary, filled with further rows."""
+"""Row groups topped up: further rows encoded into the space that columns with a dictionary leave.
+
+What data pages have of a dictionary is positions in it. So a dictionary that only gets longer serves the pages there
+are, and those of rows that are encoded with it. Fields are those of parquet.thrift in
+https://github.com/apache/parquet-format.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
+from pqcache.parquet import thrift
 from pqcache.parquet.binary_views import without_views
+from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.rewrite.concat_chunks import Chunk, Part
-from pqcache.parquet.rewrite.extend_dictionary import extended, is_text_like, may_be_mixed, with_dictionary
 from pqcache.parquet.rewrite.row_group_builder import MAX_ROWS, PAGE_HEADER, Encoded, Encoder, Group, Slice
 from pqcache.parquet.rewrite.row_queue import Pending
 from pqcache.parquet.rewrite.source_reader import Piece
+from pqcache.parquet.schema_merge import is_text
 from pqcache.parquet.sizes import Floats
+from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.thrift_fields import CODEC, COMPRESSED, DATA, DICTIONARY, DICTIONARY_PAGE, PAGES, UNCOMPRESSED
 
+_DICTIONARY_ENCODINGS = (2, 8)
+_CODECS = {codec.number: codec for codec in CODECS.values() if codec.name in ("none", "snappy", "zstd", "lz4")}
 _WORTH_A_TAIL, _MARGIN, _MAX_TAILS = 0.008, 0.1, 2  # of a row group: what is left
 
 
@@ -94,3 +108,98 @@ def _longer(
         for leaves, part in whole
     ]
     return changed, last
+
+
+def is_text_like(kind: pa.DataType) -> bool:
+    """Return whether values are strings or bytes of any length, whose dictionaries pyarrow writes as they are given."""
+    return is_text(kind.value_type if pt.is_dictionary(kind) else kind)
+
+
+def may_be_mixed(kind: pa.DataType) -> bool:
+    """Return whether plain pages may follow those with a dictionary: fastparquet misreads texts and categories then."""
+    if pt.is_nested(kind):
+        return all(may_be_mixed(kind.field(number).type) for number in range(kind.num_fields))
+    return not (pt.is_dictionary(kind) or is_text(kind))
+
+
+def with_dictionary(column: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return ``column`` with the dictionary that a writer makes of ``known``, the rows before it, made longer."""
+    if pt.is_dictionary(column.type):
+        first = known.unify_dictionaries().chunk(0).dictionary
+        column = column.cast(column.type.value_type)
+    else:
+        first = pc.unique(known).drop_null()  # in the order in which they occur, as a writer has them
+    new = pc.unique(column).drop_null()
+    values = pa.concat_arrays([first, new.filter(pc.invert(pc.is_in(new, first)))])
+    indices = [pc.index_in(chunk, values, skip_nulls=True) for chunk in column.chunks]
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(found, values) for found in indices])
+
+
+def extended(first: Chunk, second: Chunk) -> tuple[Chunk, Chunk] | None:
+    """Return two chunks as they can follow one another, with the dictionary of ``second`` in front of ``first``.
+
+    None if that is not the dictionary of ``first`` with more values, or one of them has other pages, too.
+    """
+    one, two = first.fields[3][1], second.fields[3][1]
+    if not all(_is_all_dictionary(meta) for meta in (one, two)):
+        return None
+    old, new = _dictionary_page(first, one), _dictionary_page(second, two)
+    if old is None or new is None or not new.values.startswith(old.values):
+        return None
+    grown = new.size - old.size
+    fields = {**one, COMPRESSED: (I64, one[COMPRESSED][1] + grown), DATA: (I64, one[DATA][1] + grown)}
+    fields[UNCOMPRESSED] = (I64, one[UNCOMPRESSED][1] + new.uncompressed - old.uncompressed)
+    data = [second.data[0][: new.size], *(part for part in (first.data[0][old.size :], *first.data[1:]) if len(part))]
+    head = Chunk(
+        fields={**first.fields, 3: (STRUCT, fields)},
+        data=data,
+        size=first.size + grown,
+        offsets=_moved(first, grown),
+        columns=first.columns,
+    )
+    rest = {field: value for field, value in two.items() if field not in (DICTIONARY, PAGES)}
+    rest[COMPRESSED] = (I64, two[COMPRESSED][1] - new.size)
+    rest[UNCOMPRESSED] = (I64, two[UNCOMPRESSED][1] - new.uncompressed)
+    rest[DATA] = (I64, 0)
+    pages = [page for page in two[PAGES][1].values if page[1][1] != DICTIONARY_PAGE]
+    rest = dict(sorted({**rest, PAGES: (LIST, Items(STRUCT, pages))}.items()))
+    tail = Chunk(
+        fields={**second.fields, 3: (STRUCT, rest)},
+        data=[second.data[0][new.size :], *second.data[1:]],
+        size=second.size - new.size,
+        offsets=_moved(second, -new.size),
+        columns=second.columns,
+    )
+    return head, tail
+
+
+class _Page:
+    """A dictionary page: its bytes on disk with the header, the same before compression, and the values."""
+
+    def __init__(self, size: int, uncompressed: int, values: bytes) -> None:
+        self.size, self.uncompressed, self.values = size, uncompressed, values
+
+
+def _dictionary_page(chunk: Chunk, meta: Struct) -> _Page | None:
+    if DICTIONARY not in meta or meta[DICTIONARY][1] != 0 or meta[CODEC][1] not in _CODECS:
+        return None
+    size = meta[DATA][1]
+    page = bytes(chunk.data[0][:size])
+    header, length = thrift.decode_first(page, "a dictionary page")
+    codec, whole = _CODECS[meta[CODEC][1]].arrow, header[2][1]
+    body = page[length:]
+    values = body if codec is None or not whole else pa.Codec(codec).decompress(body, whole).to_pybytes()
+    return _Page(size, length + whole, values)
+
+
+def _is_all_dictionary(meta: Struct) -> bool:
+    pages = meta[PAGES][1].values if PAGES in meta else ()
+    return bool(pages) and all(page[1][1] == DICTIONARY_PAGE or page[2][1] in _DICTIONARY_ENCODINGS for page in pages)
+
+
+def _moved(chunk: Chunk, delta: int) -> Struct | None:
+    if chunk.offsets is None:
+        return None
+    pages: Sequence[Any] = chunk.offsets[1][1].values
+    moved = [{**page, 1: (I64, page[1][1] + delta)} for page in pages]
+    return {**chunk.offsets, 1: (LIST, Items(STRUCT, moved))}
