@@ -221,7 +221,7 @@ def forty_lines(path: Path, name: str, workers: int) -> Epochs:
             info = get_worker_info()
             number, count = (info.id, info.num_workers) if info else (0, 1)
             groups = [(p, g) for p in sorted(path.glob("*.parquet")) for g in range(pq.ParquetFile(p).num_row_groups)]
-            self.epoch += 1  # in workers too, as they stay
+            self.epoch += 1  # in workers too, as they are persistent
             rng = np.random.default_rng(self.epoch)
             rng.shuffle(groups)
             for file, group in groups[number::count]:
@@ -241,8 +241,10 @@ def forty_lines(path: Path, name: str, workers: int) -> Epochs:
                 return values, torch.from_numpy(array.value_lengths().to_numpy().copy())
             return array.to_pylist()
 
-    stay = workers > 0
-    loader = DataLoader(Plain(), batch_size=None, num_workers=workers, collate_fn=lambda b: b, persistent_workers=stay)
+    persistent = workers > 0
+    loader = DataLoader(
+        Plain(), batch_size=None, num_workers=workers, collate_fn=lambda b: b, persistent_workers=persistent
+    )
     while True:
         yield iter(loader)
 

@@ -215,7 +215,7 @@ def packed(numbers: Numbers, dense: Dense) -> pa.Array:
         if dtype.kind in "iu" and len(numbers):
             info = np.iinfo(dtype)
             if int(numbers.min()) < info.min or int(numbers.max()) > info.max:
-                # Compared as Python's integers: numpy would bring int64 and uint64 together as floats.
+                # Compared as Python's integers: numpy would compare int64 and uint64 as floats.
                 position = next(i for i, n in enumerate(numbers.tolist()) if not info.min <= n <= info.max)
                 raise NotDense(position // dense.length, f"has {numbers[position]}, which {dtype.name} cannot hold")
         numbers = numbers.astype(dtype)

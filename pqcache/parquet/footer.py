@@ -220,7 +220,7 @@ def assembled(
     return dict(sorted(fields.items()))
 
 
-class Leaf(NamedTuple):
+class SchemaLeaf(NamedTuple):
     """A leaf of a schema: its element's and column's position, its path, and what shapes its levels."""
 
     element: int
@@ -230,9 +230,9 @@ class Leaf(NamedTuple):
     """The repetition types on the way down that add a level: 1 optional, 2 repeated."""
 
 
-def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
+def leaves_of(schema: Sequence[Struct], name: str) -> list[SchemaLeaf]:
     """Return the leaves of a schema in order."""
-    leaves: list[Leaf] = []
+    leaves: list[SchemaLeaf] = []
     open_groups: list[tuple[int, tuple[bytes, ...], tuple[int, ...]]] = []
     column = -1
     for number, element in enumerate(schema):
@@ -256,7 +256,7 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
                 raise ParquetError(name, "the Parquet schema is damaged", "fetch the file again")
             open_groups.append((children, path, shape))
         else:
-            leaves.append(Leaf(number, column, path, shape))
+            leaves.append(SchemaLeaf(number, column, path, shape))
     if any(left for left, _, _ in open_groups):
         raise ParquetError(name, "the Parquet schema is not a tree", "fetch the file again")
     return leaves
@@ -283,7 +283,7 @@ def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str
 
     Arrow normalizes what it reads: two-level lists, ENUM, group names and legacy annotations come out different
     although the levels and values are the same. Given the same levels leaf by leaf, the source's own elements
-    stay true; a leaf whose physical type did change (INT96, a decimal's storage) keeps its name and field id
+    remain true; a leaf whose physical type did change (INT96, a decimal's storage) keeps its name and field id
     and takes its type from ``written``.
     """
     ours, theirs = leaves_of(written, name), leaves_of(wanted, name)

@@ -102,7 +102,7 @@ def _schema_of(data: bytes, name: str) -> _KnownSchema:
     return _KnownSchema(data[:end], [_rules_of(schema[leaf.element], leaf) for leaf in leaves])
 
 
-def _rules_of(element: thrift.Struct, leaf: footer.Leaf) -> _ColumnRules:
+def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:
     kind = element[1][1]
     width = _WIDTHS.get(kind, 0)
     logical = element[10][1] if 10 in element and element[10][0] == STRUCT else {}

@@ -1,4 +1,4 @@
-"""What rows take in memory as Arrow, and what they are guessed to take on disk."""
+"""What rows take in memory as Arrow, and what they are estimated to take on disk."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _nbytes(chunk: pa.Array) -> int:
 
 
 def weigh(table: pa.Table, ratios: Floats, widths: Widths | None = None) -> Floats:
-    """Return a guess of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
+    """Return an estimate of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
     result: Floats = sizes_of(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
     return result
 

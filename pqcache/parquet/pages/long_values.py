@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.parquet.binary_views import INLINE, LONG
-from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Leaf, Reader, leaf_of
+from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, LeafColumn, Reader, leaf_of
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.buffer_pool import Pool
 
@@ -48,12 +48,12 @@ def views_of(rows: ByteArrays, kind: pa.DataType | None = None) -> pa.Array:
 Decoded = Callable[[int, str], Iterator[pa.Array]]
 """Decodes a column of a row group, some rows at a time, with a reader of its own: readers share how many these are."""
 
-Take = Callable[[int], pa.ChunkedArray]
+TakeRows = Callable[[int], pa.ChunkedArray]
 """Takes so many rows of a column, the next ones; fewer where there are no more."""
 
 
 @dataclass(frozen=True)
-class Longs:
+class LongColumns:
     """Columns that are read as views, with their types as such, and what reads them."""
 
     kinds: dict[str, pa.DataType]
@@ -63,7 +63,9 @@ class Longs:
         """Return ``schema`` without these columns."""
         return pa.schema([field for field in schema if field.name not in self.kinds], schema.metadata)
 
-    def takers(self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded) -> dict[str, Take]:
+    def takers(
+        self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded
+    ) -> dict[str, TakeRows]:
         """Return for each of the columns what takes its rows in these row groups of the open ``file``."""
         found = {}
         for name, kind in self.kinds.items():
@@ -75,7 +77,7 @@ class Longs:
         return found
 
 
-def longs_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> Longs | None:
+def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> LongColumns | None:
     """Return the columns of ``schema`` worth reading as views: they hold long values in all row groups of ``files``.
 
     There have to be other columns, which say how many rows there are.
@@ -86,7 +88,7 @@ def longs_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Sche
             text = pt.is_string(field.type) or pt.is_large_string(field.type)
             kinds[field.name] = pa.string_view() if text else pa.binary_view()
     clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
-    return Longs(kinds, Reader(Pool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
+    return LongColumns(kinds, Reader(Pool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
 
 
 def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:
@@ -107,7 +109,7 @@ def _views_in(
     metadata: pq.FileMetaData,
     descriptor: int,
     groups: Sequence[int],
-    leaf: Leaf,
+    leaf: LeafColumn,
     name: str,
     kind: pa.DataType,
     reader: Reader,
@@ -132,7 +134,7 @@ def _views_in(
                 yield array[skipped:].cast(kind)
 
 
-def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> Take:
+def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> TakeRows:
     """Return what takes so many rows, the next ones, off ``arrays``; fewer where there are no more."""
     left: deque[pa.Array] = deque()
 

@@ -43,7 +43,7 @@ _STORED: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leaf:
+class LeafColumn:
     """A column that may be read here: its number among the file's leaves, its values in a page and in memory.
 
     ``definition`` and ``repetition`` are the largest levels.
@@ -56,7 +56,7 @@ class Leaf:
     repetition: int
 
 
-def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | None:
+def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> LeafColumn | None:
     """Return the leaf of a top-level column of Arrow type ``kind``.
 
     That may be numbers, bytes of one width, lists of these, strings and binary. None is for what is not read here:
@@ -74,7 +74,7 @@ def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | N
     if dtypes is None:
         return None
     stored, held = dtypes
-    return Leaf(
+    return LeafColumn(
         number=found[0],
         stored=stored,
         held=held,
@@ -123,11 +123,11 @@ class Reader:
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def values(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, into: Arena | None = None
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None = None
     ) -> Values | None:
         """Return all values of a column chunk of the open ``file``, rows of ``length`` values end to end.
 
-        ``length`` is 0 for a column without lists. They are in ``into``, where that is given. None where the values are
+        ``length`` is 0 for a column without lists. They are in ``into``, where that is held. None where the values are
         not to be had this way: some are null, or lists are of other lengths, or the chunk is damaged.
         """
         total = chunk.num_values
@@ -138,14 +138,14 @@ class Reader:
         plain = not chunk.has_dictionary_page and {"PLAIN", "RLE"}.issuperset(chunk.encodings)
         try:
             if plain and leaf.held == leaf.stored and IN_METADATA[chunk.compression].arrow is None and not self.checked:
-                found = self._room(chunk, leaf, np.zeros(0, leaf.held), into)
-                self._straight(file, chunk, leaf, length, found.view(np.uint8))
+                found = self._borrow(chunk, leaf, np.zeros(0, leaf.held), into)
+                self._read_in_place(file, chunk, leaf, length, found.view(np.uint8))
                 return found
             return self._page_by_page(file, chunk, leaf, length, into)
         except UNREADABLE:
             return None
 
-    def _room(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf, decoded: Values, into: Arena | None) -> Values:
+    def _borrow(self, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, decoded: Values, into: Arena | None) -> Values:
         """Return memory for all values of a chunk that begins with those that were ``decoded``; the rest is plain."""
         if not 0 <= (chunk.num_values - len(decoded)) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
             raise page_format.NotRead
@@ -153,15 +153,17 @@ class Reader:
         found[: len(decoded)] = decoded
         return found
 
-    def _straight(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, room: Bytes) -> None:
-        """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``room``."""
+    def _read_in_place(
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, out: Bytes
+    ) -> None:
+        """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
         first, width = 0, leaf.stored.itemsize
         head = np.empty(_LEVELS, np.uint8)
         for header, at, size in page_format.bodies(file, chunk):
             about = header[
                 page_format.DATA if header[page_format.TYPE][1] == thrift_fields.DATA_PAGE else page_format.DATA_V2
             ][1]
-            place = room[first * width :][: max(0, about[page_format.COUNT][1]) * width]
+            place = out[first * width :][: max(0, about[page_format.COUNT][1]) * width]
             levels = size - len(place)
             if not 0 <= levels <= len(head):
                 raise page_format.NotRead
@@ -171,17 +173,17 @@ class Reader:
             if encoding != thrift_fields.PLAIN or len(rest) or count * width != len(place):
                 raise page_format.NotRead
             first += count
-        if first * width != len(room):
+        if first * width != len(out):
             raise page_format.NotRead
 
     def _page_by_page(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, into: Arena | None
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None
     ) -> Values:
         """Copy the values of plain pages. Have pyarrow decode those before them, if any: of a dictionary, mostly.
 
         Writers begin with a dictionary and leave it where it does not pay.
         """
-        coded, first = _Coded(chunk, leaf), 0
+        coded, first = _DecodedByArrow(chunk, leaf), 0
         found: Values | None = None
         for header, body in self._pages(file, chunk):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
@@ -193,8 +195,8 @@ class Reader:
                 continue
             if encoding == thrift_fields.PLAIN:
                 if found is None:
-                    found = self._room(chunk, leaf, coded.values(), into)
-                _put(found[first : first + count], data, leaf)
+                    found = self._borrow(chunk, leaf, coded.values(), into)
+                _copy_plain(found[first : first + count], data, leaf)
             elif found is None:
                 coded.add(count, encoding, data)
             else:
@@ -204,10 +206,10 @@ class Reader:
             raise page_format.NotRead
         if found is None:
             found = coded.values()
-            return found if into is None else self._room(chunk, leaf, found, into)
+            return found if into is None else self._borrow(chunk, leaf, found, into)
         return found
 
-    def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> ByteArrays | None:
+    def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> ByteArrays | None:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
         try:
             found = list(self.byte_pages(file, chunk, leaf))
@@ -220,7 +222,7 @@ class Reader:
         begins, lengths = (np.concatenate(parts) for parts in zip(*((f.begins, f.lengths) for f in found), strict=True))
         return ByteArrays(begins, lengths, pages)
 
-    def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> Iterator[ByteArrays]:
+    def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> Iterator[ByteArrays]:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
         if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
             raise page_format.NotRead
@@ -233,7 +235,7 @@ class Reader:
                     thrift_fields.PLAIN_DICTIONARY,
                 ):
                     raise page_format.NotRead
-                dictionary = _walked(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
+                dictionary = _split(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
                 continue
             count, encoding, data = self._page(header, body, chunk, leaf, 0, first)
             del body  # a large one that was compressed
@@ -241,7 +243,7 @@ class Reader:
             if not count:
                 continue
             if encoding == thrift_fields.PLAIN:
-                yield _walked(data, count)
+                yield _split(data, count)
             elif encoding in (thrift_fields.PLAIN_DICTIONARY, thrift_fields.RLE_DICTIONARY) and dictionary is not None:
                 numbers = page_format.unpacked(data[1:].tobytes(), int(data[0]), count)
                 if len(numbers) < count:
@@ -262,16 +264,16 @@ class Reader:
                 and zlib.crc32(body.data) != header[page_format.CHECKSUM][1] & 0xFFFFFFFF
             ):
                 raise page_format.NotRead
-            given = [body]
+            held = [body]
             del body  # it comes back when whoever takes it lets go of it
-            yield header, given.pop()
+            yield header, held.pop()
 
     def _page(
         self,
         header: Struct,
         body: Bytes,
         chunk: pq.ColumnChunkMetaData,
-        leaf: Leaf,
+        leaf: LeafColumn,
         length: int,
         first: int,
         apart: int = 0,
@@ -318,10 +320,10 @@ class Reader:
         return count, encoding, body
 
 
-class _Coded:
+class _DecodedByArrow:
     """Pages that pyarrow decodes, without their levels: as a file of one column of its own."""
 
-    def __init__(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> None:
+    def __init__(self, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> None:
         self._physical, self._leaf = _PHYSICAL.index(chunk.physical_type), leaf
         self._parts = [footer.MAGIC]
         self._count, self._dictionary = 0, 0
@@ -349,7 +351,7 @@ class _Coded:
             return np.zeros(0, self._leaf.held)
         size, leaf = sum(map(len, self._parts)), self._leaf
         at = len(footer.MAGIC) + (sum(map(len, self._parts[1:3])) if self._dictionary else 0)
-        end = footer.frame(_alone(self._physical, leaf, self._count, size, at, self._dictionary))
+        end = footer.frame(_one_column_footer(self._physical, leaf, self._count, size, at, self._dictionary))
         with pq.ParquetFile(pa.BufferReader(b"".join([*self._parts, end])), pre_buffer=False) as alone:
             column = alone.read_row_group(0, use_threads=False).column(0)
         values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -361,7 +363,7 @@ class _Coded:
         return numbers if leaf.held == leaf.stored else numbers.astype(leaf.held)
 
 
-def _put(place: Values, data: Bytes, leaf: Leaf) -> None:
+def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:
     """Copy the values of a plain page to their place."""
     data = data[: len(place) * leaf.stored.itemsize]
     if len(data) < len(place) * leaf.stored.itemsize:
@@ -372,7 +374,7 @@ def _put(place: Values, data: Bytes, leaf: Leaf) -> None:
         np.copyto(place, data.view(leaf.stored), casting="unsafe")
 
 
-def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictionary: int) -> Struct:
+def _one_column_footer(physical: int, leaf: LeafColumn, count: int, size: int, data: int, dictionary: int) -> Struct:
     """Return the footer of a file of one column without levels, whose pages are bytes 4 to ``size``."""
     i32, i64, binary, struct_ = thrift.I32, thrift.I64, thrift.BINARY, thrift.STRUCT
     root = {4: (binary, b"schema"), 5: (i32, 1)}
@@ -394,7 +396,7 @@ def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictiona
     }
 
 
-def _walked(data: Bytes, count: int) -> ByteArrays:
+def _split(data: Bytes, count: int) -> ByteArrays:
     """Return where each of the byte arrays of a plain page is; its length is in front of it."""
     at, view = 4, data.data
     begins = [at]
@@ -408,7 +410,7 @@ def _walked(data: Bytes, count: int) -> ByteArrays:
     return ByteArrays(found[:-1], np.diff(found) - 4, [(0, data)])
 
 
-def _regular(count: int, first: int, length: int, leaf: Leaf, repetitions: bytes, definitions: bytes) -> bool:
+def _regular(count: int, first: int, length: int, leaf: LeafColumn, repetitions: bytes, definitions: bytes) -> bool:
     """Return whether no value is null, and of those of the chunk every ``length``-th one begins a list."""
     if leaf.repetition:
         begins = (np.arange(first, first + count) % length == 0).astype(np.uint8)

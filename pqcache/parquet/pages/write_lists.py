@@ -19,12 +19,12 @@ from pqcache.parquet.binary_views import offsets_of
 from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.page_format import data_page_header, run_of
-from pqcache.parquet.pages.write_binary import Pages
+from pqcache.parquet.pages.write_binary import EncodedColumn
 from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.system.buffer_pool import Pool
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
-_PAGE, _ROWS = 1 << 19, 20_000  # bytes and rows of a page: what is compressed stays in the cache
+_PAGE, _ROWS = 1 << 19, 20_000  # bytes and rows of a page: what is compressed remains in the processor's cache
 _TOGETHER = 8  # pages encoded in one go
 _HEADER = 64  # bytes, at most: there are no statistics in it
 _PHYSICAL = {pa.float32(): 4, pa.float64(): 5, pa.int64(): 2, pa.uint64(): 2}  # others are INT32
@@ -57,7 +57,9 @@ def _path(field: pa.Field) -> str:
     return f"{field.name}.list.{field.type.value_field.name}"
 
 
-def pages_of_lists(field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: Pool) -> Pages:
+def pages_of_lists(
+    field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: Pool
+) -> EncodedColumn:
     """Return the pages of a column whose lists are all of ``length``."""
     codec, special = CODECS[encodings.codecs[_path(field)]], encodings.special.get(_path(field))
     compress = None
@@ -96,7 +98,7 @@ def pages_of_lists(field: pa.Field, column: pa.ChunkedArray, length: int, encodi
     physical = _PHYSICAL.get(field.type.value_type, 1)
     meta = thrift_fields.meta_of(physical, path, codec.number, [thrift_fields.RLE, encoding], total, uncompressed, at)
     meta = thrift_fields.with_pages(meta, encoding, len(places), sizes)
-    return Pages(
+    return EncodedColumn(
         fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets={1: (LIST, Items(STRUCT, places))}
     )
 

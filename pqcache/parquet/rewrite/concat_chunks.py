@@ -1,8 +1,9 @@
-"""Row groups put together from columns and slices of rows that were encoded apart from one another.
+"""Row groups put together from column chunks that were encoded separately.
 
 A column chunk is a row of pages, and a page depends on nothing but the chunk's dictionary. So a chunk without one may
 be the pages of several writers, one after the other; its metadata is theirs, added up. Pages with a dictionary have to
-come from one writer; plain ones may follow. Fields are those of parquet.thrift in https://github.com/apache/parquet-format.
+come from one writer; plain ones may follow. Fields are those of parquet.thrift in
+https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pqcache.parquet import footer, thrift
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.page_index import boundary_order
-from pqcache.parquet.pages.write_binary import Pages, is_direct, pages_of
+from pqcache.parquet.pages.write_binary import EncodedColumn, is_direct, pages_of
 from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
 from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
 from pqcache.parquet.row_group_stats import leaves_in
@@ -43,7 +44,7 @@ from pqcache.system.buffer_pool import Pool
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 
 Order = Callable[[bytes], Any]
-"""What brings the minima and maxima of a column into the order of its values."""
+"""Returns for a minimum or maximum, as stored, a value that compares as the column's values do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Part:
+class EncodedRows:
     """Some rows of some columns, encoded: one chunk for each leaf column."""
 
     rows: int
@@ -85,9 +86,9 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> Part:
+def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> EncodedRows:
     """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
-    memory, apart = memory or Pool(), dict[int, Pages]()
+    memory, apart = memory or Pool(), dict[int, EncodedColumn]()
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if is_direct(field.name, column, encodings):
             apart[n] = pages_of(field, column)
@@ -97,7 +98,7 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
         elif length := length_of(field, column, encodings):
             apart[n] = pages_of_lists(field, column, length, encodings, memory)
     if not apart:
-        return Part(table.num_rows, _chunks(without_views(table), encodings, name, memory))
+        return EncodedRows(table.num_rows, _chunks(without_views(table), encodings, name, memory))
     rest = [n for n in range(table.num_columns) if n not in apart]
     leaves = [sum(1 for _ in leaves_in(table.schema.field(n).type)) for n in rest]
     chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory) if rest else [])
@@ -106,7 +107,7 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
         found[n] = [
             Chunk(fields=pages.fields, data=pages.data, size=pages.size, offsets=pages.offsets, columns=pages.columns)
         ]
-    return Part(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
+    return EncodedRows(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
 
 
 def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> list[Chunk]:
@@ -149,7 +150,9 @@ def _moved(meta: Struct, delta: int) -> Struct:
     return found
 
 
-def stitched(counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
+def concatenated(
+    counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]
+) -> RowGroup:
     """Return the row group that holds, for each leaf column, the chunks ``slices`` has of it, one after the other.
 
     Args:
@@ -189,10 +192,10 @@ def stitched(counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]],
     return RowGroup(rows=rows, fields=group, data=data, size=at - begin, offsets=offsets, columns=columns)
 
 
-def alone(part: Part) -> RowGroup:
+def as_row_group(part: EncodedRows) -> RowGroup:
     """Return the row group that is one part."""
     count = len(part.chunks)
-    return stitched([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
+    return concatenated([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
 
 
 def _added(metas: Sequence[Struct], order: Order) -> Struct:

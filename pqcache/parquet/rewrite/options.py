@@ -35,7 +35,7 @@ class RewriteOptions:
         compression_level: for zstd (1 to 22).
         compat: write only what readers of ten years ago know: plain and dictionary encodings, and snappy unless
             ``compression`` says otherwise.
-        keep_int96: INT96 time stamps stay INT96.
+        keep_int96: INT96 time stamps are kept as INT96.
         dense: columns to store as fixed-length bytes, by name; all others are lists. None leaves each as it is.
         shuffle: a seed to permute the rows with; None keeps their order.
         block_size: no row group lies across a multiple of this many bytes of its file; None does not care.

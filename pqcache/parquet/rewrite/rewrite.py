@@ -24,13 +24,20 @@ from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
-from pqcache.parquet.pages.long_values import Longs, longs_of
+from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.external_shuffle import shuffled
-from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of, straddles
+from pqcache.parquet.rewrite.file_writer import (
+    ARROW_SCHEMA,
+    OutputFile,
+    OutputSchema,
+    arrow_schema,
+    elements_of,
+    straddles,
+)
 from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
-from pqcache.parquet.rewrite.prefetch import Stretch, joined, prefetched
+from pqcache.parquet.rewrite.prefetch import ReadTask, joined, prefetched
 from pqcache.parquet.rewrite.row_group_writer import MIN_FILL, Settings, write_row_groups
-from pqcache.parquet.rewrite.source_reader import Piece, Run, pieces, runs
+from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupSpan, read_batches, row_group_spans
 from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.schema_merge import unified, working
 from pqcache.parquet.source_footer import SourceFooter, has_int96, kinds, sources_of
@@ -38,9 +45,9 @@ from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
-_PIECES = 6  # per row group
-_MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
-_DECODERS, _STRETCHES = 2, 8  # threads, and how many stretches of rows are held at once
+_BATCHES = 6  # per row group
+_MIN_BATCH, _MAX_BATCH, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
+_DECODERS, _TASKS = 2, 8  # threads, and how many tasks of rows are held at once
 _AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
 _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
 _OLD_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
@@ -57,7 +64,7 @@ class RewriteResult:
         warnings: what the user should know, each naming a file.
     """
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputFile, ...]
     encoded: int
     encoded_again: int
     warnings: tuple[str, ...]
@@ -177,7 +184,7 @@ def rewrite_directory(
         _link(source.path, target / name)
         metadata = source.metadata
         outputs.append(
-            Output(path=target / name, rows=metadata.num_rows, row_groups=metadata.num_row_groups, linked=True)
+            OutputFile(path=target / name, rows=metadata.num_rows, row_groups=metadata.num_row_groups, linked=True)
         )
         report(source.size)
     rest = opened[keep:]
@@ -195,23 +202,23 @@ def _rewritten(
     target: Path,
     options: RewriteOptions,
     report: Callable[[int], None],
-    linked: list[Output],
+    linked: list[OutputFile],
     before: int | None,
     cached: bool,
 ) -> RewriteResult:
     size = options.limit
-    layout = _layout(opened, declared)
+    output_schema = _output_schema(opened, declared)
     kept = int96_places(opened) if options.keep_int96 else set()
     stored = None
     if kept:
-        stored = numbered(layout.working, kept)
-        layout = replace(layout, working=stored, described=layout.working)
+        stored = numbered(output_schema.working, kept)
+        output_schema = replace(output_schema, working=stored, described=output_schema.working)
     if options.shuffle is None:
-        layout = replace(layout, index=range_index(rest))
+        output_schema = replace(output_schema, index=range_index(rest))
     settings = Settings(
         row_group_size=size,
         max_file=max(_MIN_FILE, _FILE_ROW_GROUPS * size),
-        codec=_codec_of(rest, layout.working, options),
+        codec=_codec_of(rest, output_schema.working, options),
         name_of=_names_of(rest),
         level=options.compression_level,
         compat=options.compat,
@@ -220,24 +227,24 @@ def _rewritten(
         block_size=options.block_size,
         cached=cached,
     )
-    # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
-    piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))
+    # Wide tables take larger batches: a batch costs microseconds per column, however few its rows.
+    batch_bytes = max(min(max(size // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(output_schema.working))
     held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
     with ExitStack() as stack:
         first = held if options.shuffle is None else held // 4
-        schema = layout.described or layout.working
-        longs = None
+        schema = output_schema.described or output_schema.working
+        long_columns = None
         if stored is None and options.shuffle is None:
-            longs = longs_of([(source.metadata, source.schema) for source in rest], schema)
-        ahead = prefetched(_stretches(rest, schema, piece, first, stored, longs), first, _DECODERS)
+            long_columns = long_columns_of([(source.metadata, source.schema) for source in rest], schema)
+        ahead = prefetched(_read_tasks(rest, schema, batch_bytes, first, stored, long_columns), first, _DECODERS)
         stack.callback(ahead.close)
         if options.shuffle is not None:
             known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
             rows = target.with_name(f"{target.name}.rows")
-            shuffling = partial(shuffled, ahead, options.shuffle, held, piece, rows, known)
+            shuffling = partial(shuffled, ahead, options.shuffle, held, batch_bytes, rows, known)
             ahead = prefetched([shuffling], held)
             stack.callback(ahead.close)
-        written = write_row_groups(_counted(ahead, report), target, layout, settings, len(linked))
+        written = write_row_groups(_counted(ahead, report), target, output_schema, settings, len(linked))
     done = sum(output.rows for output in written.outputs)
     expected = sum(source.metadata.num_rows for source in rest)
     if done != expected:
@@ -247,31 +254,36 @@ def _rewritten(
     return RewriteResult((*linked, *written.outputs), written.encoded, written.again, warnings)
 
 
-def _stretches(
-    sources: list[SourceFooter], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None, longs: Longs | None
-) -> list[Stretch]:
+def _read_tasks(
+    sources: list[SourceFooter],
+    schema: pa.Schema,
+    batch_bytes: int,
+    held: int,
+    stored: pa.Schema | None,
+    long_columns: LongColumns | None,
+) -> list[ReadTask]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
-    found: list[list[Run]] = [[]]
+    found: list[list[RowGroupSpan]] = [[]]
     size = 0
-    for run in runs(sources, piece):
-        if found[-1] and size + run.size > held // _STRETCHES:
+    for span in row_group_spans(sources, batch_bytes):
+        if found[-1] and size + span.size > held // _TASKS:
             found.append([])
             size = 0
-        found[-1].append(run)
-        size += run.size
+        found[-1].append(span)
+        size += span.size
 
-    def stretch(some: list[Run]) -> Iterator[Piece]:
-        return joined(pieces(some, schema, piece, stored, longs), piece)
+    def task(some: list[RowGroupSpan]) -> Iterator[RowBatch]:
+        return joined(read_batches(some, schema, batch_bytes, stored, long_columns), batch_bytes)
 
-    return [partial(stretch, some) for some in found]
+    return [partial(task, some) for some in found]
 
 
-def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator[Piece]:
+def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Iterator[RowBatch]:
     done = 0
-    for piece in stream:
-        yield piece
-        report(piece.done - done)
-        done = piece.done
+    for batch in stream:
+        yield batch
+        report(batch.done - done)
+        done = batch.done
 
 
 def _declared(opened: list[SourceFooter], schema: pa.Schema | None) -> pa.Schema:
@@ -303,11 +315,11 @@ def _prefix(opened: list[SourceFooter], declared: pa.Schema, options: RewriteOpt
     return found if same and not mixed else 0
 
 
-def _layout(opened: list[SourceFooter], declared: pa.Schema) -> Layout:
+def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSchema:
     first = opened[0]
     known = first.metadata.metadata or {}
     if declared.equals(first.schema, check_metadata=True):
-        return Layout(working=working(declared), declared=declared, elements=first.elements, keyvalues=known)
+        return OutputSchema(working=working(declared), declared=declared, elements=first.elements, keyvalues=known)
     # Readers take the Arrow schema from its own key, the metadata in it included.
     keyvalues = dict(declared.metadata or {})
     if dense_in(declared) or any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
@@ -316,7 +328,7 @@ def _layout(opened: list[SourceFooter], declared: pa.Schema) -> Layout:
     if as_lists(declared).equals(as_lists(first.schema)):
         names = {name for name in declared.names if dense_in(declared).get(name) != dense_in(first.schema).get(name)}
         elements = _elements(first, declared, names) if names else first.elements
-    return Layout(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
+    return OutputSchema(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
 
 
 def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:

@@ -19,10 +19,17 @@ import pyarrow.types as pt
 from pqcache.parquet import thrift
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.codecs import CODECS
-from pqcache.parquet.rewrite.concat_chunks import Chunk, Part
-from pqcache.parquet.rewrite.row_group_builder import MAX_ROWS, PAGE_HEADER, Encoded, Encoder, Group, Slice
-from pqcache.parquet.rewrite.row_queue import Pending
-from pqcache.parquet.rewrite.source_reader import Piece
+from pqcache.parquet.rewrite.concat_chunks import Chunk, EncodedRows
+from pqcache.parquet.rewrite.row_group_builder import (
+    MAX_ROWS,
+    PAGE_HEADER,
+    Encoded,
+    Encoder,
+    OpenRowGroup,
+    RowGroupPart,
+)
+from pqcache.parquet.rewrite.row_queue import RowQueue
+from pqcache.parquet.rewrite.source_reader import RowBatch
 from pqcache.parquet.schema_merge import is_text
 from pqcache.parquet.sizes import Floats
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
@@ -30,66 +37,66 @@ from pqcache.parquet.thrift_fields import CODEC, COMPRESSED, DATA, DICTIONARY, D
 
 _DICTIONARY_ENCODINGS = (2, 8)
 _CODECS = {codec.number: codec for codec in CODECS.values() if codec.name in ("none", "snappy", "zstd", "lz4")}
-_WORTH_A_TAIL, _MARGIN, _MAX_TAILS = 0.008, 0.1, 2  # of a row group: what is left
+_WORTH_A_TOP_UP, _MARGIN, _MAX_TOP_UPS = 0.008, 0.1, 2  # of a row group: what is left
 
 
-def with_tail(
-    group: Group,
+def top_up(
+    group: OpenRowGroup,
     whole: Encoded,
     encoder: Encoder,
-    pending: Pending,
+    queue: RowQueue,
     k: Floats,
     limit: float,
     max_bytes: int,
-) -> tuple[Encoded, list[Slice]]:
+) -> tuple[Encoded, list[RowGroupPart]]:
     """Fill what ``group`` leaves of ``limit`` bytes; return ``whole`` with longer dictionaries, and the rows added.
 
-    ``whole`` are its columns with a dictionary, ``k`` is what rows are guessed to take, and at most ``max_bytes``
+    ``whole`` are its columns with a dictionary, ``k`` is what rows are estimated to take, and at most ``max_bytes``
     decoded ones are held.
     """
-    found, most = list[Slice](), sys.maxsize
+    found, most = list[RowGroupPart](), sys.maxsize
     held, rows = group.held, group.rows
-    headers = 2 * PAGE_HEADER * len(encoder.form.tops)
-    room = limit - group.size - sum(part.size for _, part in whole)
-    while group.whole and room > max(_WORTH_A_TAIL * limit, 3 * headers) and most and len(found) < _MAX_TAILS:
-        pending.fill(room, k, MAX_ROWS - rows, max_bytes - held)
-        if not pending.rows or held + pending.queue[0].nbytes > max_bytes or rows >= MAX_ROWS:
+    headers = 2 * PAGE_HEADER * len(encoder.footer_schema.tops)
+    space = limit - group.size - sum(part.size for _, part in whole)
+    while group.dictionary and space > max(_WORTH_A_TOP_UP * limit, 3 * headers) and most and len(found) < _MAX_TOP_UPS:
+        queue.fill(space, k, MAX_ROWS - rows, max_bytes - held)
+        if not queue.rows or held + queue.batches[0].nbytes > max_bytes or rows >= MAX_ROWS:
             break
-        goal = (1 - _MARGIN) * room - headers
-        count = pending.cut(goal, k, min(most, MAX_ROWS - rows), max_bytes - held)
-        pieces = pending.drop(count)
+        goal = (1 - _MARGIN) * space - headers
+        count = queue.cut(goal, k, min(most, MAX_ROWS - rows), max_bytes - held)
+        batches = queue.take(count)
         before = encoder.encoded
-        known = [piece for part in [*group.slices, *found] for piece in part.pieces]
-        longer = _longer(group.whole, known, whole, pieces, encoder)
+        known = [batch for part in [*group.parts, *found] for batch in part.batches]
+        longer = _encode_longer(group.dictionary, known, whole, batches, encoder)
         if longer is None:
-            pending.back(pieces)
+            queue.put_back(batches)
             break
-        parts = encoder.parts(pieces, group.sliced)
+        parts = encoder.encode(batches, group.appendable)
         size = sum(part.size for _, part in [*parts, *longer[0], *longer[1]]) - sum(part.size for _, part in whole)
-        if size <= room:
+        if size <= space:
             encoder.again += encoder.encoded - before - size
             whole = longer[0]
-            found.append(Slice(count, size, [*parts, *longer[1]], pieces))
-            held, rows, room = held + sum(piece.nbytes for piece in pieces), rows + count, room - size
+            found.append(RowGroupPart(count, size, [*parts, *longer[1]], batches))
+            held, rows, space = held + sum(batch.nbytes for batch in batches), rows + count, space - size
             continue
         encoder.again += encoder.encoded - before
-        pending.back(pieces)
-        most = min(count - 1, int((1 - _MARGIN) * count * room / size))
+        queue.put_back(batches)
+        most = min(count - 1, int((1 - _MARGIN) * count * space / size))
     return whole, found
 
 
-def _longer(
-    columns: Sequence[int], before: Sequence[Piece], whole: Encoded, pieces: Sequence[Piece], encoder: Encoder
+def _encode_longer(
+    columns: Sequence[int], before: Sequence[RowBatch], whole: Encoded, batches: Sequence[RowBatch], encoder: Encoder
 ) -> tuple[Encoded, Encoded] | None:
-    """Return ``whole`` and what follows it for the rows of ``pieces``: longer dictionaries, or plain pages."""
+    """Return ``whole`` and what follows it for the rows of ``batches``: longer dictionaries, or plain pages."""
     texts = [n for n in columns if is_text_like(encoder.types[n])]
     plain = [n for n in columns if n not in texts]
     if not all(map(may_be_mixed, (encoder.types[n] for n in plain))):
         return None
-    first, last = dict[int, Chunk](), list[tuple[list[int], Part]]()
+    first, last = dict[int, Chunk](), list[tuple[list[int], EncodedRows]]()
     if texts:
-        known = without_views(pa.concat_tables([piece.table.select(texts) for piece in before]))
-        added = without_views(pa.concat_tables([piece.table.select(texts) for piece in pieces]))
+        known = without_views(pa.concat_tables([batch.table.select(texts) for batch in before]))
+        added = without_views(pa.concat_tables([batch.table.select(texts) for batch in batches]))
         longer = [with_dictionary(*pair) for pair in zip(added.columns, known.columns, strict=True)]
         fields = [field.with_type(column.type) for field, column in zip(added.schema, longer, strict=True)]
         table = pa.table(longer, schema=pa.schema(fields))
@@ -97,14 +104,14 @@ def _longer(
         encoder.note_dictionaries(table, list(encoder.dictionaries))
         old = {leaf: chunk for leaves, part in whole for leaf, chunk in zip(leaves, part.chunks, strict=True)}
         for leaf, chunk in zip(encoder.leaves(texts), new.chunks, strict=True):
-            if (both := extended(old[leaf], chunk)) is None:
+            if (both := extend_dictionary(old[leaf], chunk)) is None:
                 encoder.again += new.size
                 return None
             first[leaf] = both[0]
-            last.append(([leaf], Part(new.rows, [both[1]])))
-    last += encoder.parts(pieces, plain, encodings=replace(encoder.encodings, dictionary=()))
+            last.append(([leaf], EncodedRows(new.rows, [both[1]])))
+    last += encoder.encode(batches, plain, encodings=replace(encoder.encodings, dictionary=()))
     changed = [
-        (leaves, Part(part.rows, [first.get(leaf, c) for leaf, c in zip(leaves, part.chunks, strict=True)]))
+        (leaves, EncodedRows(part.rows, [first.get(leaf, c) for leaf, c in zip(leaves, part.chunks, strict=True)]))
         for leaves, part in whole
     ]
     return changed, last
@@ -135,7 +142,7 @@ def with_dictionary(column: pa.ChunkedArray, known: pa.ChunkedArray) -> pa.Chunk
     return pa.chunked_array([pa.DictionaryArray.from_arrays(found, values) for found in indices])
 
 
-def extended(first: Chunk, second: Chunk) -> tuple[Chunk, Chunk] | None:
+def extend_dictionary(first: Chunk, second: Chunk) -> tuple[Chunk, Chunk] | None:
     """Return two chunks as they can follow one another, with the dictionary of ``second`` in front of ``first``.
 
     None if that is not the dictionary of ``first`` with more values, or one of them has other pages, too.

@@ -25,7 +25,7 @@ from pqcache.filters.sql import parse_condition
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.footer import MAGIC
 from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
-from pqcache.parquet.rewrite.file_writer import told
+from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.store.drivers.base import Source
@@ -117,7 +117,7 @@ def fetch_projected(
     fetched = wanted if every else [a or name in used for a, name in zip(wanted, end.columns, strict=True)]
     projection = project(end.fields, fetched, groups, end.limit, end.name)
     part = target.with_name(f"{target.name}.{_key(end, projection)}")
-    with told(target):
+    with write_errors(target):
         _copy(projection, part, end, read)
         if every:
             os.replace(part, target)
@@ -127,7 +127,7 @@ def fetch_projected(
         whole = part.with_name(f"{part.name}.rows")
         flags = outcomes.every[groups].tolist()
         write_matching(part, whole, keep, where, partitions, flags, stopped, end.name)
-        with told(target):
+        with write_errors(target):
             os.replace(whole, target)
             part.unlink()
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import unpacked
-from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
+from pqcache.parquet.pages.page_reader import LeafColumn, Reader, leaf_of
 from pqcache.system.buffer_pool import Arena, Pool
 
 KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
 CODECS = ["none", "snappy", "lz4", "zstd", "gzip", "brotli"]
 
 
-def opened(path: Path) -> tuple[pq.FileMetaData, Leaf | None]:
+def opened(path: Path) -> tuple[pq.FileMetaData, LeafColumn | None]:
     file = pq.ParquetFile(path)
     return file.metadata, leaf_of(file.metadata, file.schema_arrow.names[0], file.schema_arrow.field(0).type)
 

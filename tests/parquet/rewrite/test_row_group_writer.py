@@ -22,26 +22,26 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, PqcacheError
 from pqcache.parquet.rewrite import row_group_writer as w
-from pqcache.parquet.rewrite.file_writer import Layout, RowGroupFile
+from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.prefetch import joined, prefetched
 from pqcache.parquet.rewrite.rewrite import rewrite_directory, row_group_bytes
-from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
 from pqcache.parquet.schema_merge import working
 from tests.pages import indexed_pages, real_pages
 
 KB = 1 << 10
 
 
-def pieces_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[Piece]:
+def batches_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[RowBatch]:
     ratios = np.full(table.num_columns, ratio)
     for first in range(0, max(1, table.num_rows), rows):
         part = table.slice(first, rows)
-        yield piece_of(part, ratios, range(first, first + part.num_rows), first + part.num_rows)
+        yield row_batch(part, ratios, range(first, first + part.num_rows), first + part.num_rows)
 
 
-def layout_of(table: pa.Table) -> Layout:
-    return Layout(working=working(table.schema), declared=table.schema, elements=None, keyvalues={})
+def output_schema_of(table: pa.Table) -> OutputSchema:
+    return OutputSchema(working=working(table.schema), declared=table.schema, elements=None, keyvalues={})
 
 
 def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Settings:
@@ -55,11 +55,11 @@ def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Set
 
 def write(
     table: pa.Table, target: Path, size: int, rows: int = 1000, ratio: float = 1.0, codec: str = "lz4"
-) -> w.Written:
-    return w.write_row_groups(pieces_of(table, rows, ratio), target, layout_of(table), settings_of(size, codec))
+) -> w.WriteResult:
+    return w.write_row_groups(batches_of(table, rows, ratio), target, output_schema_of(table), settings_of(size, codec))
 
 
-def sizes_of(written: w.Written) -> list[tuple[int, int]]:
+def sizes_of(written: w.WriteResult) -> list[tuple[int, int]]:
     found = []
     for output in written.outputs:
         metadata = pq.read_metadata(output.path)
@@ -70,7 +70,7 @@ def sizes_of(written: w.Written) -> list[tuple[int, int]]:
     return found
 
 
-def check(written: w.Written, table: pa.Table, size: int) -> list[float]:
+def check(written: w.WriteResult, table: pa.Table, size: int) -> list[float]:
     """Assert that the data is whole and every row group within the limit and full; return the fills."""
     sizes = sizes_of(written)
     assert all(found <= size for found, _ in sizes)
@@ -119,7 +119,7 @@ def blobs_of(kind: str, rng: np.random.Generator, lengths: list[int]) -> list[by
     kind=st.sampled_from(KINDS),
     seed=st.integers(0, 1000),
     rows=st.one_of(st.integers(1, 60), st.integers(2_000, 30_000)),
-    piece=st.integers(50, 5_000),
+    batch=st.integers(50, 5_000),
     size=st.sampled_from([48 * KB, 100_000, 333_333]),
     ratio=st.sampled_from([0.01, 0.3, 1.0]),
     codec=st.sampled_from(["lz4", "zstd", "none"]),
@@ -130,7 +130,7 @@ def test_no_row_group_is_over_and_all_but_the_last_are_full(
     kind: str,
     seed: int,
     rows: int,
-    piece: int,
+    batch: int,
     size: int,
     ratio: float,
     codec: str,
@@ -138,7 +138,7 @@ def test_no_row_group_is_over_and_all_but_the_last_are_full(
     rng = np.random.default_rng(seed)
     blobs = blobs_of(kind, rng, lengths_of(shape, rng, rows))
     table = pa.table({"id": np.arange(rows), "blob": pa.array(blobs, pa.binary())})
-    written = write(table, tmp_path_factory.mktemp("w"), size, piece, ratio, codec)
+    written = write(table, tmp_path_factory.mktemp("w"), size, batch, ratio, codec)
     check(written, table, size)
     assert not written.warnings
 
@@ -292,10 +292,10 @@ def test_row_groups_stay_below_the_rows_pyarrow_would_split_at(tmp_path: Path, m
 
 def test_nothing_to_write_leaves_one_file_with_the_schema(tmp_path: Path) -> None:
     table = pa.table({"a": pa.array([], pa.int64()), "l": pa.array([], pa.list_(pa.string()))})
-    for number, stream in enumerate((iter(()), pieces_of(table, 10))):
+    for number, stream in enumerate((iter(()), batches_of(table, 10))):
         target = tmp_path / str(number)
         target.mkdir()
-        written = w.write_row_groups(stream, target, layout_of(table), settings_of(1 << 20))
+        written = w.write_row_groups(stream, target, output_schema_of(table), settings_of(1 << 20))
         (output,) = written.outputs
         assert (output.rows, output.row_groups) == (0, 0)
         assert pq.read_table(output.path).equals(table)
@@ -349,13 +349,13 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: py
 def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
     table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
 
-    def failing() -> Iterator[Piece]:
-        yield from pieces_of(table, 1000)
+    def failing() -> Iterator[RowBatch]:
+        yield from batches_of(table, 1000)
         raise ParquetError("x.parquet", "broken")
 
     stream = prefetched([failing], 100_000)
     with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
-        w.write_row_groups(stream, tmp_path, layout_of(table), settings_of(50_000))
+        w.write_row_groups(stream, tmp_path, output_schema_of(table), settings_of(50_000))
     assert not list(tmp_path.iterdir())
 
 
@@ -363,11 +363,11 @@ def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
     table = pa.table({"x": np.zeros(1000)})
     made = 0
 
-    def counted() -> Iterator[Piece]:
+    def counted() -> Iterator[RowBatch]:
         nonlocal made
-        for piece in pieces_of(pa.concat_tables([table] * 100), 1000):
+        for batch in batches_of(pa.concat_tables([table] * 100), 1000):
             made += 1
-            yield piece
+            yield batch
 
     stream = prefetched([counted], 5 * table.nbytes)
     assert next(stream).done == 1000
@@ -381,22 +381,22 @@ def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
 def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], threads: int, limit: int) -> None:
     table = pa.table({"x": np.arange(sum(counts) * 10)})
     ends = np.cumsum([0, *counts]) * 10
-    stretches = [
-        (lambda low=low, high=high: (piece for piece in pieces_of(table.slice(low, high - low), 10) if low < high))
+    tasks = [
+        (lambda low=low, high=high: (batch for batch in batches_of(table.slice(low, high - low), 10) if low < high))
         for low, high in pairwise(ends.tolist())
     ]
-    found = [piece.table for piece in prefetched(stretches, limit, threads)]
+    found = [batch.table for batch in prefetched(tasks, limit, threads)]
     assert pa.concat_tables([table.slice(0, 0), *found]).equals(table)
 
 
 def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
     table = pa.table({"x": np.arange(100)})
 
-    def failing() -> Iterator[Piece]:
+    def failing() -> Iterator[RowBatch]:
         raise ParquetError("b.parquet", "broken")
         yield
 
-    stream = prefetched([lambda: pieces_of(table, 10), failing, lambda: pieces_of(table, 10)], 1 << 20, 2)
+    stream = prefetched([lambda: batches_of(table, 10), failing, lambda: batches_of(table, 10)], 1 << 20, 2)
     assert sum(next(stream).table.num_rows for _ in range(10)) == 100
     with pytest.raises(ParquetError, match="broken"):
         next(stream)
@@ -405,14 +405,14 @@ def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
 
 def test_joined_keeps_rows_and_weights() -> None:
     table = pa.table({"x": np.arange(10_000), "d": pa.array([f"{n % 30}" for n in range(10_000)]).dictionary_encode()})
-    before = list(pieces_of(table, 7, ratio=0.5))
+    before = list(batches_of(table, 7, ratio=0.5))
     after = list(joined(iter(before), 20_000))
     assert len(after) < len(before) / 30
-    assert pa.concat_tables([piece.table for piece in after]).to_pydict() == table.to_pydict()
-    assert sum(piece.weights.sum() for piece in after) == pytest.approx(
-        sum(piece.weights.sum() for piece in before), rel=0.02
+    assert pa.concat_tables([batch.table for batch in after]).to_pydict() == table.to_pydict()
+    assert sum(batch.weights.sum() for batch in after) == pytest.approx(
+        sum(batch.weights.sum() for batch in before), rel=0.02
     )
-    assert [piece.numbers[0] for piece in after] == list(np.cumsum([0, *(p.table.num_rows for p in after[:-1])]))
+    assert [batch.numbers[0] for batch in after] == list(np.cumsum([0, *(p.table.num_rows for p in after[:-1])]))
 
 
 def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:
