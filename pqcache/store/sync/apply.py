@@ -292,9 +292,8 @@ def _rewrite_files(
 
     Return the checksums of what was written, by name.
     """
-    from pqcache.parquet.rewrite.rewrite import (
-        rewrite_directory,  # a tenth of a second that a plain sync need not wait for
-    )
+    # a plain sync need not import this
+    from pqcache.parquet.rewrite.rewrite import KnownOfSources, rewrite_directory
 
     assert job.rewrite is not None
     how, table = job.rewrite, job.table
@@ -320,7 +319,8 @@ def _rewrite_files(
     try:
         paths = [inputs / name for name, _ in files]
         schema, int96 = (None, None) if table is None else (table.schema, table.int96)
-        result = rewrite_directory(paths, unfinished, how, progress, schema, made, int96, before)
+        known = KnownOfSources(schema=schema, made_alike=made, int96=int96, shuffled_with=before)
+        result = rewrite_directory(paths, unfinished, how, progress, known)
     except ParquetError as error:
         raise error.renamed(inputs, place) from error
     for warning in result.warnings:

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import RewriteResult, fits, rewrite_directory, row_group_bytes
+from pqcache.parquet.rewrite.rewrite import KnownOfSources, RewriteResult, rewrite_directory
+from pqcache.parquet.rewrite.unchanged_files import fits, row_group_bytes
 from tests.pages import index_spans
 
 KB = 1 << 10
@@ -679,7 +680,9 @@ def test_metadata_of_later_files_is_added(tmp_path: Path) -> None:
 def test_a_table_wide_schema(tmp_path: Path) -> None:
     sources = drifted(tmp_path, pa.table({"b": pa.array(range(2_000), pa.int32())}))
     schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
-    result = rewrite_directory(sources, tmp_path / "out", RewriteOptions(row_group_size=1 << 20), schema=schema)
+    result = rewrite_directory(
+        sources, tmp_path / "out", RewriteOptions(row_group_size=1 << 20), known=KnownOfSources(schema=schema)
+    )
     found = table_of([output.path for output in result.outputs])
     assert found.schema.equals(schema)
     assert found.column("b").to_pylist() == list(range(2_000))

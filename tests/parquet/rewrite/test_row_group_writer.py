@@ -25,8 +25,9 @@ from pqcache.parquet.rewrite import row_group_writer as w
 from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.prefetch import joined, prefetched
-from pqcache.parquet.rewrite.rewrite import rewrite_directory, row_group_bytes
+from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
+from pqcache.parquet.rewrite.unchanged_files import row_group_bytes
 from pqcache.parquet.schema_merge import working
 from tests.pages import indexed_pages, real_pages
 
