@@ -36,15 +36,10 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     ``schema`` is the file's Arrow schema.
     """
     names = [field.name for field in schema]
-    first = metadata.row_group(0) if metadata.num_row_groups else None
-    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
-    top = [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)] if first else []
-    if any("." in name for name in names):
-        top = top_level_names(metadata, schema)
+    top = _names_of_chunks(metadata, schema)
     flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
     lists = {f.name for f in schema if _is_flat_list(f.type)}
-    columns: dict[str, list[Any]] = {name: [] for name in BASE.names[1:]}
-    columns.update({f"{name}:values": [] for name in lists})
+    columns: dict[str, list[Any]] = {name: [] for name in (*BASE.names[1:], *(f"{name}:values" for name in lists))}
     for name in names:
         for what in ("bytes", "uncompressed", "codec", "nulls"):
             columns[f"{name}:{what}"] = []
@@ -85,11 +80,21 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             columns[f"{name}:uncompressed"].append(chunk_uncompressed[name])
             columns[f"{name}:codec"].append("+".join(sorted(codecs[name])))
             columns[f"{name}:nulls"].append(nulls[name])
-            if name in flat:
-                low, high = extremes[name]
-                columns[f"{name}:min"].append(low)
-                columns[f"{name}:max"].append(high)
+        for name, (low, high) in extremes.items():
+            columns[f"{name}:min"].append(low)
+            columns[f"{name}:max"].append(high)
     return columns
+
+
+def _names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+    """Return the top-level column of each column chunk of a row group."""
+    if any("." in field.name for field in schema):
+        return top_level_names(metadata, schema)
+    if not metadata.num_row_groups:
+        return []
+    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
+    first = metadata.row_group(0)
+    return [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)]
 
 
 def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer import read_local_tail
 from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
-from pqcache.parquet.pages.page_reader import LeafColumn, Reader, leaf_of
+from pqcache.parquet.pages.page_reader import Reader
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.batch_layout import LONG
 from pqcache.reader.columns import (

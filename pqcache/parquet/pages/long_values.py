@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.parquet.binary_views import INLINE, LONG
-from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, LeafColumn, Reader, leaf_of
+from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
+from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Reader, log_decoded_by_arrow
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.buffer_pool import Pool
 
@@ -71,10 +72,37 @@ class LongColumns:
         for name, kind in self.kinds.items():
             leaf = leaf_of(file.metadata, name, file.schema_arrow.field(name).type)
             assert leaf is not None  # see `_is_long`
-            found[name] = _taker(
-                _views_in(file.metadata, descriptor, groups, leaf, name, kind, self.reader, decoded), kind
-            )
+            views = self._views(file.metadata, descriptor, groups, leaf, name, decoded)
+            found[name] = _taker(views, kind)
         return found
+
+    def _views(
+        self,
+        metadata: pq.FileMetaData,
+        descriptor: int,
+        groups: Sequence[int],
+        leaf: LeafColumn,
+        name: str,
+        decoded: Decoded,
+    ) -> Iterator[pa.Array]:
+        """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
+        kind = self.kinds[name]
+        for group in groups:
+            chunk = metadata.row_group(group).column(leaf.number)
+            done = 0
+            try:
+                for page in self.reader.byte_pages(descriptor, chunk, leaf):
+                    yield views_of(page, kind)
+                    done += len(page.begins)
+            except UNREADABLE as error:
+                log_decoded_by_arrow(chunk, error)
+            if done == chunk.num_values:
+                continue
+            for array in decoded(group, name):
+                skipped = min(done, len(array))
+                done -= skipped
+                if skipped < len(array):
+                    yield array[skipped:].cast(kind)
 
 
 def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> LongColumns | None:
@@ -103,35 +131,6 @@ def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool
         chunk.total_uncompressed_size >= LONG * chunk.num_values and _READABLE.issuperset(chunk.encodings)
         for chunk in chunks
     )
-
-
-def _views_in(
-    metadata: pq.FileMetaData,
-    descriptor: int,
-    groups: Sequence[int],
-    leaf: LeafColumn,
-    name: str,
-    kind: pa.DataType,
-    reader: Reader,
-    decoded: Decoded,
-) -> Iterator[pa.Array]:
-    """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
-    for group in groups:
-        chunk = metadata.row_group(group).column(leaf.number)
-        done = 0
-        try:
-            for page in reader.byte_pages(descriptor, chunk, leaf):
-                yield views_of(page, kind)
-                done += len(page.begins)
-        except UNREADABLE:
-            pass
-        if done == chunk.num_values:
-            continue
-        for array in decoded(group, name):
-            skipped = min(done, len(array))
-            done -= skipped
-            if skipped < len(array):
-                yield array[skipped:].cast(kind)
 
 
 def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> TakeRows:

@@ -44,7 +44,7 @@ _KINDS: _Kinds = {
 
 
 class NotRead(ValueError):
-    """A column chunk of a kind that is not read here, or a damaged one."""
+    """A column chunk of a kind that is not read here, or a damaged one; its text says which."""
 
 
 def bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
@@ -57,7 +57,7 @@ def bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, i
         header, length = _header(file, at)
         at, size = at + length, header[COMPRESSED][1]
         if not 0 <= size <= end - at:
-            raise NotRead
+            raise NotRead("a page that reaches beyond its chunk")
         yield header, at, size
         at += size
 
@@ -73,7 +73,7 @@ def _header(file: int, at: int) -> tuple[Struct, int]:
         if not _is_as_written(header, _KINDS):
             break
         return header, end
-    raise NotRead
+    raise NotRead("a page header that is damaged or too long")
 
 
 def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
@@ -93,20 +93,20 @@ def decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes
     codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
         if len(body) != size:
-            raise NotRead
+            raise NotRead("a page of another size than its header says")
         return body
     if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
-        raise NotRead
+        raise NotRead("a page of another size than its header says")
     if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
         if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
-            raise NotRead
+            raise NotRead("a page of another size than its header says")
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
         data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
     else:
         data = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec).read_buffer(size + 1)
     if data.size != size:
-        raise NotRead
+        raise NotRead("a page of another size than its header says")
     return np.frombuffer(data, np.uint8)
 
 
@@ -116,7 +116,7 @@ def _frame(size: int, compressed: int) -> bytes:
     See https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md: a block of a frame has at most 4 MB.
     """
     if max(size, compressed) > _LZ4_BLOCK:
-        raise NotRead
+        raise NotRead("an LZ4 block that is too large")
     about = struct.pack("<BBQ", 0b0110_1000, 7 << 4, size)  # one block of up to 4 MB, and the content's size
     return b"\x04\x22\x4d\x18" + about + struct.pack("<BI", xxhash.xxh32_intdigest(about) >> 8 & 0xFF, compressed)
 
@@ -124,10 +124,10 @@ def _frame(size: int, compressed: int) -> bytes:
 def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
     """Return a page's levels, which come with their length in front, and what is behind them."""
     if encoding != fields.RLE or len(body) < 4:
-        raise NotRead
+        raise NotRead("levels in another encoding than RLE")
     end = 4 + int.from_bytes(body[:4].tobytes(), "little")
     if end > len(body):
-        raise NotRead
+        raise NotRead("levels that reach beyond their page")
     return body[4:end].tobytes(), body[end:]
 
 
@@ -136,7 +136,7 @@ def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     if not width:
         return np.zeros(count, np.uint8)
     if width > 32:
-        raise NotRead
+        raise NotRead("levels of more than 32 bits")
     parts: list[npt.NDArray[Any]] = []
     at = done = 0
     kind = np.uint8 if width <= 8 else np.uint32

@@ -8,6 +8,7 @@ https://github.com/apache/parquet-format.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from pqcache.parquet.thrift_fields import (
     VALUES,
 )
 from pqcache.system.buffer_pool import Pool
+
+log = logging.getLogger("pqcache.parquet")
 
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 
@@ -95,6 +98,8 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
         elif is_plain(field.name, column, encodings):
             if (numbers := pages_of_numbers(field, column)) is not None:
                 apart[n] = numbers
+            else:
+                log.debug("column %s: pyarrow encodes it, as some values are NaN", field.name)
         elif length := length_of(field, column, encodings):
             apart[n] = pages_of_lists(field, column, length, encodings, memory)
     if not apart:
@@ -268,6 +273,7 @@ def _offsets(chunks: Sequence[Chunk], rows: Sequence[int], at: int) -> Struct | 
     """Return one OffsetIndex for chunks of so many ``rows`` that lie one after the other from ``at`` on."""
     found = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
     if len(found) < len(chunks):
+        log.debug("no page index: pyarrow wrote no OffsetIndex for some of the column's pages")
         return None
     pages: list[Struct] = []
     first = 0

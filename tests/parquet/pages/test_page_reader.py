@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_format import unpacked
-from pqcache.parquet.pages.page_reader import LeafColumn, Reader, leaf_of
+from pqcache.parquet.pages.page_reader import Reader
 from pqcache.system.buffer_pool import Arena, Pool
 
 KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
