@@ -234,7 +234,7 @@ HISTOGRAM = changed(written(), sizes(3, levels(3)))
 @pytest.mark.parametrize(
     "options", [[], ["--row-group-size", "20000"], ["--columns", "i,s"], ["--where", "i > 5"]], ids=str
 )
-def test_sync_refuses_it_and_the_cache_stays_whole(source: Path, tmp_path: Path, options: list[str]) -> None:
+def test_sync_refuses_it_and_the_cache_is_intact(source: Path, tmp_path: Path, options: list[str]) -> None:
     cache = tmp_path / "cache"
     assert command("sync", source, cache, *options).returncode == 0
     before = pqcache.Cache(cache).snapshot().id
@@ -307,7 +307,7 @@ except Exception as error:
     assert ended.stdout.startswith(f"ParquetError {damaged}: the Parquet footer is damaged")
 
 
-def test_schemas_are_told_apart_by_their_metadata_and_units() -> None:
+def test_schemas_are_distinguished_by_their_metadata_and_units() -> None:
     times = pa.table({"t": pa.array([1], pa.timestamp("ns"))})
     one, other = (written(times.replace_schema_metadata({"k": value})) for value in "ab")
     plain = written(times, use_deprecated_int96_timestamps=True, store_schema=False)

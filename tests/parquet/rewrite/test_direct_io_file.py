@@ -64,7 +64,7 @@ def test_holes_take_no_place(tmp_path: Path) -> None:
     assert found.st_blocks * 512 < 1 << 20
 
 
-def test_a_failed_write_is_told_when_the_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_raises_when_the_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 

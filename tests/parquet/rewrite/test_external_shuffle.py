@@ -127,7 +127,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "out"]
 
 
-def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(pqcache.PqcacheError, match=r"file/rows: cannot be written: .*; free space"):
         list(shuffled(batches_of(a_table(900), 100), 1, 4 * KB, 8 * KB, tmp_path / "file" / "rows"))
