@@ -113,9 +113,9 @@ def as_dense(field: pa.Field, dense: Dense) -> pa.Field:
     """
     dtype = item_dtype(field.type)
     if dtype is None or np.dtype(dtype).kind not in ("iu" if dense.dtype in _INTEGERS else "f"):
-        raise ParquetError("", f"column {field.name!r} is {field.type}, which cannot be dense as {dense.text}")
+        raise ParquetError(f"column {field.name!r}", f"{field.type} cannot be dense as {dense.text}")
     if not 0 < dense.width <= _MAX_WIDTH:
-        raise ParquetError(f"column {field.name!r} cannot be dense as {dense.text}", "a row has 1 byte to 2 GB")
+        raise ParquetError(f"column {field.name!r}", f"cannot be dense as {dense.text}: a row has 1 byte to 2 GB")
     known = pa.schema([field.remove_metadata()]).serialize().to_pybytes()
     about = {DTYPE: dense.dtype, SHAPE: json.dumps([dense.length]), LIST: base64.b64encode(known)}
     return pa.field(field.name, pa.binary(dense.width), field.nullable, {**(field.metadata or {}), **about})

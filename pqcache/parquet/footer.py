@@ -203,7 +203,7 @@ def assembled(
 ) -> Struct:
     """Return the footer of a file that holds ``groups``; version, created_by and orders are ``template``'s.
 
-    ``groups`` may be encoded already: a thousand row groups take far less memory that way.
+    ``groups`` may be encoded already: many row groups take less memory that way.
     """
     fields: Struct = {
         **template,

@@ -23,7 +23,7 @@ class Widths(NamedTuple):
 
 
 def widths_of(schema: pa.Schema) -> Widths:
-    """Return the widths of a schema's columns; a column's own ``nbytes`` takes microseconds."""
+    """Return the widths of a schema's columns; a column's own ``nbytes`` is slow."""
     fixed = [float(kind.bit_width) / 8 if _is_fixed(kind) else 0.0 for kind in schema.types]
     return Widths(np.array(fixed), tuple(n for n, kind in enumerate(schema.types) if not _is_fixed(kind)))
 

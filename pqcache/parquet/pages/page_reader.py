@@ -332,7 +332,7 @@ def _one_column_footer(physical: int, leaf: LeafColumn, count: int, size: int, d
     element = {1: (i32, physical), 2: (i32, leaf.stored.itemsize), 3: (i32, 0), 4: (binary, b"values")}
     length = size - len(footer.MAGIC)
     chunk = {
-        **thrift_fields.meta_of(physical, [b"values"], 0, [thrift_fields.PLAIN], count, length, length),
+        **thrift_fields.column_metadata(physical, [b"values"], 0, [thrift_fields.PLAIN], count, length, length),
         thrift_fields.DATA: (i64, data),
     }
     if dictionary:

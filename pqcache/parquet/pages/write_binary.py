@@ -81,9 +81,9 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn:
             count, size = count + high - low, size + int(ends[high] - ends[low])
             low = high
     close()
-    meta = fields.meta_of(_BYTE_ARRAY, [field.name.encode()], 0, [fields.RLE, fields.PLAIN], row, at, at)
+    meta = fields.column_metadata(_BYTE_ARRAY, [field.name.encode()], 0, [fields.RLE, fields.PLAIN], row, at, at)
     levels = _size_statistics(sum(sizes), row, field.nullable)
-    meta = fields.with_pages(meta, fields.PLAIN, len(places), levels)
+    meta = fields.with_page_statistics(meta, fields.PLAIN, len(places), levels)
     offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
     return EncodedColumn(fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
 

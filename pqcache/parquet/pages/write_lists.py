@@ -96,8 +96,10 @@ def pages_of_lists(
     }
     path = [part.encode() for part in (field.name, "list", field.type.value_field.name)]
     physical = _PHYSICAL.get(field.type.value_type, 1)
-    meta = thrift_fields.meta_of(physical, path, codec.number, [thrift_fields.RLE, encoding], total, uncompressed, at)
-    meta = thrift_fields.with_pages(meta, encoding, len(places), sizes)
+    meta = thrift_fields.column_metadata(
+        physical, path, codec.number, [thrift_fields.RLE, encoding], total, uncompressed, at
+    )
+    meta = thrift_fields.with_page_statistics(meta, encoding, len(places), sizes)
     return EncodedColumn(
         fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets={1: (LIST, Items(STRUCT, places))}
     )

@@ -75,11 +75,11 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn 
     places = [{1: (I64, n * sizes[0]), 2: (I32, size), 3: (I64, n * _ROWS)} for n, size in enumerate(sizes)]
     physical = _PHYSICAL[values.dtype.str]
     path = [field.name.encode()]
-    meta = thrift_fields.meta_of(
+    meta = thrift_fields.column_metadata(
         physical, path, 0, [thrift_fields.RLE, thrift_fields.PLAIN], count, len(block), len(block)
     )
     levels: Struct = {2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, [0, count]))}
-    meta = thrift_fields.with_pages(meta, thrift_fields.PLAIN, len(rows), levels)
+    meta = thrift_fields.with_page_statistics(meta, thrift_fields.PLAIN, len(rows), levels)
     meta[thrift_fields.STATISTICS] = (STRUCT, _statistics(*bounds))
     index = _column_index(*bounds)
     if field.nullable:

@@ -69,7 +69,7 @@ def prefetched(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Gener
 
 
 def joined(stream: Iterator[RowBatch], target: int) -> Iterator[RowBatch]:
-    """Yield ``stream`` with tiny neighbours joined, so that four hundred tiny files cost as much as one."""
+    """Yield ``stream`` with tiny neighbours joined, so that many tiny files cost about as much as one."""
     waiting: list[RowBatch] = []
     size = 0
     for batch in stream:

@@ -194,7 +194,7 @@ def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
         block_size=options.block_size,
         cached=job.cached,
     )
-    # Wide tables take larger batches: a batch costs microseconds per column, however few its rows.
+    # Wide tables take larger batches: each batch has a cost per column, however few its rows.
     batch_bytes = max(min(max(size // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(output_schema.working))
     held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
     with ExitStack() as stack:

@@ -167,12 +167,12 @@ class _Writer:
             if count := self.rows_to_add(group):
                 self.add(group, count)
                 continue
-            whole = self.encoder.encode([batch for part in group.parts for batch in part.batches], group.dictionary)
-            dictionary_bytes = sum(part.size for _, part in whole)
+            coded = self.encoder.encode([batch for part in group.parts for batch in part.batches], group.dictionary)
+            dictionary_bytes = sum(part.size for _, part in coded)
             size = group.size + dictionary_bytes
             group.tries += 1
             if group.dictionary:
-                self.estimate.learn_dictionary(np.asarray(group.weights), self.encoder.taken(whole), group.dictionary)
+                self.estimate.learn_dictionary(np.asarray(group.weights), self.encoder.taken(coded), group.dictionary)
             if size <= limit:
                 group.fits = group.rows
             if size > limit and group.rows > 1:
@@ -184,11 +184,11 @@ class _Writer:
                     group = replace(self.begun(), probed=True)
                 continue
             most = (1 - _SPARE) * limit
-            whole, tail = top_up(group, whole, self.encoder, self.queue, self.estimate.k, most, self.max_bytes)
-            size += sum(part.size for part in tail)
+            coded, added = top_up(group, coded, self.encoder, self.queue, self.estimate.k, most, self.max_bytes)
+            size += sum(part.size for part in added)
             if self.wants_more(group, size, dictionary_bytes):
-                self.encoder.again += dictionary_bytes + sum(part.size for part in tail)
-                self.queue.put_back([batch for part in tail for batch in part.batches])
+                self.encoder.again += dictionary_bytes + sum(part.size for part in added)
+                self.queue.put_back([batch for part in added for batch in part.batches])
                 group.wanting, group.most, group.failed = True, None, 0
                 if group.tries >= _MAX_ESTIMATES and group.over is not None:
                     self.take_back(group, True)
@@ -197,16 +197,16 @@ class _Writer:
                     self.warn_single(size, int(group.parts[0].batches[0].numbers[0]))
                 elif size < MIN_FILL * limit and self.queue.rows and self.full(group):
                     self.warn_capped(size)
-                return self.put_together(group, whole, tail)
+                return self.put_together(group, coded, added)
 
     def begun(self) -> OpenRowGroup:
         """Return an empty row group: which of its columns are appendable follows from their encodings."""
         names = footer.leaves_of(footer.schema_of(self.footer_schema.template, "the new schema"), "the new schema")
         paths = [b".".join(leaf.path).decode("utf-8", "replace") for leaf in names]
         dictionary = set(self.encoder.encodings.dictionary)
-        whole = {int(top) for path, top in zip(paths, self.footer_schema.tops, strict=True) if path in dictionary}
+        coded = {int(top) for path, top in zip(paths, self.footer_schema.tops, strict=True) if path in dictionary}
         columns = range(len(self.output_schema.working))
-        return OpenRowGroup(appendable=[n for n in columns if n not in whole], dictionary=sorted(whole))
+        return OpenRowGroup(appendable=[n for n in columns if n not in coded], dictionary=sorted(coded))
 
     def rows_to_add(self, group: OpenRowGroup) -> int:
         """Return how many rows to encode next as a part of ``group``; 0 where it is full."""
@@ -313,12 +313,15 @@ class _Writer:
         if bisect and group.over is not None:
             group.force = max(1, (group.fits + group.over) // 2)
 
-    def wants_more(self, group: OpenRowGroup, size: int, whole: int) -> bool:
-        """Return whether a row group of ``size`` bytes that fits should get more rows, ``whole`` being done again."""
+    def wants_more(self, group: OpenRowGroup, size: int, dictionary_bytes: int) -> bool:
+        """Return whether a row group of ``size`` bytes that fits should get more rows.
+
+        ``dictionary_bytes`` of it would be encoded again.
+        """
         stuck = group.most == 0 and not group.dictionary  # else an estimate said so, which has been corrected since
         if group.tries > _MAX_TRIES or stuck or (group.over or sys.maxsize) <= group.rows + 1:
             return False
-        worth = size < MIN_FILL * self.limit or (size < _WELL * self.limit and whole < _CHEAP * self.limit)
+        worth = size < MIN_FILL * self.limit or (size < _WELL * self.limit and dictionary_bytes < _CHEAP * self.limit)
         if not worth or self.full(group) or (group.tries > 1 and size >= MIN_FILL * self.limit):
             return False
         self.queue.fill(1, self.estimate.k, MAX_ROWS, self.max_bytes)
@@ -328,12 +331,12 @@ class _Writer:
         """Return whether as much is in ``group`` as may be held at once."""
         return group.held + self.queue.bytes > self.max_bytes or group.rows + self.queue.rows > MAX_ROWS
 
-    def put_together(self, group: OpenRowGroup, whole: Encoded, tail: Sequence[RowGroupPart]) -> RowGroup:
+    def put_together(self, group: OpenRowGroup, coded: Encoded, added: Sequence[RowGroupPart]) -> RowGroup:
         """Return ``group`` as it is to be written."""
         found: list[list[Chunk]] = [[] for _ in self.footer_schema.paths]
         counts: list[list[int]] = [[] for _ in self.footer_schema.paths]
-        appended, added = ([pair for batch in some for pair in batch.encoded_parts] for some in (group.parts, tail))
-        for leaves, part in [*appended, *whole, *added]:
+        parts, more = ([pair for batch in some for pair in batch.encoded_parts] for some in (group.parts, added))
+        for leaves, part in [*parts, *coded, *more]:
             for leaf, chunk in zip(leaves, part.chunks, strict=True):
                 found[leaf].append(chunk)
                 counts[leaf].append(part.rows)

@@ -187,7 +187,7 @@ def _tables(
                 stack.callback(os.close, descriptor)
                 take = long_columns.takers(file, descriptor, groups, decoded)
                 columns = [name for name in file.schema_arrow.names if name not in take]
-            # One thread decodes while another encodes: threads per column as well cost a quarter more CPU time.
+            # One thread decodes while another encodes: threads per column as well would cost CPU time.
             for record_batch in file.iter_batches(
                 batch_size=rows, row_groups=groups, columns=columns, use_threads=False
             ):

@@ -42,22 +42,22 @@ _WORTH_A_TOP_UP, _MARGIN, _MAX_TOP_UPS = 0.008, 0.1, 2  # of a row group: what i
 
 def top_up(
     group: OpenRowGroup,
-    whole: Encoded,
+    coded: Encoded,
     encoder: Encoder,
     queue: RowQueue,
     k: Floats,
     limit: float,
     max_bytes: int,
 ) -> tuple[Encoded, list[RowGroupPart]]:
-    """Fill what ``group`` leaves of ``limit`` bytes; return ``whole`` with longer dictionaries, and the rows added.
+    """Fill what ``group`` leaves of ``limit`` bytes; return ``coded`` with longer dictionaries, and the rows added.
 
-    ``whole`` are its columns with a dictionary, ``k`` is what rows are estimated to take, and at most ``max_bytes``
-    decoded ones are held.
+    ``coded`` are its columns with a dictionary, encoded, and ``k`` is what rows are estimated to take. At most
+    ``max_bytes`` of decoded rows are held.
     """
     found, most = list[RowGroupPart](), sys.maxsize
     held, rows = group.held, group.rows
     headers = 2 * PAGE_HEADER * len(encoder.footer_schema.tops)
-    space = limit - group.size - sum(part.size for _, part in whole)
+    space = limit - group.size - sum(part.size for _, part in coded)
     while group.dictionary and space > max(_WORTH_A_TOP_UP * limit, 3 * headers) and most and len(found) < _MAX_TOP_UPS:
         queue.fill(space, k, MAX_ROWS - rows, max_bytes - held)
         if not queue.rows or held + queue.batches[0].nbytes > max_bytes or rows >= MAX_ROWS:
@@ -67,28 +67,32 @@ def top_up(
         batches = queue.take(count)
         before = encoder.encoded
         known = [batch for part in [*group.parts, *found] for batch in part.batches]
-        longer = _encode_longer(group.dictionary, known, whole, batches, encoder)
+        longer = _encode_longer(group.dictionary, known, coded, batches, encoder)
         if longer is None:
             queue.put_back(batches)
             break
         parts = encoder.encode(batches, group.appendable)
-        size = sum(part.size for _, part in [*parts, *longer[0], *longer[1]]) - sum(part.size for _, part in whole)
+        size = sum(part.size for _, part in [*parts, *longer[0], *longer[1]]) - sum(part.size for _, part in coded)
         if size <= space:
             encoder.again += encoder.encoded - before - size
-            whole = longer[0]
+            coded = longer[0]
             found.append(RowGroupPart(count, size, [*parts, *longer[1]], batches))
             held, rows, space = held + sum(batch.nbytes for batch in batches), rows + count, space - size
             continue
         encoder.again += encoder.encoded - before
         queue.put_back(batches)
         most = min(count - 1, int((1 - _MARGIN) * count * space / size))
-    return whole, found
+    return coded, found
 
 
 def _encode_longer(
-    columns: Sequence[int], before: Sequence[RowBatch], whole: Encoded, batches: Sequence[RowBatch], encoder: Encoder
+    columns: Sequence[int],
+    before: Sequence[RowBatch],
+    coded: Encoded,
+    batches: Sequence[RowBatch],
+    encoder: Encoder,
 ) -> tuple[Encoded, Encoded] | None:
-    """Return ``whole`` and what follows it for the rows of ``batches``: longer dictionaries, or plain pages."""
+    """Return ``coded`` and what follows it for the rows of ``batches``: longer dictionaries, or plain pages."""
     texts = [n for n in columns if is_text_like(encoder.types[n])]
     plain = [n for n in columns if n not in texts]
     if not all(map(may_be_mixed, (encoder.types[n] for n in plain))):
@@ -102,7 +106,7 @@ def _encode_longer(
         table = pa.table(longer, schema=pa.schema(fields))
         new = encoder.part(table)
         encoder.note_dictionaries(table, list(encoder.dictionaries))
-        old = {leaf: chunk for leaves, part in whole for leaf, chunk in zip(leaves, part.chunks, strict=True)}
+        old = {leaf: chunk for leaves, part in coded for leaf, chunk in zip(leaves, part.chunks, strict=True)}
         for leaf, chunk in zip(encoder.leaves(texts), new.chunks, strict=True):
             if (both := extend_dictionary(old[leaf], chunk)) is None:
                 encoder.again += new.size
@@ -112,7 +116,7 @@ def _encode_longer(
     last += encoder.encode(batches, plain, encodings=replace(encoder.encodings, dictionary=()))
     changed = [
         (leaves, EncodedRows(part.rows, [first.get(leaf, c) for leaf, c in zip(leaves, part.chunks, strict=True)]))
-        for leaves, part in whole
+        for leaves, part in coded
     ]
     return changed, last
 
@@ -193,10 +197,10 @@ def _dictionary_page(chunk: Chunk, meta: Struct) -> _Page | None:
     size = meta[DATA][1]
     page = bytes(chunk.data[0][:size])
     header, length = thrift.decode_first(page, "a dictionary page")
-    codec, whole = _CODECS[meta[CODEC][1]].arrow, header[2][1]
+    codec, raw = _CODECS[meta[CODEC][1]].arrow, header[2][1]
     body = page[length:]
-    values = body if codec is None or not whole else pa.Codec(codec).decompress(body, whole).to_pybytes()
-    return _Page(size, length + whole, values)
+    values = body if codec is None or not raw else pa.Codec(codec).decompress(body, raw).to_pybytes()
+    return _Page(size, length + raw, values)
 
 
 def _is_all_dictionary(meta: Struct) -> bool:
