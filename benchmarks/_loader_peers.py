@@ -118,7 +118,7 @@ class Permutations:
 
 
 def taken(take: Callable[[Any], Any], rows: int, name: str, workers: int, start: str | None = None) -> Epochs:
-    """Yield epochs of a random permutation, the rows of a batch taken at once, by workers that stay."""
+    """Yield epochs of a random permutation, the rows of a batch taken at once, by persistent workers."""
     from torch.utils.data import DataLoader
 
     sampler = Permutations(rows, BATCH[name])
@@ -284,7 +284,7 @@ def mosaic(path: Path, name: str, workers: int) -> Epochs:
 
 
 def litdata(path: Path, name: str, workers: int) -> Epochs:
-    """Its Parquet mode: an index is written once, the files stay."""
+    """Its Parquet mode: an index is written once, the files are kept."""
     import litdata as ld
 
     def write(directory: Path) -> None:

@@ -106,7 +106,7 @@ def tabular(rng: Rng, t: float, first: int, groups: int) -> pa.Table:
 
 
 def steady(rng: Rng, t: float, first: int, groups: int) -> pa.Table:
-    """Tabular rows that stay as they are."""
+    """Tabular rows whose distribution does not change."""
     return tabular(rng, 0.3, first, groups)
 
 

@@ -86,7 +86,7 @@ def tokens(rng: np.random.Generator, rows: int, first: int = 0) -> pa.Table:
 def write_files(
     here: Path, make: Callable[..., pa.Table], rows: int, files: int = 1, group: int | None = None, **options: Any
 ) -> None:
-    """Write ``rows`` rows as ``files`` files, generated in slices so that memory stays small."""
+    """Write ``rows`` rows as ``files`` files, generated in slices so that memory use is small."""
     rng = np.random.default_rng(1)
     each = rows // files
     for number in range(files):
@@ -297,7 +297,7 @@ def measured(engine: str, sources: list[Path], target: Path, size: int) -> dict[
 def limits(sources: list[Path], size: int) -> tuple[float, float]:
     """Return the seconds that only decoding all of ``sources``, and only encoding it, take on all cores.
 
-    Work is dealt to threads in pieces that have nothing to do with one another, so this is what no pipeline beats.
+    Work is divided among threads in pieces that have nothing to do with one another, so this is what no pipeline beats.
     """
     from pqcache.parquet.encodings import Encodings, chosen
     from pqcache.parquet.rewrite.concat_chunks import encode

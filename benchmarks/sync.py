@@ -173,7 +173,7 @@ def write_files(directory: Path, count: int, size: int) -> int:
 
 
 def s3_peers(bucket: str, prefix: str) -> dict[str, Callable[[Path], list[str]]]:
-    """Return the commands that bring ``s3://bucket/prefix`` into a directory."""
+    """Return the commands that copy ``s3://bucket/prefix`` into a directory."""
     url = f"s3://{bucket}/{prefix}"
     peers: dict[str, Callable[[Path], list[str]]] = {
         "pqcache": lambda out: [*PQCACHE, "sync", url, str(out), "-q"],

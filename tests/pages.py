@@ -22,7 +22,7 @@ class Page:
 
 
 def _chunks(path: Path) -> list[list[Any]]:
-    fields = thrift.decode(footer.read_footer(path), str(path))
+    fields = thrift.decode(footer.read_local_tail(path).footer, str(path))
     return [group[1][1].values for group in footer.row_groups_of(fields, str(path))]
 
 

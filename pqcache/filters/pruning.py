@@ -129,8 +129,8 @@ def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: It
     store, kind = fs.LocalFileSystem(), dataset.ParquetFileFormat()
     fragments = []
     for group, facts in enumerate(zip(*known, strict=True)):
-        told = [fact for fact in facts if fact is not None]
-        about = {} if not told else {"partition_expression": reduce(operator.and_, told)}
+        known_facts = [fact for fact in facts if fact is not None]
+        about = {} if not known_facts else {"partition_expression": reduce(operator.and_, known_facts)}
         fragments.append(kind.make_fragment(str(group), store, **about))
     some = np.zeros(len(index), np.bool_)
     try:

@@ -113,9 +113,9 @@ def as_dense(field: pa.Field, dense: Dense) -> pa.Field:
     """
     dtype = item_dtype(field.type)
     if dtype is None or np.dtype(dtype).kind not in ("iu" if dense.dtype in _INTEGERS else "f"):
-        raise ParquetError("", f"column {field.name!r} is {field.type}, which cannot be dense as {dense.text}")
+        raise ParquetError(f"column {field.name!r}", f"{field.type} cannot be dense as {dense.text}")
     if not 0 < dense.width <= _MAX_WIDTH:
-        raise ParquetError(f"column {field.name!r} cannot be dense as {dense.text}", "a row has 1 byte to 2 GB")
+        raise ParquetError(f"column {field.name!r}", f"cannot be dense as {dense.text}: a row has 1 byte to 2 GB")
     known = pa.schema([field.remove_metadata()]).serialize().to_pybytes()
     about = {DTYPE: dense.dtype, SHAPE: json.dumps([dense.length]), LIST: base64.b64encode(known)}
     return pa.field(field.name, pa.binary(dense.width), field.nullable, {**(field.metadata or {}), **about})
@@ -215,7 +215,7 @@ def packed(numbers: Numbers, dense: Dense) -> pa.Array:
         if dtype.kind in "iu" and len(numbers):
             info = np.iinfo(dtype)
             if int(numbers.min()) < info.min or int(numbers.max()) > info.max:
-                # Compared as Python's integers: numpy would bring int64 and uint64 together as floats.
+                # Compared as Python's integers: numpy would compare int64 and uint64 as floats.
                 position = next(i for i, n in enumerate(numbers.tolist()) if not info.min <= n <= info.max)
                 raise NotDense(position // dense.length, f"has {numbers[position]}, which {dtype.name} cannot hold")
         numbers = numbers.astype(dtype)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.sizes import weigh
 from pqcache.system.buffer_pool import Pool
 
@@ -24,7 +25,7 @@ _WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
 _BETTER = 0.95  # and this much smaller than a simpler one does;
 _DICTIONARY_BETTER = 0.85  # a dictionary of numbers takes longer to read, and gets larger than a sample tells
 _ALL = np.ones(1)
-_ROOM = 1 << 20  # bytes, for what is not values: headers, footer, page index
+_EXTRA = 1 << 20  # bytes, for what is not values: headers, footer, page index
 _LARGE_VALUE = 128  # bytes; min/max of larger values bloat the footer and prune nothing
 LIMITED = "max_rows_per_page" in signature(pq.write_table).parameters  # newer writers have a limit of their own
 _PLAIN, _DICTIONARY = "PLAIN", "DICTIONARY"
@@ -55,7 +56,7 @@ class Encodings:
         batch: int | None = None,
     ) -> pq.ParquetWriter:
         """Return a writer of ``schema`` to ``sink`` that adds no metadata of its own; a page has ``batch`` values."""
-        levels = {path: self.level for path, codec in self.codecs.items() if codec not in ("none", "snappy", "lz4")}
+        levels = {path: self.level for path, codec in self.codecs.items() if CODECS[codec].has_levels}
         more: dict[str, Any] = {} if collected is None else {"metadata_collector": collected}
         if batch is not None:
             more |= {
@@ -82,7 +83,7 @@ class Encodings:
 
     def file(self, table: pa.Table, memory: Pool, page_index: bool = False, batch: int | None = None) -> memoryview:
         """Return a file that holds ``table`` as one row group, in a block of ``memory``."""
-        size = int(1.125 * weigh(table, _ALL).sum()) + _ROOM
+        size = int(1.125 * weigh(table, _ALL).sum()) + _EXTRA
         while True:
             block = memory.lend(size)
             sink = pa.FixedSizeBufferWriter(pa.py_buffer(block))
@@ -95,7 +96,7 @@ class Encodings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Leaf:
+class _SampledColumn:
     """What a sample tells of a leaf column."""
 
     path: str
@@ -138,14 +139,14 @@ def _metadata(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
     return collected[0]
 
 
-def _leaves(sample: pa.Table, plain: Encodings) -> list[_Leaf]:
+def _leaves(sample: pa.Table, plain: Encodings) -> list[_SampledColumn]:
     metadata = _metadata(sample, plain)
     group, schema = metadata.row_group(0), metadata.schema
     result = []
     for number in range(group.num_columns):
         column = group.column(number)
         result.append(
-            _Leaf(
+            _SampledColumn(
                 path=column.path_in_schema,
                 physical=column.physical_type,
                 repeated=schema.column(number).max_repetition_level > 0,

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, decode_first, encode
 
 MAGIC = b"PAR1"
 
 _MAX_FOOTER = 1 << 30
-_TAIL = 16 << 10  # bytes that are read at first
+_TAIL = 64 << 10  # bytes that are read first: most footers fit
 _MAX_SCHEMA_DEPTH = 512
 
 
@@ -35,32 +35,67 @@ def elements_in(data: bytes, name: str, known: dict[bytes, list[Struct]]) -> lis
     return elements
 
 
-def read_footer(path: Path) -> bytes:
-    """Return the bytes of the footer of the Parquet file ``path``, without length and magic."""
+class Tail(NamedTuple):
+    """The end of a Parquet file: its bytes from offset ``start`` on, among them the footer, which begins at ``limit``.
+
+    ``data`` ends with the footer, the footer's length and the magic.
+    """
+
+    data: bytes
+    start: int
+    limit: int
+
+    @property
+    def footer(self) -> bytes:
+        """The footer's bytes, without length and magic."""
+        return self.data[self.limit - self.start : -8]
+
+
+def read_tail(read: Callable[[int, int], bytes], size: int, name: object) -> Tail:
+    """Return the end of a file of ``size`` bytes, with all of its footer; ``read(offset, length)`` reads the file.
+
+    ``name`` is the file to blame in the `ParquetError` for what is not Parquet, cut off or encrypted.
+    """
+    start = max(0, size - _TAIL)
+    data = read(start, size - start)
+    if data[-4:] == b"PARE":
+        raise ParquetError(name, "the footer is encrypted, which cannot be read", "decrypt it first")
+    if size < 12:
+        raise not_parquet(name, f"{size} bytes are too few")
+    if data[-4:] != MAGIC:
+        raise not_parquet(name, "no PAR1 at its end")
+    length = int.from_bytes(data[-8:-4], "little")
+    limit = size - 8 - length
+    if limit < len(MAGIC) or length > _MAX_FOOTER:
+        raise not_parquet(name, f"a footer of {length:,} bytes in a file of {size:,}")
+    if limit < start:
+        data = read(limit, start - limit) + data
+        start = limit
+    return Tail(data, start, limit)
+
+
+def read_local_tail(path: Path) -> Tail:
+    """Return the end of the file ``path`` as `read_tail` does."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(file).st_size
-            if size < 12:
-                raise ParquetError(path, f"{size} bytes are too few for Parquet", "fetch the file again")
-            end = os.pread(file, _TAIL, max(0, size - _TAIL))  # most footers as a whole
-            tail = end[-8:]
-            if tail[4:] == b"PARE":
-                raise ParquetError(path, "the footer is encrypted, which cannot be read", "decrypt it first")
-            if tail[4:] != MAGIC:
-                raise ParquetError(path, "not Parquet, or cut off (no PAR1 at its end)", "fetch it again")
-            length = int.from_bytes(tail[:4], "little")
-            if length > min(size - 12, _MAX_FOOTER):
-                raise ParquetError(
-                    path, f"damaged: a footer of {length:,} bytes in a file of {size:,}", "fetch it again"
-                )
-            if length <= len(end) - 8:
-                return end[-8 - length : -8]
-            return os.pread(file, length, size - 8 - length)
+            return read_tail(lambda offset, length: os.pread(file, length, offset), size, path)
         finally:
             os.close(file)
     except OSError as error:
-        raise ParquetError(path, f"cannot be read: {error.strerror or error}") from error
+        raise not_parquet(path, error) from error
+
+
+def not_parquet(name: object, reason: BaseException | str) -> ParquetError:
+    """Return the error for a file whose footer cannot be read."""
+    if isinstance(reason, PermissionError):
+        return ParquetError(name, "permission denied", "make it readable for this user")
+    return ParquetError(
+        name,
+        f"not a Parquet file, or truncated ({first_line(reason)})",
+        "write it again at the source, or move it away",
+    )
 
 
 def frame(footer: Struct) -> bytes:
@@ -168,7 +203,7 @@ def assembled(
 ) -> Struct:
     """Return the footer of a file that holds ``groups``; version, created_by and orders are ``template``'s.
 
-    ``groups`` may be encoded already: a thousand row groups take far less memory that way.
+    ``groups`` may be encoded already: many row groups take less memory that way.
     """
     fields: Struct = {
         **template,
@@ -185,7 +220,7 @@ def assembled(
     return dict(sorted(fields.items()))
 
 
-class Leaf(NamedTuple):
+class SchemaLeaf(NamedTuple):
     """A leaf of a schema: its element's and column's position, its path, and what shapes its levels."""
 
     element: int
@@ -195,9 +230,9 @@ class Leaf(NamedTuple):
     """The repetition types on the way down that add a level: 1 optional, 2 repeated."""
 
 
-def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
+def leaves_of(schema: Sequence[Struct], name: str) -> list[SchemaLeaf]:
     """Return the leaves of a schema in order."""
-    leaves: list[Leaf] = []
+    leaves: list[SchemaLeaf] = []
     open_groups: list[tuple[int, tuple[bytes, ...], tuple[int, ...]]] = []
     column = -1
     for number, element in enumerate(schema):
@@ -221,7 +256,7 @@ def leaves_of(schema: Sequence[Struct], name: str) -> list[Leaf]:
                 raise ParquetError(name, "the Parquet schema is damaged", "fetch the file again")
             open_groups.append((children, path, shape))
         else:
-            leaves.append(Leaf(number, column, path, shape))
+            leaves.append(SchemaLeaf(number, column, path, shape))
     if any(left for left, _, _ in open_groups):
         raise ParquetError(name, "the Parquet schema is not a tree", "fetch the file again")
     return leaves
@@ -248,7 +283,7 @@ def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str
 
     Arrow normalizes what it reads: two-level lists, ENUM, group names and legacy annotations come out different
     although the levels and values are the same. Given the same levels leaf by leaf, the source's own elements
-    stay true; a leaf whose physical type did change (INT96, a decimal's storage) keeps its name and field id
+    remain true; a leaf whose physical type did change (INT96, a decimal's storage) keeps its name and field id
     and takes its type from ``written``.
     """
     ours, theirs = leaves_of(written, name), leaves_of(wanted, name)

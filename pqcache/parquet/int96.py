@@ -1,4 +1,4 @@
-"""INT96 time stamps that stay INT96, beside time stamps that are not.
+"""INT96 time stamps that are kept as INT96, beside time stamps that are not.
 
 pyarrow's writer stores either all time stamps as INT96 or none. So those that are not go through it as plain
 64-bit integers, which have the same bytes, and the footer says what they are.

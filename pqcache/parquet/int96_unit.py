@@ -34,8 +34,8 @@ def int96_unit(spans: Sequence[tuple[str, bool, bool]]) -> str:
     farther = next((name for name, _, found in spans if found), None)
     if finer and farther:
         raise ParquetError(
-            "",
-            f"{finer} has INT96 times finer than a microsecond and {farther} has some outside the "
+            finer,
+            f"has INT96 times finer than a microsecond and {farther} has some outside the "
             "years 1677 to 2262: no 64-bit time holds both",
             "round or repair them at the source",
         )

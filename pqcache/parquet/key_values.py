@@ -78,7 +78,7 @@ def with_range(
 
 
 def with_spark(metadata: Mapping[bytes, bytes] | None, dense: bool, same: bool = True) -> dict[bytes, bytes] | None:
-    """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and brought back in others.
+    """Return ``metadata`` with Spark's own schema set aside in a file with dense columns, and restored in others.
 
     Spark believes it rather than the file, and it says that they are lists. It is dropped unless the types are the
     ``same`` as in the file it comes from: Spark would fail on wider ones, and not see columns that were added.
@@ -104,7 +104,7 @@ def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
             if key == b"ARROW:schema":  # made anew for the schema of all
                 continue
             first, before = known.setdefault(key, (source, value))
-            if key not in found and _told_apart(key, before) != _told_apart(key, value):
+            if key not in found and _comparable(key, before) != _comparable(key, value):
                 found[key] = (
                     f"{first.path} and {source.path}: key-value {key.decode('utf-8', 'replace')!r} differs "
                     f"({_shown(before)} and {_shown(value)}); the first one's is kept"
@@ -112,7 +112,7 @@ def conflicts(sources: Sequence[SourceFooter]) -> list[str]:
     return list(found.values())
 
 
-def _told_apart(key: bytes, value: bytes) -> Any:
+def _comparable(key: bytes, value: bytes) -> Any:
     """Return what of a key-value has to agree: of pandas' own, all but the range, which is different in any file."""
     if key == PANDAS and (found := _range_of(value)) is not None:
         about = json.loads(value)

@@ -7,11 +7,13 @@ be changed when a row group moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from pqcache.parquet import thrift
-from pqcache.parquet.thrift_fields import COLUMN_INDEX, OFFSET_INDEX
+from pqcache.parquet.thrift_fields import ASCENDING, COLUMN_INDEX, DESCENDING, OFFSET_INDEX
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,14 @@ def shifted(offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], 
         pages = [{**page, 1: (thrift.I64, page[1][1] + delta)} for page in index[1][1].values]
         moved[number] = thrift.encode({**index, 1: (thrift.LIST, thrift.Items(thrift.STRUCT, pages))})
     return PageIndex(columns, moved) if moved else None
+
+
+def boundary_order(bounds: Iterable[tuple[Any, Any]]) -> int:
+    """Return the BoundaryOrder of pages with these (minimum, maximum): ascending, descending, or 0 for neither."""
+    pages = list(bounds)
+    if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
+        return ASCENDING
+    return DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0
 
 
 def placed(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:

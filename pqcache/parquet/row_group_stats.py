@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer_validation import check_footer
 
-_TAIL = 64 << 10  # of a file's end; most footers fit
 _SCHEMAS = 16
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
 BASE = pa.schema(
@@ -39,15 +36,10 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     ``schema`` is the file's Arrow schema.
     """
     names = [field.name for field in schema]
-    first = metadata.row_group(0) if metadata.num_row_groups else None
-    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
-    top = [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)] if first else []
-    if any("." in name for name in names):
-        top = top_level_names(metadata, schema)
+    top = _names_of_chunks(metadata, schema)
     flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
     lists = {f.name for f in schema if _is_flat_list(f.type)}
-    columns: dict[str, list[Any]] = {name: [] for name in BASE.names[1:]}
-    columns.update({f"{name}:values": [] for name in lists})
+    columns: dict[str, list[Any]] = {name: [] for name in (*BASE.names[1:], *(f"{name}:values" for name in lists))}
     for name in names:
         for what in ("bytes", "uncompressed", "codec", "nulls"):
             columns[f"{name}:{what}"] = []
@@ -88,11 +80,21 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             columns[f"{name}:uncompressed"].append(chunk_uncompressed[name])
             columns[f"{name}:codec"].append("+".join(sorted(codecs[name])))
             columns[f"{name}:nulls"].append(nulls[name])
-            if name in flat:
-                low, high = extremes[name]
-                columns[f"{name}:min"].append(low)
-                columns[f"{name}:max"].append(high)
+        for name, (low, high) in extremes.items():
+            columns[f"{name}:min"].append(low)
+            columns[f"{name}:max"].append(high)
     return columns
+
+
+def _names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+    """Return the top-level column of each column chunk of a row group."""
+    if any("." in field.name for field in schema):
+        return top_level_names(metadata, schema)
+    if not metadata.num_row_groups:
+        return []
+    # not from metadata.schema, after which pyarrow's footer refers to itself and lives until Python looks for cycles
+    first = metadata.row_group(0)
+    return [first.column(i).path_in_schema.split(".")[0] for i in range(metadata.num_columns)]
 
 
 def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
@@ -105,21 +107,7 @@ def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
 
 def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
-    return footer_in(end_of(path), str(path))
-
-
-def end_of(path: Path) -> bytes:
-    """Return the last bytes of a local file, with all of its footer if it is Parquet."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            end = os.pread(file.fileno(), _TAIL, max(0, size - _TAIL))
-            length = int.from_bytes(end[-8:-4], "little") + 8
-            if end.endswith(MAGIC) and len(end) < length < size:
-                end = os.pread(file.fileno(), length, size - length)
-            return end
-    except OSError as error:
-        raise not_parquet(str(path), error) from error
+    return footer_in(read_local_tail(path).data, str(path))
 
 
 def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileMetaData, pa.Schema]:
@@ -140,17 +128,6 @@ def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileM
             return metadata, known[1]
     except (pa.ArrowException, OSError, ValueError) as error:  # also names that are no text
         raise not_parquet(name, error) from error
-
-
-def not_parquet(name: str, error: BaseException) -> ParquetError:
-    """Return the error for a file whose footer cannot be read."""
-    if isinstance(error, PermissionError):
-        return ParquetError(name, "permission denied", "make it readable for this user")
-    return ParquetError(
-        name,
-        f"not a Parquet file, or truncated ({first_line(error)})",
-        "write it again at the source, or move it away",
-    )
 
 
 def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:

@@ -1,7 +1,7 @@
-"""One schema for files that drifted apart, and data brought to it without loss.
+"""One schema for files that drifted apart, and data converted to it without loss.
 
 ``unified`` finds the narrowest schema that holds every value of every file, or says which two files disagree.
-``working`` is that schema in types that can be sliced, measured and written piece by piece.
+``working`` is that schema in types that can be cut, measured and written batch by batch.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ def conformed(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
             except pa.ArrowException as error:
                 raise ParquetError(
                     name,
-                    f"column {field.name} cannot be brought from {column.type} to {field.type} without loss ({error})",
+                    f"column {field.name} cannot be converted from {column.type} to {field.type} without loss "
+                    f"({error})",
                     "make the files agree at the source",
                 ) from error
         columns.append(column)

@@ -1,4 +1,4 @@
-"""What rows take in memory as Arrow, and what they are guessed to take on disk."""
+"""What rows take in memory as Arrow, and what they are estimated to take on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Widths(NamedTuple):
 
 
 def widths_of(schema: pa.Schema) -> Widths:
-    """Return the widths of a schema's columns; a column's own ``nbytes`` takes microseconds."""
+    """Return the widths of a schema's columns; a column's own ``nbytes`` is slow."""
     fixed = [float(kind.bit_width) / 8 if _is_fixed(kind) else 0.0 for kind in schema.types]
     return Widths(np.array(fixed), tuple(n for n, kind in enumerate(schema.types) if not _is_fixed(kind)))
 
@@ -61,7 +61,7 @@ def _nbytes(chunk: pa.Array) -> int:
 
 
 def weigh(table: pa.Table, ratios: Floats, widths: Widths | None = None) -> Floats:
-    """Return a guess of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
+    """Return an estimate of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
     result: Floats = sizes_of(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
     return result
 

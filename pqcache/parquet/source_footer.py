@@ -73,7 +73,7 @@ def _sources(paths: Sequence[Path], unit: str) -> list[SourceFooter]:
     found: list[SourceFooter] = []
 
     def ends(share: Sequence[Path]) -> list[tuple[Path, bytes, int]]:
-        return [(path, footer.read_footer(path), path.stat().st_size) for path in share]
+        return [(path, footer.read_local_tail(path).footer, path.stat().st_size) for path in share]
 
     # Several threads read; only one parses, since they would wait for one another.
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:

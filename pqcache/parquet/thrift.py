@@ -40,6 +40,27 @@ A value is an int, bool, bytes (also for DOUBLE: its eight bytes), `Items`, `Pai
 """
 
 
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number that begins at byte ``at``, seven bits in each byte, and where it ends.
+
+    An end of ``data`` within it raises IndexError, more than 64 bits raise ValueError.
+    """
+    byte = data[at]
+    at += 1
+    if byte < 0x80:  # most are
+        return byte, at
+    result, shift = byte & 0x7F, 7
+    while True:
+        byte = data[at]
+        at += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("an integer of more than 64 bits")
+
+
 class _Decoder:
     """The compact protocol, read from ``data`` with every length checked before it is believed."""
 
@@ -53,16 +74,8 @@ class _Decoder:
         self.at += 1
         if byte < 0x80:  # most are
             return byte
-        result, shift = byte & 0x7F, 7
-        while True:
-            byte = self.data[self.at]
-            self.at += 1
-            result |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return result & 0xFFFF_FFFF_FFFF_FFFF
-            shift += 7
-            if shift > 63:
-                raise ValueError("an integer of more than 64 bits")
+        number, self.at = read_varint(self.data, self.at - 1)
+        return number
 
     def take(self, size: int) -> bytes:
         end = self.at + size

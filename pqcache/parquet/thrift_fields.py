@@ -1,4 +1,7 @@
-"""Numbers of fields in parquet.thrift of https://github.com/apache/parquet-format, and a column chunk's metadata."""
+"""Field ids and enum values of parquet.thrift, and the ColumnMetaData that is written with them.
+
+See https://github.com/apache/parquet-format.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,13 @@ OFFSET_INDEX, COLUMN_INDEX = (4, 5), (6, 7)
 # of ColumnMetaData: the last ones are the statistics of values, of pages and of levels
 TYPE, ENCODINGS, PATH, CODEC, VALUES, UNCOMPRESSED, COMPRESSED = range(1, 8)
 DATA, DICTIONARY, STATISTICS, PAGES, SIZES = 9, 11, 12, 13, 16
-# values of enums: codecs by their names here, encodings, page types and orders
-CODECS = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4": 7}
+# values of enums: encodings, page types and orders
 PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 ASCENDING, DESCENDING = 1, 2  # of a ColumnIndex's BoundaryOrder
 
 
-def meta_of(
+def column_metadata(
     physical: int, path: Sequence[bytes], codec: int, encodings: list[int], values: int, uncompressed: int, size: int
 ) -> Struct:
     """Return the ColumnMetaData of a chunk whose first page, a data page, is at 0."""
@@ -34,7 +36,7 @@ def meta_of(
     }
 
 
-def with_pages(meta: Struct, encoding: int, pages: int, sizes: Struct) -> Struct:
+def with_page_statistics(meta: Struct, encoding: int, pages: int, sizes: Struct) -> Struct:
     """Return ``meta`` with the statistics of ``pages`` data pages of one encoding, and their SizeStatistics."""
     about: Struct = {1: (I32, DATA_PAGE), 2: (I32, encoding), 3: (I32, pages)}
     return {**meta, PAGES: (LIST, Items(STRUCT, [about])), SIZES: (STRUCT, sizes)}

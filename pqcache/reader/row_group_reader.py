@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.footer import read_footer
+from pqcache.parquet.footer import read_local_tail
 from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
-from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
+from pqcache.parquet.pages.page_reader import Reader
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.batch_layout import LONG
 from pqcache.reader.columns import (
@@ -70,7 +71,7 @@ class RowGroups:
     piece: int = 0
     memory: Pool = field(default_factory=Pool)
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
-    _leaves: dict[int, list[tuple[Form, Leaf]]] = field(default_factory=dict)
+    _leaves: dict[int, list[tuple[Form, LeafColumn]]] = field(default_factory=dict)
 
     @cached_property
     def _pages(self) -> Reader:
@@ -118,7 +119,7 @@ class RowGroups:
         return found
 
     def _paged(
-        self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: Form, leaf: Leaf, into: Arena | None
+        self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: Form, leaf: LeafColumn, into: Arena | None
     ) -> Column | None:
         if form.form == "bytes":
             if chunk.total_uncompressed_size < LONG * chunk.num_values:
@@ -128,7 +129,7 @@ class RowGroups:
         values = self._pages.values(descriptor, chunk, leaf, _length(form), into)
         return None if values is None or values.nbytes % form.width else Column(form, as_rows(values, form.width))
 
-    def _leaves_of(self, file: pq.ParquetFile, number: int) -> list[tuple[Form, Leaf]]:
+    def _leaves_of(self, file: pq.ParquetFile, number: int) -> list[tuple[Form, LeafColumn]]:
         """Return the columns of a file that may be worth reading page by page: lists of one length, and long rows."""
         found = self._leaves.get(number)
         if found is None:
@@ -145,7 +146,7 @@ class RowGroups:
                     found += [(form, leaf)] if leaf is not None else []
             if found:  # what the footer says of their chunks will be asked for
                 path = self.root / self.paths[number]
-                check_footer(read_footer(path), str(path))
+                check_footer(read_local_tail(path).footer, str(path))
             self._leaves[number] = found
         return found
 

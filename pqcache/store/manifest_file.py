@@ -12,7 +12,7 @@ import pyarrow as pa
 from pqcache.errors import CacheError, DamagedError
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
 
-FORMAT = 1
+FORMAT = 2  # 1 had recipes that were not JSON
 _SOURCE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("tag", pa.string())])
 _SCHEMA = pa.schema(
     [

@@ -279,15 +279,19 @@ def test_files_without_a_footer_are_named(tmp_path: Path, data: bytes, message: 
     path = tmp_path / "bad.parquet"
     path.write_bytes(data)
     with pytest.raises(ParquetError, match=rf"bad\.parquet.*{message}"):
-        f.read_footer(path)
+        f.read_local_tail(path)
 
 
-def test_read_footer(tmp_path: Path) -> None:
+def test_a_footer_is_read_whatever_its_length(tmp_path: Path) -> None:
     path = tmp_path / "good.parquet"
     path.write_bytes(FILES["plain"])
-    assert f.read_footer(path) == footer_of(FILES["plain"])
+    assert f.read_local_tail(path).footer == footer_of(FILES["plain"])
+    large = footer_of(FILES["plain"]) + bytes(100_000)
+    path.write_bytes(b"PAR1" + large + len(large).to_bytes(4, "little") + b"PAR1")
+    tail = f.read_local_tail(path)
+    assert (tail.footer, tail.limit) == (large, 4)
     with pytest.raises(ParquetError, match=r"gone\.parquet"):
-        f.read_footer(tmp_path / "gone.parquet")
+        f.read_local_tail(tmp_path / "gone.parquet")
 
 
 def test_many_row_groups_have_ordinals_only_while_they_fit() -> None:

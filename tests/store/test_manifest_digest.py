@@ -45,7 +45,7 @@ def test_files_of_two_recipes_have_none_together() -> None:
     file = SourceFile("a", Identity(1, 1))
     entries = tuple(
         FileEntry(path=path, size=1, rows=1, row_groups=1, sources=(file,), recipe=recipe)
-        for path, recipe in (("a", ""), ("b", "|x"))
+        for path, recipe in (("a", ""), ("b", '{"rewrite":{"row_group_size":1}}'))
     )
     summary = summarize(Manifest(files=entries, source="source", created="now"))
     assert summary.recipe is None

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.parquet.binary_views import INLINE, LONG
-from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Leaf, Reader, leaf_of
+from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
+from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Reader, log_decoded_by_arrow
 from pqcache.parquet.schema_merge import is_text
 from pqcache.system.buffer_pool import Pool
 
@@ -48,12 +49,12 @@ def views_of(rows: ByteArrays, kind: pa.DataType | None = None) -> pa.Array:
 Decoded = Callable[[int, str], Iterator[pa.Array]]
 """Decodes a column of a row group, some rows at a time, with a reader of its own: readers share how many these are."""
 
-Take = Callable[[int], pa.ChunkedArray]
+TakeRows = Callable[[int], pa.ChunkedArray]
 """Takes so many rows of a column, the next ones; fewer where there are no more."""
 
 
 @dataclass(frozen=True)
-class Longs:
+class LongColumns:
     """Columns that are read as views, with their types as such, and what reads them."""
 
     kinds: dict[str, pa.DataType]
@@ -63,19 +64,48 @@ class Longs:
         """Return ``schema`` without these columns."""
         return pa.schema([field for field in schema if field.name not in self.kinds], schema.metadata)
 
-    def takers(self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded) -> dict[str, Take]:
+    def takers(
+        self, file: pq.ParquetFile, descriptor: int, groups: Sequence[int], decoded: Decoded
+    ) -> dict[str, TakeRows]:
         """Return for each of the columns what takes its rows in these row groups of the open ``file``."""
         found = {}
         for name, kind in self.kinds.items():
             leaf = leaf_of(file.metadata, name, file.schema_arrow.field(name).type)
             assert leaf is not None  # see `_is_long`
-            found[name] = _taker(
-                _views_in(file.metadata, descriptor, groups, leaf, name, kind, self.reader, decoded), kind
-            )
+            views = self._views(file.metadata, descriptor, groups, leaf, name, decoded)
+            found[name] = _taker(views, kind)
         return found
 
+    def _views(
+        self,
+        metadata: pq.FileMetaData,
+        descriptor: int,
+        groups: Sequence[int],
+        leaf: LeafColumn,
+        name: str,
+        decoded: Decoded,
+    ) -> Iterator[pa.Array]:
+        """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
+        kind = self.kinds[name]
+        for group in groups:
+            chunk = metadata.row_group(group).column(leaf.number)
+            done = 0
+            try:
+                for page in self.reader.byte_pages(descriptor, chunk, leaf):
+                    yield views_of(page, kind)
+                    done += len(page.begins)
+            except UNREADABLE as error:
+                log_decoded_by_arrow(chunk, error)
+            if done == chunk.num_values:
+                continue
+            for array in decoded(group, name):
+                skipped = min(done, len(array))
+                done -= skipped
+                if skipped < len(array):
+                    yield array[skipped:].cast(kind)
 
-def longs_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> Longs | None:
+
+def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Schema) -> LongColumns | None:
     """Return the columns of ``schema`` worth reading as views: they hold long values in all row groups of ``files``.
 
     There have to be other columns, which say how many rows there are.
@@ -86,7 +116,7 @@ def longs_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Sche
             text = pt.is_string(field.type) or pt.is_large_string(field.type)
             kinds[field.name] = pa.string_view() if text else pa.binary_view()
     clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
-    return Longs(kinds, Reader(Pool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
+    return LongColumns(kinds, Reader(Pool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
 
 
 def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:
@@ -103,36 +133,7 @@ def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool
     )
 
 
-def _views_in(
-    metadata: pq.FileMetaData,
-    descriptor: int,
-    groups: Sequence[int],
-    leaf: Leaf,
-    name: str,
-    kind: pa.DataType,
-    reader: Reader,
-    decoded: Decoded,
-) -> Iterator[pa.Array]:
-    """Yield the rows of a column of an open file page by page; what the pages do not show is ``decoded``."""
-    for group in groups:
-        chunk = metadata.row_group(group).column(leaf.number)
-        done = 0
-        try:
-            for page in reader.byte_pages(descriptor, chunk, leaf):
-                yield views_of(page, kind)
-                done += len(page.begins)
-        except UNREADABLE:
-            pass
-        if done == chunk.num_values:
-            continue
-        for array in decoded(group, name):
-            skipped = min(done, len(array))
-            done -= skipped
-            if skipped < len(array):
-                yield array[skipped:].cast(kind)
-
-
-def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> Take:
+def _taker(arrays: Iterator[pa.Array], kind: pa.DataType) -> TakeRows:
     """Return what takes so many rows, the next ones, off ``arrays``; fewer where there are no more."""
     left: deque[pa.Array] = deque()
 

@@ -20,6 +20,7 @@ import xxhash
 from pqcache.errors import ParquetError
 from pqcache.parquet import thrift
 from pqcache.parquet import thrift_fields as fields
+from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.thrift import Struct
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,14 +31,6 @@ ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7  # o
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
 _LZ4_BLOCK = 1 << 22  # bytes
 
-CODECS = {
-    "UNCOMPRESSED": None,
-    "SNAPPY": "snappy",
-    "LZ4": "lz4_raw",
-    "ZSTD": "zstd",
-    "GZIP": "gzip",
-    "BROTLI": "brotli",
-}
 _I32, _I64, _BINARY, _BOOL = (thrift.I32,), (thrift.I64,), (thrift.BINARY,), (1, 2)
 _Kinds = dict[int, Any]
 """The kinds that each field may have, or those of the fields of a struct."""
@@ -51,7 +44,7 @@ _KINDS: _Kinds = {
 
 
 class NotRead(ValueError):
-    """A column chunk of a kind that is not read here, or a damaged one."""
+    """A column chunk of a kind that is not read here, or a damaged one; its text says which."""
 
 
 def bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
@@ -64,7 +57,7 @@ def bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, i
         header, length = _header(file, at)
         at, size = at + length, header[COMPRESSED][1]
         if not 0 <= size <= end - at:
-            raise NotRead
+            raise NotRead("a page that reaches beyond its chunk")
         yield header, at, size
         at += size
 
@@ -80,7 +73,7 @@ def _header(file: int, at: int) -> tuple[Struct, int]:
         if not _is_as_written(header, _KINDS):
             break
         return header, end
-    raise NotRead
+    raise NotRead("a page header that is damaged or too long")
 
 
 def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
@@ -97,36 +90,24 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
 
 def decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
     """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
-    codec = CODECS[chunk.compression]
+    codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
         if len(body) != size:
-            raise NotRead
+            raise NotRead("a page of another size than its header says")
         return body
     if not 0 <= size <= chunk.total_uncompressed_size:  # a damaged header must not ask for gigabytes
-        raise NotRead
+        raise NotRead("a page of another size than its header says")
     if codec == "snappy":  # whose data begin with their length, which pyarrow does not compare
-        if _varint(body[:5].tobytes(), 0)[0] != size:
-            raise NotRead
+        if thrift.read_varint(body[:5].tobytes(), 0)[0] != size:
+            raise NotRead("a page of another size than its header says")
         data = pa.Codec(codec).decompress(pa.py_buffer(body), size)
     elif codec == "lz4_raw":
         data = pa.Codec("lz4").decompress(b"".join((_frame(size, len(body)), body.data, bytes(4))), size)
     else:
         data = pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(body)), codec).read_buffer(size + 1)
     if data.size != size:
-        raise NotRead
+        raise NotRead("a page of another size than its header says")
     return np.frombuffer(data, np.uint8)
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at byte ``at``, seven bits in a byte, and where it ends."""
-    found = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        found |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80 or shift > 63:
-            return found, at
 
 
 def _frame(size: int, compressed: int) -> bytes:
@@ -135,7 +116,7 @@ def _frame(size: int, compressed: int) -> bytes:
     See https://github.com/lz4/lz4/blob/dev/doc/lz4_Frame_format.md: a block of a frame has at most 4 MB.
     """
     if max(size, compressed) > _LZ4_BLOCK:
-        raise NotRead
+        raise NotRead("an LZ4 block that is too large")
     about = struct.pack("<BBQ", 0b0110_1000, 7 << 4, size)  # one block of up to 4 MB, and the content's size
     return b"\x04\x22\x4d\x18" + about + struct.pack("<BI", xxhash.xxh32_intdigest(about) >> 8 & 0xFF, compressed)
 
@@ -143,10 +124,10 @@ def _frame(size: int, compressed: int) -> bytes:
 def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
     """Return a page's levels, which come with their length in front, and what is behind them."""
     if encoding != fields.RLE or len(body) < 4:
-        raise NotRead
+        raise NotRead("levels in another encoding than RLE")
     end = 4 + int.from_bytes(body[:4].tobytes(), "little")
     if end > len(body):
-        raise NotRead
+        raise NotRead("levels that reach beyond their page")
     return body[4:end].tobytes(), body[end:]
 
 
@@ -155,14 +136,14 @@ def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     if not width:
         return np.zeros(count, np.uint8)
     if width > 32:
-        raise NotRead
+        raise NotRead("levels of more than 32 bits")
     parts: list[npt.NDArray[Any]] = []
     at = done = 0
     kind = np.uint8 if width <= 8 else np.uint32
     weights = (1 << np.arange(width)).astype(kind)
     whole = -(-width // 8)  # bytes of a run's number
     while done < count and at < len(data):
-        head, at = _varint(data, at)
+        head, at = thrift.read_varint(data, at)
         if head & 1:
             size = min((head >> 1) * width, len(data) - at)
             bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")

@@ -2,12 +2,13 @@
 
 A general decoder takes levels and values apart one by one. Where no value is null and all lists are of one length, the
 levels of a page say the same thing for every row: they are compared with what they have to be, and the values are
-copied. That is eight times as fast for lists of numbers. Long strings and binary need not even be copied. Everything
-else is left to pyarrow, what is damaged too: it has the words for that.
+copied. Long strings and binary need not even be copied. Everything else is decoded by pyarrow, what is damaged too: its
+errors say what is wrong.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import zlib
@@ -21,81 +22,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.parquet import footer, thrift, thrift_fields
+from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.pages import page_format
-from pqcache.parquet.schema_merge import is_text
+from pqcache.parquet.pages.leaf_column import LeafColumn
 from pqcache.parquet.thrift import Struct
 from pqcache.system.buffer_pool import Arena, Pool
 
 Values = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
+log = logging.getLogger("pqcache.parquet")
+
 _LEVELS = 64 << 10  # bytes of a page that are not values, at most
 _PATTERNS = 256  # of levels that are remembered, of some kilobytes each
 _PHYSICAL = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
-_STORED: dict[str, np.dtype[Any]] = {
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FLOAT": np.dtype("<f4"),
-    "DOUBLE": np.dtype("<f8"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leaf:
-    """A column that may be read here: its number among the file's leaves, its values in a page and in memory.
-
-    ``definition`` and ``repetition`` are the largest levels.
-    """
-
-    number: int
-    stored: np.dtype[Any]
-    held: np.dtype[Any]
-    definition: int
-    repetition: int
-
-
-def leaf_of(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> Leaf | None:
-    """Return the leaf of a top-level column of Arrow type ``kind``.
-
-    That may be numbers, bytes of one width, lists of these, strings and binary. None is for what is not read here:
-    other types, columns of several leaves and names that might be two things.
-    """
-    schema = metadata.schema
-    paths = [schema.column(number).path for number in range(len(schema))]
-    found = [number for number, path in enumerate(paths) if path == name or path.startswith(f"{name}.")]
-    if len(found) != 1:
-        return None
-    column = schema.column(found[0])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    dtypes = _dtypes(column.physical_type, kind)
-    if dtypes is None:
-        return None
-    stored, held = dtypes
-    return Leaf(
-        number=found[0],
-        stored=stored,
-        held=held,
-        definition=column.max_definition_level,
-        repetition=column.max_repetition_level,
-    )
-
-
-def _dtypes(physical: str, kind: pa.DataType) -> tuple[np.dtype[Any], np.dtype[Any]] | None:
-    """Return how a value lies in a page, and how in memory."""
-    if physical == "BYTE_ARRAY":
-        return (np.dtype("V"), np.dtype("V")) if is_text(kind) else None
-    if physical == "FIXED_LEN_BYTE_ARRAY":
-        exact: np.dtype[Any] = np.dtype(f"V{kind.byte_width}" if pa.types.is_fixed_size_binary(kind) else "V")
-        return (exact, exact) if exact.itemsize else None
-    stored = _STORED.get(physical)
-    if stored is None or not (pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)):
-        return None
-    held: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-    if (held.kind == "f") != (stored.kind == "f") or held.itemsize > stored.itemsize:
-        return None
-    return stored, held
 
 
 @dataclass(frozen=True)
@@ -110,6 +51,13 @@ class ByteArrays:
     pages: list[tuple[int, Bytes]]
 
 
+def log_decoded_by_arrow(chunk: pq.ColumnChunkMetaData, reason: object) -> None:
+    """Log that pyarrow decodes a column chunk, and why."""
+    if log.isEnabledFor(logging.DEBUG):
+        name, at = chunk.path_in_schema, chunk.data_page_offset
+        log.debug("column %s: pyarrow decodes the chunk at byte %d: %s", name, at, reason)
+
+
 @dataclass
 class Reader:
     """Reads column chunks into ``memory``; from any thread. It remembers which levels it has found to be regular.
@@ -122,70 +70,70 @@ class Reader:
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
     def values(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, into: Arena | None = None
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None = None
     ) -> Values | None:
         """Return all values of a column chunk of the open ``file``, rows of ``length`` values end to end.
 
-        ``length`` is 0 for a column without lists. They are in ``into``, where that is given. None where the values are
+        ``length`` is 0 for a column without lists. They are in ``into``, where that is held. None where the values are
         not to be had this way: some are null, or lists are of other lengths, or the chunk is damaged.
         """
         total = chunk.num_values
         if bool(length) != bool(leaf.repetition) or leaf.repetition > 1 or (length and total % length):
+            log_decoded_by_arrow(chunk, "lists of other lengths")
             return None
-        if chunk.file_path or chunk.compression not in page_format.CODECS:
+        if chunk.file_path or chunk.compression not in IN_METADATA:
+            log_decoded_by_arrow(chunk, "another file or an unknown codec")
             return None
         plain = not chunk.has_dictionary_page and {"PLAIN", "RLE"}.issuperset(chunk.encodings)
         try:
-            if (
-                plain
-                and leaf.held == leaf.stored
-                and page_format.CODECS[chunk.compression] is None
-                and not self.checked
-            ):
-                found = self._room(chunk, leaf, np.zeros(0, leaf.held), into)
-                self._straight(file, chunk, leaf, length, found.view(np.uint8))
+            if plain and leaf.held == leaf.stored and IN_METADATA[chunk.compression].arrow is None and not self.checked:
+                found = self._borrow(chunk, leaf, np.zeros(0, leaf.held), into)
+                self._read_in_place(file, chunk, leaf, length, found.view(np.uint8))
                 return found
             return self._page_by_page(file, chunk, leaf, length, into)
-        except UNREADABLE:
+        except UNREADABLE as error:
+            log_decoded_by_arrow(chunk, error)
             return None
 
-    def _room(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf, decoded: Values, into: Arena | None) -> Values:
+    def _borrow(self, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, decoded: Values, into: Arena | None) -> Values:
         """Return memory for all values of a chunk that begins with those that were ``decoded``; the rest is plain."""
         if not 0 <= (chunk.num_values - len(decoded)) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
-            raise page_format.NotRead
+            raise page_format.NotRead("fewer bytes than its values take")
         found = (into or self.memory).lend(chunk.num_values * leaf.held.itemsize).view(leaf.held)
         found[: len(decoded)] = decoded
         return found
 
-    def _straight(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, room: Bytes) -> None:
-        """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``room``."""
+    def _read_in_place(
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, out: Bytes
+    ) -> None:
+        """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
         first, width = 0, leaf.stored.itemsize
         head = np.empty(_LEVELS, np.uint8)
         for header, at, size in page_format.bodies(file, chunk):
             about = header[
                 page_format.DATA if header[page_format.TYPE][1] == thrift_fields.DATA_PAGE else page_format.DATA_V2
             ][1]
-            place = room[first * width :][: max(0, about[page_format.COUNT][1]) * width]
+            place = out[first * width :][: max(0, about[page_format.COUNT][1]) * width]
             levels = size - len(place)
             if not 0 <= levels <= len(head):
-                raise page_format.NotRead
+                raise page_format.NotRead("a page with larger levels than expected")
             if os.preadv(file, [head[:levels].data, place.data], at) != size:
-                raise page_format.NotRead
+                raise page_format.NotRead("the file ends within a page")
             count, encoding, rest = self._page(header, head[:levels], chunk, leaf, length, first, len(place))
             if encoding != thrift_fields.PLAIN or len(rest) or count * width != len(place):
-                raise page_format.NotRead
+                raise page_format.NotRead("a page that is not plain")
             first += count
-        if first * width != len(room):
-            raise page_format.NotRead
+        if first * width != len(out):
+            raise page_format.NotRead("fewer values than the footer says")
 
     def _page_by_page(
-        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf, length: int, into: Arena | None
+        self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn, length: int, into: Arena | None
     ) -> Values:
         """Copy the values of plain pages. Have pyarrow decode those before them, if any: of a dictionary, mostly.
 
         Writers begin with a dictionary and leave it where it does not pay.
         """
-        coded, first = _Coded(chunk, leaf), 0
+        coded, first = _DecodedByArrow(chunk, leaf), 0
         found: Values | None = None
         for header, body in self._pages(file, chunk):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
@@ -197,25 +145,26 @@ class Reader:
                 continue
             if encoding == thrift_fields.PLAIN:
                 if found is None:
-                    found = self._room(chunk, leaf, coded.values(), into)
-                _put(found[first : first + count], data, leaf)
+                    found = self._borrow(chunk, leaf, coded.values(), into)
+                _copy_plain(found[first : first + count], data, leaf)
             elif found is None:
                 coded.add(count, encoding, data)
             else:
-                raise page_format.NotRead
+                raise page_format.NotRead("a plain page before one with a dictionary")
             first += count
         if first != chunk.num_values:
-            raise page_format.NotRead
+            raise page_format.NotRead("fewer values than the footer says")
         if found is None:
             found = coded.values()
-            return found if into is None else self._room(chunk, leaf, found, into)
+            return found if into is None else self._borrow(chunk, leaf, found, into)
         return found
 
-    def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> ByteArrays | None:
+    def byte_arrays(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> ByteArrays | None:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
         try:
             found = list(self.byte_pages(file, chunk, leaf))
-        except UNREADABLE:
+        except UNREADABLE as error:
+            log_decoded_by_arrow(chunk, error)
             return None
         firsts = np.cumsum([0, *(len(some.begins) for some in found)])
         if not found or firsts[-1] != chunk.num_values:
@@ -224,10 +173,10 @@ class Reader:
         begins, lengths = (np.concatenate(parts) for parts in zip(*((f.begins, f.lengths) for f in found), strict=True))
         return ByteArrays(begins, lengths, pages)
 
-    def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> Iterator[ByteArrays]:
+    def byte_pages(self, file: int, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> Iterator[ByteArrays]:
         """Yield the rows of a column chunk of strings or binary page by page; raise UNREADABLE where that cannot be."""
-        if leaf.repetition or chunk.file_path or chunk.compression not in page_format.CODECS:
-            raise page_format.NotRead
+        if leaf.repetition or chunk.file_path or chunk.compression not in IN_METADATA:
+            raise page_format.NotRead("lists, another file or an unknown codec")
         first, dictionary = 0, None
         for header, body in self._pages(file, chunk):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
@@ -236,8 +185,8 @@ class Reader:
                     thrift_fields.PLAIN,
                     thrift_fields.PLAIN_DICTIONARY,
                 ):
-                    raise page_format.NotRead
-                dictionary = _walked(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
+                    raise page_format.NotRead("a dictionary that is not plain")
+                dictionary = _split(data, header[page_format.DICTIONARY][1][page_format.COUNT][1])
                 continue
             count, encoding, data = self._page(header, body, chunk, leaf, 0, first)
             del body  # a large one that was compressed
@@ -245,37 +194,37 @@ class Reader:
             if not count:
                 continue
             if encoding == thrift_fields.PLAIN:
-                yield _walked(data, count)
+                yield _split(data, count)
             elif encoding in (thrift_fields.PLAIN_DICTIONARY, thrift_fields.RLE_DICTIONARY) and dictionary is not None:
                 numbers = page_format.unpacked(data[1:].tobytes(), int(data[0]), count)
                 if len(numbers) < count:
-                    raise page_format.NotRead
+                    raise page_format.NotRead("fewer values than the page says")
                 yield ByteArrays(dictionary.begins[numbers], dictionary.lengths[numbers], dictionary.pages)
             else:
-                raise page_format.NotRead
+                raise page_format.NotRead("an encoding that is not read here")
 
     def _pages(self, file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes."""
         for header, at, length in page_format.bodies(file, chunk):
             body = self.memory.lend(length)
             if length and os.preadv(file, [body.data], at) != length:
-                raise page_format.NotRead
+                raise page_format.NotRead("the file ends within a page")
             if (
                 self.checked
                 and page_format.CHECKSUM in header
                 and zlib.crc32(body.data) != header[page_format.CHECKSUM][1] & 0xFFFFFFFF
             ):
-                raise page_format.NotRead
-            given = [body]
+                raise page_format.NotRead("a page that differs from its checksum")
+            held = [body]
             del body  # it comes back when whoever takes it lets go of it
-            yield header, given.pop()
+            yield header, held.pop()
 
     def _page(
         self,
         header: Struct,
         body: Bytes,
         chunk: pq.ColumnChunkMetaData,
-        leaf: Leaf,
+        leaf: LeafColumn,
         length: int,
         first: int,
         apart: int = 0,
@@ -301,15 +250,15 @@ class Reader:
             middle = about[page_format.REPETITION_BYTES][1]
             end = middle + about[page_format.DEFINITION_BYTES][1]
             if not 0 <= middle <= end <= len(body):
-                raise page_format.NotRead
+                raise page_format.NotRead("levels that reach beyond their page")
             repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
             if about.get(page_format.IS_COMPRESSED, (0, True))[1] and len(body):
                 body = page_format.decompressed(chunk, body, size - end)
         else:
-            raise page_format.NotRead
+            raise page_format.NotRead("a page that holds no data")
         count = about[page_format.COUNT][1]
         if not 0 <= count <= chunk.num_values - first:
-            raise page_format.NotRead
+            raise page_format.NotRead("more values than the footer says")
         key = (count, first % length if length else 0, length, leaf.definition, repetitions, definitions)
         regular = self._known.get(key)
         if regular is None:
@@ -318,14 +267,14 @@ class Reader:
                 self._known.clear()
             self._known[key] = regular
         if not regular:
-            raise page_format.NotRead
+            raise page_format.NotRead("nulls, or lists of other lengths")
         return count, encoding, body
 
 
-class _Coded:
+class _DecodedByArrow:
     """Pages that pyarrow decodes, without their levels: as a file of one column of its own."""
 
-    def __init__(self, chunk: pq.ColumnChunkMetaData, leaf: Leaf) -> None:
+    def __init__(self, chunk: pq.ColumnChunkMetaData, leaf: LeafColumn) -> None:
         self._physical, self._leaf = _PHYSICAL.index(chunk.physical_type), leaf
         self._parts = [footer.MAGIC]
         self._count, self._dictionary = 0, 0
@@ -353,37 +302,37 @@ class _Coded:
             return np.zeros(0, self._leaf.held)
         size, leaf = sum(map(len, self._parts)), self._leaf
         at = len(footer.MAGIC) + (sum(map(len, self._parts[1:3])) if self._dictionary else 0)
-        end = footer.frame(_alone(self._physical, leaf, self._count, size, at, self._dictionary))
+        end = footer.frame(_one_column_footer(self._physical, leaf, self._count, size, at, self._dictionary))
         with pq.ParquetFile(pa.BufferReader(b"".join([*self._parts, end])), pre_buffer=False) as alone:
             column = alone.read_row_group(0, use_threads=False).column(0)
         values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if len(values) != self._count or values.null_count:
-            raise page_format.NotRead
+            raise page_format.NotRead("pyarrow decodes another number of values")
         width = leaf.stored.itemsize
         found = np.frombuffer(values.buffers()[1], np.uint8, self._count * width, values.offset * width)
         numbers = found.view(leaf.stored)
         return numbers if leaf.held == leaf.stored else numbers.astype(leaf.held)
 
 
-def _put(place: Values, data: Bytes, leaf: Leaf) -> None:
+def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:
     """Copy the values of a plain page to their place."""
     data = data[: len(place) * leaf.stored.itemsize]
     if len(data) < len(place) * leaf.stored.itemsize:
-        raise page_format.NotRead
+        raise page_format.NotRead("a page that is too short")
     if leaf.held == leaf.stored:  # as bytes, which need not be aligned
         np.copyto(place.view(np.uint8), data)
     else:
         np.copyto(place, data.view(leaf.stored), casting="unsafe")
 
 
-def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictionary: int) -> Struct:
+def _one_column_footer(physical: int, leaf: LeafColumn, count: int, size: int, data: int, dictionary: int) -> Struct:
     """Return the footer of a file of one column without levels, whose pages are bytes 4 to ``size``."""
     i32, i64, binary, struct_ = thrift.I32, thrift.I64, thrift.BINARY, thrift.STRUCT
     root = {4: (binary, b"schema"), 5: (i32, 1)}
     element = {1: (i32, physical), 2: (i32, leaf.stored.itemsize), 3: (i32, 0), 4: (binary, b"values")}
     length = size - len(footer.MAGIC)
     chunk = {
-        **thrift_fields.meta_of(physical, [b"values"], 0, [thrift_fields.PLAIN], count, length, length),
+        **thrift_fields.column_metadata(physical, [b"values"], 0, [thrift_fields.PLAIN], count, length, length),
         thrift_fields.DATA: (i64, data),
     }
     if dictionary:
@@ -398,7 +347,7 @@ def _alone(physical: int, leaf: Leaf, count: int, size: int, data: int, dictiona
     }
 
 
-def _walked(data: Bytes, count: int) -> ByteArrays:
+def _split(data: Bytes, count: int) -> ByteArrays:
     """Return where each of the byte arrays of a plain page is; its length is in front of it."""
     at, view = 4, data.data
     begins = [at]
@@ -407,12 +356,12 @@ def _walked(data: Bytes, count: int) -> ByteArrays:
         at += length_at(view, at - 4)[0] + 4
         note(at)
     if at - 4 > len(data):
-        raise page_format.NotRead
+        raise page_format.NotRead("values that reach beyond their page")
     found = np.array(begins, np.int64)
     return ByteArrays(found[:-1], np.diff(found) - 4, [(0, data)])
 
 
-def _regular(count: int, first: int, length: int, leaf: Leaf, repetitions: bytes, definitions: bytes) -> bool:
+def _regular(count: int, first: int, length: int, leaf: LeafColumn, repetitions: bytes, definitions: bytes) -> bool:
     """Return whether no value is null, and of those of the chunk every ``length``-th one begins a list."""
     if leaf.repetition:
         begins = (np.arange(first, first + count) % length == 0).astype(np.uint8)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.parquet import thrift_fields as fields
-from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, offsets_of, stretches
+from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, offsets_of, page_spans
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.schema_merge import is_text
@@ -26,7 +26,7 @@ _BYTE_ARRAY = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pages:
+class EncodedColumn:
     """A column chunk: its metadata and OffsetIndex with offsets from 0, its bytes in so many parts, its ColumnIndex."""
 
     fields: Struct
@@ -48,7 +48,7 @@ def is_direct(name: str, column: pa.ChunkedArray, encodings: Encodings) -> bool:
     )
 
 
-def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
+def pages_of(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn:
     """Return the pages of a column that `is_direct`."""
     data: list[memoryview] = []
     places: list[Struct] = []
@@ -68,7 +68,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
         at, row = at + len(header) + body, row + count
         waiting, count, size = [], 0, 0
 
-    for laid, ends in (stretch for chunk in column.chunks for stretch in _stretches(chunk)):
+    for laid, ends in (span for chunk in column.chunks for span in _length_prefixed(chunk)):
         low, last = 0, len(ends) - 1
         while low < last:
             high = int(np.searchsorted(ends, ends[low] + _PAGE - size, side="right")) - 1
@@ -81,16 +81,16 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> Pages:
             count, size = count + high - low, size + int(ends[high] - ends[low])
             low = high
     close()
-    meta = fields.meta_of(_BYTE_ARRAY, [field.name.encode()], 0, [fields.RLE, fields.PLAIN], row, at, at)
+    meta = fields.column_metadata(_BYTE_ARRAY, [field.name.encode()], 0, [fields.RLE, fields.PLAIN], row, at, at)
     levels = _size_statistics(sum(sizes), row, field.nullable)
-    meta = fields.with_pages(meta, fields.PLAIN, len(places), levels)
+    meta = fields.with_page_statistics(meta, fields.PLAIN, len(places), levels)
     offsets: Struct = {1: (LIST, Items(STRUCT, places)), 2: (LIST, Items(I64, sizes))}
-    return Pages(fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
+    return EncodedColumn(fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets=offsets)
 
 
-def _stretches(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:
+def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:
     """Yield an array's rows, each with its length before it, and where they would end if lengths took no bytes."""
-    found = stretches(chunk) if is_view(chunk.type) else None
+    found = page_spans(chunk) if is_view(chunk.type) else None
     if found is not None:
         yield from found
         return

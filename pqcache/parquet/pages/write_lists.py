@@ -16,14 +16,15 @@ import pyarrow.types as pt
 
 from pqcache.parquet import footer, thrift, thrift_fields
 from pqcache.parquet.binary_views import offsets_of
+from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.page_format import data_page_header, run_of
-from pqcache.parquet.pages.write_binary import Pages
+from pqcache.parquet.pages.write_binary import EncodedColumn
 from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.system.buffer_pool import Pool
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
-_PAGE, _ROWS = 1 << 19, 20_000  # bytes and rows of a page: what is compressed stays in the cache
+_PAGE, _ROWS = 1 << 19, 20_000  # bytes and rows of a page: what is compressed remains in the processor's cache
 _TOGETHER = 8  # pages encoded in one go
 _HEADER = 64  # bytes, at most: there are no statistics in it
 _PHYSICAL = {pa.float32(): 4, pa.float64(): 5, pa.int64(): 2, pa.uint64(): 2}  # others are INT32
@@ -37,11 +38,7 @@ def length_of(field: pa.Field, column: pa.ChunkedArray, encodings: Encodings) ->
     value, path = kind.value_type, _path(field)
     if not (pt.is_integer(value) or pt.is_float32(value) or pt.is_float64(value)):
         return 0
-    if (
-        path in encodings.dictionary
-        or path in encodings.statistics
-        or encodings.codecs.get(path) not in thrift_fields.CODECS
-    ):
+    if path in encodings.dictionary or path in encodings.statistics or encodings.codecs.get(path) not in CODECS:
         return 0
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     lengths = [np.diff(offsets_of(chunk)) for chunk in chunks]
@@ -60,10 +57,14 @@ def _path(field: pa.Field) -> str:
     return f"{field.name}.list.{field.type.value_field.name}"
 
 
-def pages_of_lists(field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: Pool) -> Pages:
+def pages_of_lists(
+    field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: Pool
+) -> EncodedColumn:
     """Return the pages of a column whose lists are all of ``length``."""
-    codec, special = encodings.codecs[_path(field)], encodings.special.get(_path(field))
-    compress = None if codec == "none" else _codec(codec, encodings.level)
+    codec, special = CODECS[encodings.codecs[_path(field)]], encodings.special.get(_path(field))
+    compress = None
+    if codec.arrow is not None:
+        compress = pa.Codec(codec.arrow, encodings.level if codec.has_levels else None)
     deepest = 1 + field.nullable + field.type.value_field.nullable
     data: list[memoryview] = []
     places: list[Struct] = []
@@ -95,11 +96,11 @@ def pages_of_lists(field: pa.Field, column: pa.ChunkedArray, length: int, encodi
     }
     path = [part.encode() for part in (field.name, "list", field.type.value_field.name)]
     physical = _PHYSICAL.get(field.type.value_type, 1)
-    meta = thrift_fields.meta_of(
-        physical, path, thrift_fields.CODECS[codec], [thrift_fields.RLE, encoding], total, uncompressed, at
+    meta = thrift_fields.column_metadata(
+        physical, path, codec.number, [thrift_fields.RLE, encoding], total, uncompressed, at
     )
-    meta = thrift_fields.with_pages(meta, encoding, len(places), sizes)
-    return Pages(
+    meta = thrift_fields.with_page_statistics(meta, encoding, len(places), sizes)
+    return EncodedColumn(
         fields={2: (I64, 0), 3: (STRUCT, meta)}, data=data, size=at, offsets={1: (LIST, Items(STRUCT, places))}
     )
 
@@ -124,12 +125,6 @@ def _flat(pages: list[pa.Array], special: str | None, memory: Pool) -> Iterator[
         about, end = header[5][1], begin + size + header[2][1]
         yield about[1][1], about[2][1], file[begin + size : end]
         begin = end
-
-
-def _codec(name: str, level: int | None) -> pa.Codec:
-    if name in ("snappy", "lz4"):
-        return pa.Codec("lz4_raw" if name == "lz4" else name)
-    return pa.Codec(name, level)
 
 
 @lru_cache(64)

@@ -15,8 +15,9 @@ import pyarrow.types as pt
 
 from pqcache.parquet import thrift_fields
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.page_index import boundary_order
 from pqcache.parquet.pages.page_format import data_page_header, run_of
-from pqcache.parquet.pages.write_binary import Pages
+from pqcache.parquet.pages.write_binary import EncodedColumn
 from pqcache.parquet.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.system.buffer_pool import Block
 
@@ -50,7 +51,7 @@ def _dtype(kind: pa.DataType) -> str | None:
     return None
 
 
-def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Pages | None:
+def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn | None:
     """Return the pages of a column that `is_plain`; None where a value is not a number."""
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     dtype = np.dtype(_dtype(array.type))
@@ -68,17 +69,17 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Pages | None:
     block = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
     at = whole // _ROWS * sizes[0]
     if whole:
-        _put(block[:at], heads[_ROWS], values[:whole])
+        _fill(block[:at], heads[_ROWS], values[:whole])
     if whole < count:
-        _put(block[at:], heads[count - whole], values[whole:])
+        _fill(block[at:], heads[count - whole], values[whole:])
     places = [{1: (I64, n * sizes[0]), 2: (I32, size), 3: (I64, n * _ROWS)} for n, size in enumerate(sizes)]
     physical = _PHYSICAL[values.dtype.str]
     path = [field.name.encode()]
-    meta = thrift_fields.meta_of(
+    meta = thrift_fields.column_metadata(
         physical, path, 0, [thrift_fields.RLE, thrift_fields.PLAIN], count, len(block), len(block)
     )
     levels: Struct = {2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, [0, count]))}
-    meta = thrift_fields.with_pages(meta, thrift_fields.PLAIN, len(rows), levels)
+    meta = thrift_fields.with_page_statistics(meta, thrift_fields.PLAIN, len(rows), levels)
     meta[thrift_fields.STATISTICS] = (STRUCT, _statistics(*bounds))
     index = _column_index(*bounds)
     if field.nullable:
@@ -86,7 +87,7 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> Pages | None:
     else:
         del meta[thrift_fields.SIZES]
     about: Struct = {2: (I64, 0), 3: (STRUCT, dict(sorted(meta.items())))}
-    return Pages(
+    return EncodedColumn(
         fields=about, data=[block.data], size=len(block), offsets={1: (LIST, Items(STRUCT, places))}, columns=index
     )
 
@@ -97,7 +98,7 @@ def _head(rows: int, width: int, nullable: bool) -> bytes:
     return data_page_header(rows, thrift_fields.PLAIN, len(levels) + rows * width) + levels
 
 
-def _put(block: Block, head: bytes, values: _Numbers) -> None:
+def _fill(block: Block, head: bytes, values: _Numbers) -> None:
     """Fill a block with pages that have the same head, and as many values as one another."""
     pages = block.reshape(-1, len(head) + min(len(values), _ROWS) * values.itemsize)
     pages[:, : len(head)] = np.frombuffer(head, np.uint8)
@@ -127,15 +128,10 @@ def _statistics(low: _Numbers, high: _Numbers) -> Struct:
 
 def _column_index(low: _Numbers, high: _Numbers) -> Struct:
     """Return the ColumnIndex of pages without nulls."""
-    order = 0
-    if (low[1:] >= low[:-1]).all() and (high[1:] >= high[:-1]).all():
-        order = thrift_fields.ASCENDING
-    elif (low[1:] <= low[:-1]).all() and (high[1:] <= high[:-1]).all():
-        order = thrift_fields.DESCENDING
     return {
         1: (LIST, Items(BOOL, [2] * len(low))),
         2: (LIST, Items(BINARY, [value.tobytes() for value in low])),
         3: (LIST, Items(BINARY, [value.tobytes() for value in high])),
-        4: (I32, order),
+        4: (I32, boundary_order(zip(low.tolist(), high.tolist(), strict=True))),
         5: (LIST, Items(I64, [0] * len(low))),
     }

@@ -1,17 +1,19 @@
-"""Row groups put together from columns and slices of rows that were encoded apart from one another.
+"""Row groups put together from column chunks that were encoded separately.
 
 A column chunk is a row of pages, and a page depends on nothing but the chunk's dictionary. So a chunk without one may
 be the pages of several writers, one after the other; its metadata is theirs, added up. Pages with a dictionary have to
-come from one writer; plain ones may follow. Fields are those of parquet.thrift in https://github.com/apache/parquet-format.
+come from one writer; plain ones may follow. Fields are those of parquet.thrift in
+https://github.com/apache/parquet-format.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -19,17 +21,16 @@ import pyarrow as pa
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.pages.write_binary import Pages, is_direct, pages_of
+from pqcache.parquet.page_index import boundary_order
+from pqcache.parquet.pages.write_binary import EncodedColumn, is_direct, pages_of
 from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
 from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
 from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.thrift_fields import (
-    ASCENDING,
     COLUMN_INDEX,
     COMPRESSED,
     DATA,
-    DESCENDING,
     DICTIONARY,
     ENCODINGS,
     OFFSET_INDEX,
@@ -41,10 +42,12 @@ from pqcache.parquet.thrift_fields import (
 )
 from pqcache.system.buffer_pool import Pool
 
+log = logging.getLogger("pqcache.parquet")
+
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 
 Order = Callable[[bytes], Any]
-"""What brings the minima and maxima of a column into the order of its values."""
+"""Returns for a minimum or maximum, as stored, a value that compares as the column's values do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Part:
+class EncodedRows:
     """Some rows of some columns, encoded: one chunk for each leaf column."""
 
     rows: int
@@ -86,19 +89,21 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> Part:
+def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> EncodedRows:
     """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
-    memory, apart = memory or Pool(), dict[int, Pages]()
+    memory, apart = memory or Pool(), dict[int, EncodedColumn]()
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if is_direct(field.name, column, encodings):
             apart[n] = pages_of(field, column)
         elif is_plain(field.name, column, encodings):
             if (numbers := pages_of_numbers(field, column)) is not None:
                 apart[n] = numbers
+            else:
+                log.debug("column %s: pyarrow encodes it, as some values are NaN", field.name)
         elif length := length_of(field, column, encodings):
             apart[n] = pages_of_lists(field, column, length, encodings, memory)
     if not apart:
-        return Part(table.num_rows, _chunks(without_views(table), encodings, name, memory))
+        return EncodedRows(table.num_rows, _chunks(without_views(table), encodings, name, memory))
     rest = [n for n in range(table.num_columns) if n not in apart]
     leaves = [sum(1 for _ in leaves_in(table.schema.field(n).type)) for n in rest]
     chunks = iter(_chunks(without_views(table.select(rest)), encodings, name, memory) if rest else [])
@@ -107,7 +112,7 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
         found[n] = [
             Chunk(fields=pages.fields, data=pages.data, size=pages.size, offsets=pages.offsets, columns=pages.columns)
         ]
-    return Part(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
+    return EncodedRows(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
 
 
 def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> list[Chunk]:
@@ -150,7 +155,9 @@ def _moved(meta: Struct, delta: int) -> Struct:
     return found
 
 
-def stitched(counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]) -> RowGroup:
+def concatenated(
+    counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]
+) -> RowGroup:
     """Return the row group that holds, for each leaf column, the chunks ``slices`` has of it, one after the other.
 
     Args:
@@ -190,10 +197,10 @@ def stitched(counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]],
     return RowGroup(rows=rows, fields=group, data=data, size=at - begin, offsets=offsets, columns=columns)
 
 
-def alone(part: Part) -> RowGroup:
+def as_row_group(part: EncodedRows) -> RowGroup:
     """Return the row group that is one part."""
     count = len(part.chunks)
-    return stitched([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
+    return concatenated([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
 
 
 def _added(metas: Sequence[Struct], order: Order) -> Struct:
@@ -266,6 +273,7 @@ def _offsets(chunks: Sequence[Chunk], rows: Sequence[int], at: int) -> Struct | 
     """Return one OffsetIndex for chunks of so many ``rows`` that lie one after the other from ``at`` on."""
     found = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
     if len(found) < len(chunks):
+        log.debug("no page index: pyarrow wrote no OffsetIndex for some of the column's pages")
         return None
     pages: list[Struct] = []
     first = 0
@@ -292,21 +300,14 @@ def _columns(chunks: Sequence[Chunk], order: Order) -> bytes | None:
     for field, (kind, value) in found[0].items():
         if kind == LIST and all(field in index for index in found):
             result[field] = (LIST, Items(value.kind, list(_each(found, field))))
-    result[4] = (thrift.I32, _boundary_order(found, order))
-    return thrift.encode(dict(sorted(result.items())))
-
-
-def _boundary_order(indexes: Sequence[Struct], order: Order) -> int:
-    """Return whether the pages of all indexes, pages of nulls aside, ascend, descend, or neither (0)."""
-    pages = [
+    bounds = (
         (order(low), order(high))
-        for index in indexes
-        for empty, low, high in zip(index[1][1].values, index[2][1].values, index[3][1].values, strict=True)
+        for index in found
+        for empty, low, high in zip(*(index[field][1].values for field in (1, 2, 3)), strict=True)
         if empty != thrift.BOOL
-    ]
-    if all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(pages)):
-        return ASCENDING
-    return DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0
+    )
+    result[4] = (thrift.I32, boundary_order(bounds))
+    return thrift.encode(dict(sorted(result.items())))
 
 
 _UNSIGNED = range(11, 15)  # ConvertedType: UINT_8 to UINT_64

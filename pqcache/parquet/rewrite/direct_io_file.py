@@ -1,7 +1,7 @@
-"""A file that grows at its end, in whole blocks that go past the page cache.
+"""A file written at its end, in complete blocks, with direct I/O.
 
-Written as usual, every byte takes fresh pages of the page cache, which costs as much CPU as decoding it, and the disk
-has to be waited for at the end. So bytes are gathered in one buffer while others are on their way to the disk.
+Writing through the page cache takes fresh pages for every byte, and the disk has to be waited for at the end. So bytes
+are gathered in one buffer while others are being written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BUFFER = 2 << 20  # bytes
 _LARGE, _TOGETHER = 64 << 10, 1 << 20
 
 
-class GrowingFile:
+class DirectIoFile:
     """A file at ``path``, new if ``fresh`` and else one that was closed, whose bytes threads of ``disk`` write.
 
     ``cached`` says that the file is read next: then it is written as usual, as where the file system has no other way.
@@ -83,7 +83,7 @@ class GrowingFile:
         self.write(bytes(count - first - whole))
 
     def close(self) -> str:
-        """Bring everything to disk; return the checksum of the file."""
+        """Write and fsync everything; return the checksum of the file."""
         try:
             self._wait(0)
             rest = memoryview(self._buffers[0])[: self._have]

@@ -1,8 +1,8 @@
 """All rows of a partition in a random order, in memory that does not depend on how many there are.
 
 Each row draws 64 random bits, in the order of the rows, and the rows are sorted by them: the result depends on
-the rows and the seed, and on nothing else. What memory cannot hold goes to disk, in 64 heaps by the topmost bits,
-and a heap that is too large in turn by the next ones.
+the rows and the seed, and on nothing else. What memory cannot hold goes to disk, in 64 buckets by the topmost bits,
+and a bucket that is too large in turn by the next ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet.rewrite.file_writer import told
-from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.rewrite.file_writer import write_errors
+from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
 from pqcache.parquet.sizes import Floats
 
 _BITS = 6  # of a key, for each time that rows go to disk
@@ -28,52 +28,52 @@ Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _KeyedRows:
     """Rows with their keys and numbers; a dictionary column holds codes into the one dictionary of all rows."""
 
     table: pa.Table
     keys: Keys
     numbers: npt.NDArray[np.int64]
 
-    def taken(self, rows: npt.NDArray[np.int64]) -> _Part:
-        return _Part(self.table.take(pa.array(rows)), self.keys[rows], self.numbers[rows])
+    def taken(self, rows: npt.NDArray[np.int64]) -> _KeyedRows:
+        return _KeyedRows(self.table.take(pa.array(rows)), self.keys[rows], self.numbers[rows])
 
-    def cut(self, low: int, high: int) -> _Part:
-        return _Part(self.table.slice(low, high - low), self.keys[low:high], self.numbers[low:high])
+    def cut(self, low: int, high: int) -> _KeyedRows:
+        return _KeyedRows(self.table.slice(low, high - low), self.keys[low:high], self.numbers[low:high])
 
 
 @dataclass(kw_only=True)
-class _Heaps:
-    """The 64 heaps of one level, each a file of Arrow batches."""
+class _Buckets:
+    """The 64 buckets of one level, each a file of Arrow batches."""
 
     place: Path
     shift: int
     limit: int
-    waiting: list[list[_Part]] = field(default_factory=lambda: [[] for _ in range(1 << _BITS)])
+    waiting: list[list[_KeyedRows]] = field(default_factory=lambda: [[] for _ in range(1 << _BITS)])
     held: int = 0
     writers: dict[int, pa.ipc.RecordBatchStreamWriter] = field(default_factory=dict)
     sinks: dict[int, pa.OSFile] = field(default_factory=dict)
 
-    def add(self, part: _Part) -> None:
-        heap = (part.keys >> np.uint64(self.shift)).astype(np.int64) & ((1 << _BITS) - 1)
-        order = np.argsort(heap, kind="stable")
+    def add(self, part: _KeyedRows) -> None:
+        bucket = (part.keys >> np.uint64(self.shift)).astype(np.int64) & ((1 << _BITS) - 1)
+        order = np.argsort(bucket, kind="stable")
         sorted_part = part.taken(order)
-        ends = np.searchsorted(heap[order], np.arange((1 << _BITS) + 1))
-        for number in np.unique(heap):
+        ends = np.searchsorted(bucket[order], np.arange((1 << _BITS) + 1))
+        for number in np.unique(bucket):
             self.waiting[number].append(sorted_part.cut(int(ends[number]), int(ends[number + 1])))
         self.held += part.table.nbytes
         if self.held > self.limit:
             self.flush()
 
     def flush(self) -> None:
-        with told(self.place):
+        with write_errors(self.place):
             for number, parts in enumerate(self.waiting):
                 if parts:
                     self._write(number, _joined(parts))
         self.waiting = [[] for _ in range(1 << _BITS)]
         self.held = 0
 
-    def _write(self, number: int, part: _Part) -> None:
+    def _write(self, number: int, part: _KeyedRows) -> None:
         columns = [*(column.combine_chunks() for column in part.table.columns), pa.array(part.keys)]
         columns.append(pa.array(part.numbers))
         # Named by position: names need not be unique, and nothing of the schema is needed on the way back.
@@ -86,31 +86,36 @@ class _Heaps:
         self.writers[number].write_table(table)
 
     def close(self) -> None:
-        with told(self.place):
+        with write_errors(self.place):
             for number, writer in self.writers.items():
                 writer.close()
                 self.sinks[number].close()
 
 
-def _joined(parts: list[_Part]) -> _Part:
+def _joined(parts: list[_KeyedRows]) -> _KeyedRows:
     if len(parts) == 1:
         return parts[0]
     table = pa.concat_tables([part.table for part in parts]).combine_chunks()
     keys = np.concatenate([part.keys for part in parts])
-    return _Part(table, keys, np.concatenate([part.numbers for part in parts]))
+    return _KeyedRows(table, keys, np.concatenate([part.numbers for part in parts]))
 
 
-def _read(path: Path, schema: pa.Schema) -> Iterator[_Part]:
-    with told(path), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        for batch in reader:
-            *columns, keys, numbers = batch.columns
-            yield _Part(pa.Table.from_arrays(columns, schema=schema), keys.to_numpy(), numbers.to_numpy())
+def _read(path: Path, schema: pa.Schema) -> Iterator[_KeyedRows]:
+    with write_errors(path), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        for record_batch in reader:
+            *columns, keys, numbers = record_batch.columns
+            yield _KeyedRows(pa.Table.from_arrays(columns, schema=schema), keys.to_numpy(), numbers.to_numpy())
 
 
 def shuffled(
-    stream: Iterable[Piece], seed: int, limit: int, piece: int, place: Path, before: tuple[int, int] | None = None
-) -> Iterator[Piece]:
-    """Yield the rows of ``stream`` permuted, in pieces of about ``piece`` Arrow bytes.
+    stream: Iterable[RowBatch],
+    seed: int,
+    limit: int,
+    batch_bytes: int,
+    place: Path,
+    before: tuple[int, int] | None = None,
+) -> Iterator[RowBatch]:
+    """Yield the rows of ``stream`` permuted, in batches of about ``batch_bytes`` Arrow bytes.
 
     About twice ``limit`` Arrow bytes are held, and what is beyond that lies in the directory ``place``, which is
     made when it is needed and removed in the end. Memory also holds each dictionary column's values once.
@@ -126,28 +131,28 @@ def shuffled(
     ratios: list[tuple[Floats, int]] = []
     done = 0
 
-    def parts() -> Iterator[_Part]:
+    def parts() -> Iterator[_KeyedRows]:
         nonlocal done
         for item in stream:
             rows = item.table.num_rows
             if rows:
                 ratios.append((item.ratios, rows))
                 keys = draw(rows)
-                yield _Part(dictionaries.coded(item.table), keys, np.asarray(item.numbers, np.int64))
+                yield _KeyedRows(dictionaries.coded(item.table), keys, np.asarray(item.numbers, np.int64))
             done = item.done
 
     try:
-        total = given = 0
+        total = yielded = 0
         mean: Floats | None = None
         for part in _in_order(parts(), 64, limit, place):
             if mean is None:  # everything has been read
                 mean = np.average([ratio for ratio, _ in ratios], axis=0, weights=[rows for _, rows in ratios])
                 total = sum(rows for _, rows in ratios)
-            step = max(1, int(piece * part.table.num_rows / max(1, part.table.nbytes)))
+            step = max(1, int(batch_bytes * part.table.num_rows / max(1, part.table.nbytes)))
             for low in range(0, part.table.num_rows, step):
                 some = part.cut(low, min(low + step, part.table.num_rows))
-                given += some.table.num_rows
-                yield piece_of(dictionaries.decoded(some.table), mean, some.numbers, done * given // total)
+                yielded += some.table.num_rows
+                yield row_batch(dictionaries.decoded(some.table), mean, some.numbers, done * yielded // total)
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -170,9 +175,9 @@ def _again(seed: int, before: int, rows: int) -> Callable[[int], Keys]:
     return draw
 
 
-def _in_order(parts: Iterator[_Part], bits: int, limit: int, place: Path) -> Iterator[_Part]:
+def _in_order(parts: Iterator[_KeyedRows], bits: int, limit: int, place: Path) -> Iterator[_KeyedRows]:
     """Yield ``parts`` sorted by the lower ``bits`` of their keys, each yielded part after the one before."""
-    held: list[_Part] = []
+    held: list[_KeyedRows] = []
     size = rows = 0
     for part in parts:
         held.append(part)
@@ -187,17 +192,17 @@ def _in_order(parts: Iterator[_Part], bits: int, limit: int, place: Path) -> Ite
             yield whole.taken(np.argsort(whole.keys, kind="stable"))
         return
     schema = held[0].table.schema
-    heaps = _Heaps(place=place, shift=bits - _BITS, limit=limit)
+    buckets = _Buckets(place=place, shift=bits - _BITS, limit=limit)
     while held:
-        heaps.add(held.pop(0))
+        buckets.add(held.pop(0))
     for part in parts:
-        heaps.add(part)
-    heaps.flush()
-    heaps.close()
-    for number in sorted(heaps.writers):
+        buckets.add(part)
+    buckets.flush()
+    buckets.close()
+    for number in sorted(buckets.writers):
         path = place / f"{number:02}.arrow"
         yield from _in_order(_read(path, schema), bits - _BITS, limit, place / f"{number:02}")
-        with told(path):
+        with write_errors(path):
             path.unlink()
 
 

@@ -20,7 +20,7 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.key_values import RangeIndex, with_range
 from pqcache.parquet.page_index import PageIndex, placed, shifted
 from pqcache.parquet.rewrite.concat_chunks import Order, RowGroup, orders_of
-from pqcache.parquet.rewrite.direct_io_file import GrowingFile
+from pqcache.parquet.rewrite.direct_io_file import DirectIoFile
 from pqcache.system.checksum import Checksum, new_checksum
 
 ARROW_SCHEMA = b"ARROW:schema"
@@ -29,7 +29,7 @@ _INDEX_BITS = {pa.int8(): 7, pa.uint8(): 8, pa.int16(): 15, pa.uint16(): 16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class OutputSchema:
     """What every output file's footer says.
 
     Attributes:
@@ -50,8 +50,8 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
-    """What the row groups of a `Layout` look like in a footer.
+class FooterSchema:
+    """What the row groups of an `OutputSchema` look like in a footer.
 
     Attributes:
         schema: the schema elements of the footer.
@@ -68,7 +68,7 @@ class Form:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class OutputFile:
     """One output file; one that is linked comes without a checksum."""
 
     path: Path
@@ -78,18 +78,18 @@ class Output:
     checksum: str = ""
 
 
-def form_of(layout: Layout, plain: Encodings) -> Form:
-    """Return the form of footers under ``layout``: the source's own schema where that describes the data."""
-    template = _footer_of(layout.working, plain)
+def footer_schema_of(output_schema: OutputSchema, plain: Encodings) -> FooterSchema:
+    """Return what row groups look like in a footer: with the source's own schema where that describes the data."""
+    template = _footer_of(output_schema.working, plain)
     schema = written = footer.schema_of(template, "the new schema")
-    if layout.described is not None:
-        described = footer.schema_of(_footer_of(layout.described, replace(plain, int96=False)), "the new schema")
+    if output_schema.described is not None:
+        described = footer.schema_of(_footer_of(output_schema.described, replace(plain, int96=False)), "the new schema")
         schema = written = footer.with_names_of(written, described, "the new schema") or written
-    if layout.elements is not None:
-        schema = footer.with_names_of(written, layout.elements, "the source's schema") or written
+    if output_schema.elements is not None:
+        schema = footer.with_names_of(written, output_schema.elements, "the source's schema") or written
     leaves = footer.leaves_of(schema, "the new schema")
     tops = np.array([leaf.column for leaf in footer.leaves_of(written, "the new schema")], np.int64)
-    return Form(
+    return FooterSchema(
         template=template,
         schema=schema,
         paths=[leaf.path for leaf in leaves],
@@ -110,32 +110,34 @@ def elements_of(schema: pa.Schema) -> list[thrift.Struct]:
     return footer.schema_of(_footer_of(schema, Encodings()), "the new schema")
 
 
-def widened(layout: Layout, dictionaries: Mapping[str, int]) -> Layout:
-    """Return ``layout`` with dictionary indices declared wide enough for ``dictionaries``' sizes.
+def widened(output_schema: OutputSchema, dictionaries: Mapping[str, int]) -> OutputSchema:
+    """Return ``output_schema`` with dictionary indices declared wide enough for ``dictionaries``' sizes.
 
     A reader restores the index type that ARROW:schema names and fails where a row group's dictionary has
     outgrown it, which merging files can cause.
     """
     fields = []
-    for column in layout.declared:
+    for column in output_schema.declared:
         kind = column.type
         if pt.is_dictionary(kind) and dictionaries.get(column.name, 0) > 1 << _INDEX_BITS.get(kind.index_type, 62):
             kind = pa.dictionary(pa.int32(), kind.value_type, kind.ordered)
         fields.append(column.with_type(kind))
-    schema = pa.schema(fields, metadata=layout.declared.metadata)
-    if ARROW_SCHEMA not in layout.keyvalues or schema.equals(layout.declared):
-        return layout
-    return replace(layout, declared=schema, keyvalues={**layout.keyvalues, ARROW_SCHEMA: arrow_schema(schema)})
+    schema = pa.schema(fields, metadata=output_schema.declared.metadata)
+    if ARROW_SCHEMA not in output_schema.keyvalues or schema.equals(output_schema.declared):
+        return output_schema
+    return replace(
+        output_schema, declared=schema, keyvalues={**output_schema.keyvalues, ARROW_SCHEMA: arrow_schema(schema)}
+    )
 
 
-def keyvalues_of(layout: Layout, first: int, rows: int) -> Mapping[bytes, bytes | None]:
+def keyvalues_of(output_schema: OutputSchema, first: int, rows: int) -> Mapping[bytes, bytes | None]:
     """Return the key-values of an output that holds ``rows`` rows from ``first`` on."""
-    found = with_range(layout.keyvalues, layout.index, first, rows)
-    known = layout.declared.metadata or {}
-    metadata = with_range(known, layout.index, first, rows)
+    found = with_range(output_schema.keyvalues, output_schema.index, first, rows)
+    known = output_schema.declared.metadata or {}
+    metadata = with_range(known, output_schema.index, first, rows)
     if metadata is known or ARROW_SCHEMA not in found:
         return found
-    return {**found, ARROW_SCHEMA: arrow_schema(layout.declared.with_metadata(dict(metadata)))}
+    return {**found, ARROW_SCHEMA: arrow_schema(output_schema.declared.with_metadata(dict(metadata)))}
 
 
 def arrow_schema(schema: pa.Schema) -> bytes:
@@ -148,7 +150,7 @@ class RowGroupFile:
     """One output file that is being written; ``cached`` says that it is read next."""
 
     path: Path
-    form: Form
+    footer_schema: FooterSchema
     disk: Executor
     cached: bool = False
     position: int = len(footer.MAGIC)
@@ -157,34 +159,34 @@ class RowGroupFile:
     indexes: dict[int, PageIndex] = field(default_factory=dict)
     template: thrift.Struct | None = None
     checksum: Checksum = field(default_factory=new_checksum)
-    file: GrowingFile | None = None
+    file: DirectIoFile | None = None
     writing: Future[None] | None = None
 
-    def open(self) -> GrowingFile:
+    def open(self) -> DirectIoFile:
         """Return the file, open at its end, when everything appended before is written."""
         if self.writing is not None:
             self.writing.result()
             self.writing = None
         if self.file is None:
-            self.file = GrowingFile(self.path, self.disk, self.checksum, self.cached, fresh=not self.groups)
+            self.file = DirectIoFile(self.path, self.disk, self.checksum, self.cached, fresh=not self.groups)
             if not self.groups:
                 self.file.write(footer.MAGIC)
         return self.file
 
     def skip(self, count: int) -> None:
         """Leave a hole of ``count`` bytes, which no reader looks at, before the next row group."""
-        with told(self.path):
+        with write_errors(self.path):
             self.open().skip(count)
             self.position += count
 
     def append(self, found: RowGroup) -> None:
         """Have a row group written at the end of the file, while the caller makes the next one."""
         delta = self.position - len(footer.MAGIC)
-        with told(self.path):
+        with write_errors(self.path):
             file = self.open()  # so one row group at most waits in memory
             self.writing = self.disk.submit(file.write_all, found.data)
         self.position += found.size
-        group = footer.moved(found.fields, delta, len(self.groups), self.form.paths, str(self.path))
+        group = footer.moved(found.fields, delta, len(self.groups), self.footer_schema.paths, str(self.path))
         index = shifted(found.offsets, found.columns, delta)
         if index is not None:
             self.indexes[len(self.groups)] = index
@@ -192,23 +194,23 @@ class RowGroupFile:
         self.rows += found.rows
 
     def pause(self) -> str:
-        """Bring what is written to disk and close the file, until `finish`; return the checksum."""
-        with told(self.path):
+        """Write, fsync and close the file, until `finish`; return the checksum."""
+        with write_errors(self.path):
             file, self.file = self.open(), None
             return file.close()
 
-    def finish(self, keyvalues: Mapping[bytes, bytes | None]) -> Output:
-        """Write the footer, bring the file to disk and return what it holds."""
-        template = self.form.template if self.template is None else self.template
+    def finish(self, keyvalues: Mapping[bytes, bytes | None]) -> OutputFile:
+        """Write the footer, fsync the file and return what it holds."""
+        template = self.footer_schema.template if self.template is None else self.template
         named = {number: self.groups[number] for number in self.indexes}
         indexes = placed(
             {n: group for n, group in named.items() if isinstance(group, dict)}, self.indexes, self.position
         )
-        end = footer.assembled(template, self.form.schema, self.groups, self.rows, keyvalues)
-        with told(self.path):
+        end = footer.assembled(template, self.footer_schema.schema, self.groups, self.rows, keyvalues)
+        with write_errors(self.path):
             self.open().write(indexes)
             self.open().write(footer.frame(end))
-        return Output(path=self.path, rows=self.rows, row_groups=len(self.groups), checksum=self.pause())
+        return OutputFile(path=self.path, rows=self.rows, row_groups=len(self.groups), checksum=self.pause())
 
     def abandon(self) -> None:
         """Close and remove the file."""
@@ -234,7 +236,7 @@ class RowGroupFiles:
     """
 
     target: Path
-    form: Form
+    footer_schema: FooterSchema
     disk: Executor
     number: int
     limit: int
@@ -244,7 +246,7 @@ class RowGroupFiles:
     files: list[RowGroupFile] = field(default_factory=list)
 
     def append(self, group: RowGroup) -> None:
-        """Append a row group to the last file, or to a new one where that is full or a block would stay empty."""
+        """Append a row group to the last file, or to a new one where that is full or a block would be left empty."""
         block = self.block_size
         file = self.files[-1] if self.files else None
         if file is not None:
@@ -259,16 +261,16 @@ class RowGroupFiles:
 
     def _begun(self) -> RowGroupFile:
         path = self.target / f"part-{self.number + len(self.files):05d}.parquet"
-        self.files.append(RowGroupFile(path=path, form=self.form, disk=self.disk, cached=self.cached))
+        self.files.append(RowGroupFile(path=path, footer_schema=self.footer_schema, disk=self.disk, cached=self.cached))
         return self.files[-1]
 
-    def finish(self, layout: Layout) -> tuple[Output, ...]:
-        """Write the footers, bring everything to disk, and return the outputs."""
+    def finish(self, output_schema: OutputSchema) -> tuple[OutputFile, ...]:
+        """Write the footers, fsync everything, and return the files."""
         if not self.files:
             self._begun()
         first, outputs = 0, []
         for file in self.files:
-            outputs.append(file.finish(keyvalues_of(layout, first, file.rows)))
+            outputs.append(file.finish(keyvalues_of(output_schema, first, file.rows)))
             first += file.rows
         return tuple(outputs)
 
@@ -279,7 +281,7 @@ class RowGroupFiles:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a `PqcacheError` that names ``path`` and says what to do."""
     try:
         yield

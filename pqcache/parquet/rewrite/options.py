@@ -1,11 +1,13 @@
-"""How a partition directory is rewritten, and the text by which a rewritten file remembers it."""
+"""How a partition directory is rewritten, and the recipe by which a rewritten file remembers it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError
 from pqcache.parquet.footer import MAGIC
@@ -14,12 +16,12 @@ from pqcache.units import format_size
 if TYPE_CHECKING:
     from pqcache.parquet.dense import Dense
 
-CODECS = ("zstd", "lz4", "snappy", "none", "keep")
+_COMPRESSIONS = ("zstd", "lz4", "snappy", "none", "keep")  # codecs to write, or the source's
 DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"
 _LEVELS = {"zstd": range(1, 23)}
 _MIN_ROW_GROUP = 4 << 10
 _MAX_SEED = 2**63 - 1
-_RECIPE = re.compile(r"\|row_group_size=\d+(?:;shuffle=(\d+))?((?:;[^|]*)?)\Z")
+_ROW_GROUP_SIZE, _SHUFFLE = "row_group_size", "shuffle"  # of a recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class RewriteOptions:
         compression_level: for zstd (1 to 22).
         compat: write only what readers of ten years ago know: plain and dictionary encodings, and snappy unless
             ``compression`` says otherwise.
-        keep_int96: INT96 time stamps stay INT96.
+        keep_int96: INT96 time stamps are kept as INT96.
         dense: columns to store as fixed-length bytes, by name; all others are lists. None leaves each as it is.
         shuffle: a seed to permute the rows with; None keeps their order.
         block_size: no row group lies across a multiple of this many bytes of its file; None does not care.
@@ -53,9 +55,9 @@ class RewriteOptions:
             raise UsageError(
                 f"row-group size {self.row_group_size}", f"give at least {_MIN_ROW_GROUP} bytes, like 128MB"
             )
-        if self.compression is not None and self.compression not in CODECS:
+        if self.compression is not None and self.compression not in _COMPRESSIONS:
             raise UsageError(
-                f"compression {self.compression!r}", f"choose one of zstd[:LEVEL], {', '.join(CODECS[1:])}"
+                f"compression {self.compression!r}", f"choose one of zstd[:LEVEL], {', '.join(_COMPRESSIONS[1:])}"
             )
         levels = _LEVELS.get(self.compression or "", range(0))
         if self.compression_level is not None and self.compression_level not in levels:
@@ -84,17 +86,21 @@ class RewriteOptions:
 
     @property
     def recipe(self) -> str:
-        """The text by which a rewritten file remembers how it was made; equal means made in the same way."""
-        parts = [f"row_group_size={self.row_group_size}"]
+        """These options as canonical JSON, without what has its default; equal means made in the same way."""
+        values: dict[str, Any] = {_ROW_GROUP_SIZE: self.row_group_size}
         if self.shuffle is not None:
-            parts.append(f"shuffle={self.shuffle}")
+            values[_SHUFFLE] = self.shuffle
         if self.compression is not None:
-            parts.append(f"compression={compression_text(self.compression, self.compression_level)}")
-        parts += [name for name in ("compat", "keep_int96") if getattr(self, name)]
+            values["compression"] = compression_text(self.compression, self.compression_level)
+        values |= {name: True for name in ("compat", "keep_int96") if getattr(self, name)}
         if self.dense is not None:
-            dense = json.dumps({name: kind.text for name, kind in self.dense}, sort_keys=True)
-            parts.append(f"dense={dense}".replace("|", "\\u007c"))  # what an entry's recipe is divided by
-        return ";".join(parts)
+            values["dense"] = {name: kind.text for name, kind in self.dense}
+        return canonical_json(values)
+
+
+def canonical_json(values: Mapping[str, Any]) -> str:
+    """Return ``values`` as JSON with sorted keys and no spaces: equal values give equal texts."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
 
 def parse_compression(text: str) -> tuple[str, int | None]:
@@ -110,13 +116,14 @@ def compression_text(codec: str, level: int | None) -> str:
     return codec if level is None else f"{codec}:{level}"
 
 
+@lru_cache(maxsize=64)
 def shuffle_of(recipe: str) -> int | None:
-    """Return the seed in an entry's recipe, or None."""
-    found = _RECIPE.search(recipe)
-    return int(found[1]) if found and found[1] else None
+    """Return the seed in a `RewriteOptions.recipe`; None where there is none, or ``recipe`` is empty."""
+    seed: int | None = json.loads(recipe or "{}").get(_SHUFFLE)
+    return seed
 
 
-def made_alike(recipe: str, other: str) -> bool:
-    """Return whether two entries' recipes differ in nothing but the row-group size; plain copies never match."""
-    one, two = _RECIPE.search(recipe), _RECIPE.search(other)
-    return one is not None and two is not None and one.groups() == two.groups()
+def differ_in_size_only(recipe: str, other: str) -> bool:
+    """Return whether two recipes of `RewriteOptions` are equal but for the row-group size; empty ones never match."""
+    one, two = ({**json.loads(text), _ROW_GROUP_SIZE: 0} if text else None for text in (recipe, other))
+    return one is not None and one == two

@@ -16,20 +16,27 @@ from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
-from pqcache.parquet.pages.long_values import Longs, longs_of
+from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.external_shuffle import shuffled
-from pqcache.parquet.rewrite.file_writer import ARROW_SCHEMA, Layout, Output, arrow_schema, elements_of, straddles
-from pqcache.parquet.rewrite.options import COMPAT_CODEC, DEFAULT_CODEC, RewriteOptions
-from pqcache.parquet.rewrite.prefetch import Stretch, joined, prefetched
-from pqcache.parquet.rewrite.row_group_writer import MIN_FILL, Settings, write_row_groups
-from pqcache.parquet.rewrite.source_reader import Piece, Run, pieces, runs
+from pqcache.parquet.rewrite.file_writer import (
+    ARROW_SCHEMA,
+    OutputFile,
+    OutputSchema,
+    arrow_schema,
+    elements_of,
+)
+from pqcache.parquet.rewrite.options import DEFAULT_CODEC, RewriteOptions
+from pqcache.parquet.rewrite.prefetch import ReadTask, joined, prefetched
+from pqcache.parquet.rewrite.row_group_writer import Settings, write_row_groups
+from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupSpan, read_batches, row_group_spans
+from pqcache.parquet.rewrite.unchanged_files import fits
 from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.schema_merge import unified, working
 from pqcache.parquet.source_footer import SourceFooter, has_int96, kinds, sources_of
@@ -37,13 +44,11 @@ from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30
 _FILE_ROW_GROUPS = 8
-_PIECES = 6  # per row group
-_MIN_PIECE, _MAX_PIECE, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
-_DECODERS, _STRETCHES = 2, 8  # threads, and how many stretches of rows are held at once
+_BATCHES = 6  # per row group
+_MIN_BATCH, _MAX_BATCH, _PER_COLUMN = 64 << 10, 4 << 20, 4 << 10
+_DECODERS, _TASKS = 2, 8  # threads, and how many tasks of rows are held at once
 _AHEAD = 2  # row-group sizes of Arrow bytes, which are about one row group
 _MIN_AHEAD, _MAX_AHEAD = 8 << 20, 512 << 20
-_CODEC_NAMES = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4"}  # others are called as in --compression
-_OLD_ENCODINGS = frozenset(("PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_PACKED"))
 
 
 @dataclass(frozen=True)
@@ -57,72 +62,45 @@ class RewriteResult:
         warnings: what the user should know, each naming a file.
     """
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputFile, ...]
     encoded: int
     encoded_again: int
     warnings: tuple[str, ...]
 
 
-def row_group_bytes(group: pq.RowGroupMetaData) -> int:
-    """Return the bytes a row group takes on disk: its column chunks, page headers and dictionaries included."""
-    return sum(group.column(number).total_compressed_size for number in range(group.num_columns))
+@dataclass(frozen=True, kw_only=True)
+class KnownOfSources:
+    """What is known of the files of a directory beside what is in them.
 
-
-def row_group_start(group: pq.RowGroupMetaData) -> int:
-    """Return where in its file a row group begins."""
-    first = group.column(0)
-    return int(first.dictionary_page_offset or first.data_page_offset)
-
-
-def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made: Sequence[bool] = ()) -> int:
-    """Return how many of the first files of a directory need no rewriting.
-
-    Every row group must be within the limit, unless it is a single row, fill 95 % of it, unless it is the last that
-    holds rows, and not lie across a boundary, where there is a block size. Files without rows and empty row groups
-    do not fit, except in a file that is alone; nor does a file whose schema is not the first's, or one that is
-    encoded otherwise than ``options`` ask for. ``made`` says of which files it is known that they were made with
-    these options but for the size.
+    Attributes:
+        schema: what the files' schemas are to be unified with, where a whole table must agree.
+        made_alike: for each file, whether it was made with the same options but for the row-group size.
+        int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
+        shuffled_with: a seed that all rows were shuffled with; shuffled again, they come out as if they had not been.
     """
-    if len(metadata) == 1 and metadata[0].num_rows == 0:
-        return 1
-    last = max((number for number, file in enumerate(metadata) if file.num_rows), default=-1)
-    for number, file in enumerate(metadata):
-        if not file.num_rows or not file.schema.equals(metadata[0].schema):
-            return number
-        if not (made and made[number]) and not _is_as_asked(file, options):
-            return number
-        for position in range(file.num_row_groups):
-            group = file.row_group(position)
-            size = row_group_bytes(group)
-            final = number == last and position == file.num_row_groups - 1
-            if (
-                group.num_rows == 0
-                or (size > options.row_group_size and group.num_rows > 1)
-                or (size < MIN_FILL * options.row_group_size and not final)
-                or straddles(row_group_start(group), size, options.block_size)
-            ):
-                return number
-    return len(metadata)
+
+    schema: pa.Schema | None = None
+    made_alike: Sequence[bool] = ()
+    int96: str | None = None
+    shuffled_with: int | None = None
 
 
-def _is_as_asked(file: pq.FileMetaData, options: RewriteOptions) -> bool:
-    """Return whether a file's footer proves that it is encoded as ``options`` ask for.
+@dataclass(frozen=True, kw_only=True)
+class _Rewrite:
+    """The files of a directory, of which the first ``linked`` need no rewriting, and how the others are rewritten."""
 
-    Where a codec did not pay, a column has none; so a file in which none has one tells nothing, and neither does
-    any file about the level.
-    """
-    if options.shuffle is not None or options.compression_level is not None:
-        return False
-    codec = options.compression or (COMPAT_CODEC if options.compat else None)
-    codec = None if codec == "keep" else codec
-    if codec is None and not options.compat:
-        return True
-    groups = [file.row_group(number) for number in range(file.num_row_groups)]
-    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
-    if options.compat and not all(_OLD_ENCODINGS.issuperset(chunk.encodings) for chunk in chunks):
-        return False
-    found = {_CODEC_NAMES.get(chunk.compression, chunk.compression.lower()) for chunk in chunks}
-    return codec is None or (codec in found and found <= {codec, "none"})
+    opened: list[SourceFooter]
+    linked: int
+    declared: pa.Schema
+    target: Path
+    options: RewriteOptions
+    shuffled_with: int | None
+    cached: bool
+
+    @property
+    def rest(self) -> list[SourceFooter]:
+        """The files to rewrite."""
+        return self.opened[self.linked :]
 
 
 def rewrite_directory(
@@ -130,10 +108,7 @@ def rewrite_directory(
     target: Path,
     options: RewriteOptions,
     on_progress: Callable[[int], None] | None = None,
-    schema: pa.Schema | None = None,
-    made: Sequence[bool] = (),
-    int96: str | None = None,
-    before: int | None = None,
+    known: KnownOfSources | None = None,
     cached: bool = False,
 ) -> RewriteResult:
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
@@ -147,10 +122,7 @@ def rewrite_directory(
         target: an empty or new directory.
         options: sizes, codecs, and what else is to become of the columns and rows.
         on_progress: called with the bytes of the sources that were done since the last call.
-        schema: what the files' schemas are to be unified with, where a whole table must agree.
-        made: for each source, whether it is known to be made with these options but for the size.
-        int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
-        before: a seed that all rows were shuffled with already; shuffled again, they come out as if they had not been.
+        known: what is known of ``sources`` beside what is in them.
         cached: the files are read next, so they are not written past the page cache.
 
     Raises:
@@ -162,14 +134,15 @@ def rewrite_directory(
         raise UsageError(target, "there are no files to rewrite into it")
     _make_empty(target)
     report = on_progress or (lambda done: None)
-    opened = sources_of(sources, int96)
-    declared = _declared(opened, schema)
+    known = known or KnownOfSources()
+    opened = sources_of(sources, known.int96)
+    declared = _declared(opened, known.schema)
     dense = _dense(opened, options, declared)
     keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
     declared = applied(declared, dense).with_metadata(keyvalues)
     # Where some files of a table are rewritten, the others would have INT96 still.
     turned = not options.keep_int96 and has_int96(opened)
-    keep = 0 if turned else _prefix(opened, declared, options, made)
+    keep = 0 if turned else _prefix(opened, declared, options, known.made_alike)
     all_fit = keep == len(opened) and len({source.path.name for source in opened}) == len(opened)
     outputs = []
     for number, source in enumerate(opened[:keep]):
@@ -177,101 +150,108 @@ def rewrite_directory(
         _link(source.path, target / name)
         metadata = source.metadata
         outputs.append(
-            Output(path=target / name, rows=metadata.num_rows, row_groups=metadata.num_row_groups, linked=True)
+            OutputFile(path=target / name, rows=metadata.num_rows, row_groups=metadata.num_row_groups, linked=True)
         )
         report(source.size)
-    rest = opened[keep:]
+    job = _Rewrite(
+        opened=opened,
+        linked=keep,
+        declared=declared,
+        target=target,
+        options=options,
+        shuffled_with=known.shuffled_with,
+        cached=cached,
+    )
     result = RewriteResult(tuple(outputs), 0, 0, ())
-    if rest and (not keep or any(source.metadata.num_rows for source in rest)):
-        result = _rewritten(opened, rest, declared, target, options, report, outputs, before, cached)
+    if job.rest and (not keep or any(source.metadata.num_rows for source in job.rest)):
+        found = _write_rest(job, report)
+        result = replace(found, outputs=(*outputs, *found.outputs))
     fsync_path(target)
     return result
 
 
-def _rewritten(
-    opened: list[SourceFooter],
-    rest: list[SourceFooter],
-    declared: pa.Schema,
-    target: Path,
-    options: RewriteOptions,
-    report: Callable[[int], None],
-    linked: list[Output],
-    before: int | None,
-    cached: bool,
-) -> RewriteResult:
+def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
+    """Rewrite the files that cannot be linked."""
+    rest, options, target = job.rest, job.options, job.target
     size = options.limit
-    layout = _layout(opened, declared)
-    kept = int96_places(opened) if options.keep_int96 else set()
+    output_schema = _output_schema(job.opened, job.declared)
+    kept = int96_places(job.opened) if options.keep_int96 else set()
     stored = None
     if kept:
-        stored = numbered(layout.working, kept)
-        layout = replace(layout, working=stored, described=layout.working)
+        stored = numbered(output_schema.working, kept)
+        output_schema = replace(output_schema, working=stored, described=output_schema.working)
     if options.shuffle is None:
-        layout = replace(layout, index=range_index(rest))
+        output_schema = replace(output_schema, index=range_index(rest))
     settings = Settings(
         row_group_size=size,
         max_file=max(_MIN_FILE, _FILE_ROW_GROUPS * size),
-        codec=_codec_of(rest, layout.working, options),
+        codec=_codec_of(rest, output_schema.working, options),
         name_of=_names_of(rest),
         level=options.compression_level,
         compat=options.compat,
         decimal_as_integer=_decimals_as_integers(rest),
         int96=bool(kept),
         block_size=options.block_size,
-        cached=cached,
+        cached=job.cached,
     )
-    # Wide tables take larger pieces: a batch costs microseconds per column, however few its rows.
-    piece = max(min(max(size // _PIECES, _MIN_PIECE), _MAX_PIECE), _PER_COLUMN * len(layout.working))
+    # Wide tables take larger batches: each batch has a cost per column, however few its rows.
+    batch_bytes = max(min(max(size // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(output_schema.working))
     held = min(max(_AHEAD * size, _MIN_AHEAD), _MAX_AHEAD)
     with ExitStack() as stack:
         first = held if options.shuffle is None else held // 4
-        schema = layout.described or layout.working
-        longs = None
+        schema = output_schema.described or output_schema.working
+        long_columns = None
         if stored is None and options.shuffle is None:
-            longs = longs_of([(source.metadata, source.schema) for source in rest], schema)
-        ahead = prefetched(_stretches(rest, schema, piece, first, stored, longs), first, _DECODERS)
+            long_columns = long_columns_of([(source.metadata, source.schema) for source in rest], schema)
+        ahead = prefetched(_read_tasks(rest, schema, batch_bytes, first, stored, long_columns), first, _DECODERS)
         stack.callback(ahead.close)
         if options.shuffle is not None:
+            before = job.shuffled_with
             known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
             rows = target.with_name(f"{target.name}.rows")
-            shuffling = partial(shuffled, ahead, options.shuffle, held, piece, rows, known)
+            shuffling = partial(shuffled, ahead, options.shuffle, held, batch_bytes, rows, known)
             ahead = prefetched([shuffling], held)
             stack.callback(ahead.close)
-        written = write_row_groups(_counted(ahead, report), target, layout, settings, len(linked))
+        written = write_row_groups(_counted(ahead, report), target, output_schema, settings, job.linked)
     done = sum(output.rows for output in written.outputs)
     expected = sum(source.metadata.num_rows for source in rest)
     if done != expected:
         raise ParquetError(target, f"{done:,} rows were written of {expected:,}", "please report this")
     report(sum(source.size for source in rest if not source.metadata.num_rows))
     warnings = (*conflicts(rest), *written.warnings)
-    return RewriteResult((*linked, *written.outputs), written.encoded, written.again, warnings)
+    return RewriteResult(written.outputs, written.encoded, written.again, warnings)
 
 
-def _stretches(
-    sources: list[SourceFooter], schema: pa.Schema, piece: int, held: int, stored: pa.Schema | None, longs: Longs | None
-) -> list[Stretch]:
+def _read_tasks(
+    sources: list[SourceFooter],
+    schema: pa.Schema,
+    batch_bytes: int,
+    held: int,
+    stored: pa.Schema | None,
+    long_columns: LongColumns | None,
+) -> list[ReadTask]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
-    found: list[list[Run]] = [[]]
+    found: list[list[RowGroupSpan]] = [[]]
     size = 0
-    for run in runs(sources, piece):
-        if found[-1] and size + run.size > held // _STRETCHES:
+    for span in row_group_spans(sources, batch_bytes):
+        if found[-1] and size + span.size > held // _TASKS:
             found.append([])
             size = 0
-        found[-1].append(run)
-        size += run.size
+        found[-1].append(span)
+        size += span.size
 
-    def stretch(some: list[Run]) -> Iterator[Piece]:
-        return joined(pieces(some, schema, piece, stored, longs), piece)
+    def task(some: list[RowGroupSpan]) -> Iterator[RowBatch]:
+        return joined(read_batches(some, schema, batch_bytes, stored, long_columns), batch_bytes)
 
-    return [partial(stretch, some) for some in found]
+    return [partial(task, some) for some in found]
 
 
-def _counted(stream: Iterator[Piece], report: Callable[[int], None]) -> Iterator[Piece]:
+def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Iterator[RowBatch]:
     done = 0
-    for piece in stream:
-        yield piece
-        report(piece.done - done)
-        done = piece.done
+    for batch in stream:
+        yield batch
+        report(batch.done - done)
+        done = batch.done
 
 
 def _declared(opened: list[SourceFooter], schema: pa.Schema | None) -> pa.Schema:
@@ -291,9 +271,11 @@ def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Sch
     return common_dense([source.schema for source in kinds(opened)])
 
 
-def _prefix(opened: list[SourceFooter], declared: pa.Schema, options: RewriteOptions, made: Sequence[bool]) -> int:
+def _prefix(
+    opened: list[SourceFooter], declared: pa.Schema, options: RewriteOptions, made_alike: Sequence[bool]
+) -> int:
     """Return how many files can be linked although the rest is rewritten."""
-    found = fits([source.metadata for source in opened], options, made)
+    found = fits([source.metadata for source in opened], options, made_alike)
     same = opened[0].schema.equals(declared)
     dense = dense_in(declared)
     if found and any(dense_in(source.schema) != dense for source in kinds(opened[:found])):
@@ -303,11 +285,11 @@ def _prefix(opened: list[SourceFooter], declared: pa.Schema, options: RewriteOpt
     return found if same and not mixed else 0
 
 
-def _layout(opened: list[SourceFooter], declared: pa.Schema) -> Layout:
+def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSchema:
     first = opened[0]
     known = first.metadata.metadata or {}
     if declared.equals(first.schema, check_metadata=True):
-        return Layout(working=working(declared), declared=declared, elements=first.elements, keyvalues=known)
+        return OutputSchema(working=working(declared), declared=declared, elements=first.elements, keyvalues=known)
     # Readers take the Arrow schema from its own key, the metadata in it included.
     keyvalues = dict(declared.metadata or {})
     if dense_in(declared) or any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
@@ -316,7 +298,7 @@ def _layout(opened: list[SourceFooter], declared: pa.Schema) -> Layout:
     if as_lists(declared).equals(as_lists(first.schema)):
         names = {name for name in declared.names if dense_in(declared).get(name) != dense_in(first.schema).get(name)}
         elements = _elements(first, declared, names) if names else first.elements
-    return Layout(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
+    return OutputSchema(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
 
 
 def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
@@ -350,8 +332,7 @@ def _codec_of(sources: list[SourceFooter], schema: pa.Schema, options: RewriteOp
         if source.metadata.num_row_groups:
             group = source.metadata.row_group(0)
             for number, place in enumerate(_leaf_places(source.schema)):
-                name = group.column(number).compression
-                known.setdefault(place, _CODEC_NAMES.get(name, name.lower()))
+                known.setdefault(place, codec_name(group.column(number).compression))
     codecs = [known.get(place, DEFAULT_CODEC) for place in _leaf_places(schema)]
     return lambda leaf: codecs[leaf]
 

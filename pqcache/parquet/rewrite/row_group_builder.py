@@ -1,4 +1,4 @@
-"""A row group in the making: its rows, slice by slice, and what encodes them."""
+"""A row group being built, part by part, and what encodes its rows."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.rewrite.concat_chunks import Part, encode
-from pqcache.parquet.rewrite.file_writer import Layout, form_of
-from pqcache.parquet.rewrite.source_reader import Piece
-from pqcache.parquet.rewrite.split_work import dealt
+from pqcache.parquet.rewrite.concat_chunks import EncodedRows, encode
+from pqcache.parquet.rewrite.file_writer import OutputSchema, footer_schema_of
+from pqcache.parquet.rewrite.source_reader import RowBatch
+from pqcache.parquet.rewrite.split_work import split_work
 from pqcache.parquet.sizes import Floats
 from pqcache.system.buffer_pool import Pool
 
 MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
 PAGE_HEADER = 64  # bytes, about
 
-Encoded = list[tuple[list[int], Part]]
+Encoded = list[tuple[list[int], EncodedRows]]
 """Encoded columns: each part with its leaf columns."""
 
 
 @dataclass
-class Slice:
-    """Some rows of a row group: its columns that are encoded in slices, and all of them as they were decoded."""
+class RowGroupPart:
+    """Some rows of a row group: its appendable columns, encoded, and all columns as they were decoded."""
 
     rows: int
     size: int
-    parts: Encoded
-    pieces: list[Piece]
+    encoded_parts: Encoded
+    batches: list[RowBatch]
 
 
 @dataclass(kw_only=True)
-class Group:
-    """A row group in the making.
+class OpenRowGroup:
+    """A row group being built.
 
     Attributes:
-        sliced: columns whose pages can be added slice by slice.
-        whole: columns with a dictionary, which are encoded when it is known which rows there will be.
-        size: bytes of the ``slices``.
+        appendable: columns without a dictionary, whose pages can be added part by part.
+        dictionary: columns with a dictionary, which are encoded when it is known which rows there will be.
+        size: bytes of the ``parts``.
         weights: of all rows so far; ``held`` are their decoded bytes.
-        most: rows that the next slice may have, after one was too large; None for any number.
-        wanting: it has to grow, whatever is guessed.
+        most: rows that the next part may have, after one was too large; None for any number.
+        wanting: it has to grow, whatever the estimate.
         probed: its encodings were chosen from its own rows.
         fits, over: rows with which the row group is known to fit, and not to fit.
         tries: how often ``whole`` has been encoded.
-        force: add so many rows, whatever is guessed.
+        force: add so many rows, whatever the estimate.
     """
 
-    sliced: list[int]
-    whole: list[int]
-    slices: list[Slice] = field(default_factory=list)
+    appendable: list[int]
+    dictionary: list[int]
+    parts: list[RowGroupPart] = field(default_factory=list)
     rows: int = 0
     size: int = 0
     weights: Floats | float = 0.0
@@ -70,34 +70,34 @@ class Group:
 
 
 class Encoder:
-    """Encodes rows of a `Layout` with ``encodings``, which may be changed between row groups; errors blame ``name``.
+    """Encodes rows with ``encodings``, which may be changed between row groups; errors blame ``name``.
 
     ``dictionaries`` are the most values of each column that arrives with a dictionary. ``encoded`` counts
     compressed bytes, ``again`` those of them that were encoded more than once.
     """
 
-    def __init__(self, layout: Layout, plain: Encodings, name: str, executor: Executor) -> None:
+    def __init__(self, output_schema: OutputSchema, plain: Encodings, name: str, executor: Executor) -> None:
         self.encodings, self.name, self.executor = plain, name, executor
-        self.types = layout.working.types
-        self.form = form_of(layout, plain)
+        self.types = output_schema.working.types
+        self.footer_schema = footer_schema_of(output_schema, plain)
         self.dictionaries: dict[str, int] = {}
         self.memory = Pool()
         self.encoded = self.again = 0
 
-    def part(self, table: pa.Table) -> Part:
+    def part(self, table: pa.Table) -> EncodedRows:
         """Return ``table`` encoded."""
         found = encode(table, self.encodings, self.name, self.memory)
         self.encoded += found.size
         return found
 
-    def parts(
+    def encode(
         self,
-        pieces: Sequence[Piece],
+        batches: Sequence[RowBatch],
         columns: Sequence[int],
         halves: bool = False,
         encodings: Encodings | None = None,
     ) -> Encoded:
-        """Return ``columns`` of ``pieces``, encoded on as many threads as help, each part with its leaf columns.
+        """Return ``columns`` of ``batches``, encoded on as many threads as help, each part with its leaf columns.
 
         With ``halves`` a column may come in two parts, the one with the first rows first. ``encodings`` are
         others than its own.
@@ -105,12 +105,12 @@ class Encoder:
         how = encodings or self.encodings
         if not columns:
             return []
-        table = pa.concat_tables([piece.table.select(list(columns)) for piece in pieces])
+        table = pa.concat_tables([batch.table.select(list(columns)) for batch in batches])
         if any(pt.is_dictionary(column.type) for column in table.schema):
             table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
             self.note_dictionaries(table)
-        sizes = np.sum([piece.weights for piece in pieces], axis=0)[list(columns)]
-        tasks = dealt(table, sizes, how, halves)
+        sizes = np.sum([batch.weights for batch in batches], axis=0)[list(columns)]
+        tasks = split_work(table, sizes, how, halves)
         run = map if len(tasks) == 1 else self.executor.map  # another thread would only be waited for
         parts = list(run(lambda task: encode(task[0], how, self.name, self.memory), tasks))
         self.encoded += sum(part.size for part in parts)
@@ -125,11 +125,11 @@ class Encoder:
 
     def leaves(self, columns: Sequence[int]) -> list[int]:
         """Return the leaf columns of top-level columns."""
-        return [int(leaf) for n in columns for leaf in np.flatnonzero(self.form.tops == n)]
+        return [int(leaf) for n in columns for leaf in np.flatnonzero(self.footer_schema.tops == n)]
 
     def by_column(self, leaves: Sequence[int], sizes: Sequence[float]) -> Floats:
         """Return sizes of leaf columns summed by top-level column."""
-        tops = self.form.tops[list(leaves)]
+        tops = self.footer_schema.tops[list(leaves)]
         return np.bincount(tops, weights=sizes, minlength=len(self.types)).astype(np.float64)
 
     def taken(self, parts: Encoded) -> Floats:

@@ -10,37 +10,37 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.parquet.binary_views import without_views
-from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
 from pqcache.parquet.sizes import Floats, weigh
 
-_NEAR = 0.001  # of what there is room for: guesses are not that good
+_NEAR = 0.001  # of what there is space for: estimates are not that good
 
 
-class Pending:
-    """Rows that wait to be written: pieces in order, and what they weigh."""
+class RowQueue:
+    """Rows that wait to be written: batches in order, and what they weigh."""
 
-    def __init__(self, stream: Iterator[Piece]) -> None:
+    def __init__(self, stream: Iterator[RowBatch]) -> None:
         self.stream = stream
-        self.queue: deque[Piece] = deque()
+        self.batches: deque[RowBatch] = deque()
         self.total: Floats | float = 0.0
         self.rows = 0
         self.bytes = 0
         self.exhausted = False
 
     def _pull(self) -> bool:
-        piece = next(self.stream, None)
-        if piece is None:
+        batch = next(self.stream, None)
+        if batch is None:
             self.exhausted = True
             return False
-        if piece.table.num_rows:
-            self.queue.append(piece)
-            self.total = self.total + piece.weights
-            self.rows += piece.table.num_rows
-            self.bytes += piece.nbytes
+        if batch.table.num_rows:
+            self.batches.append(batch)
+            self.total = self.total + batch.weights
+            self.rows += batch.table.num_rows
+            self.bytes += batch.nbytes
         return True
 
     def fill(self, goal: float, k: Floats, max_rows: int, max_bytes: int) -> None:
-        """Take pieces in, one at least, until they are guessed to exceed ``goal``, or are too many to be held."""
+        """Take batches in, one at least, until they are estimated to exceed ``goal``, or are too many to be held."""
         while not self.exhausted and not self.full(max_rows, max_bytes):
             if self.rows and float(np.dot(k, self.total)) > goal:
                 return
@@ -52,38 +52,38 @@ class Pending:
 
     def weights(self, rows: int) -> Floats:
         """Return the weights of the first ``rows`` rows."""
-        result: Floats = np.zeros(len(self.queue[0].weights))
-        for piece in self.queue:
+        result: Floats = np.zeros(len(self.batches[0].weights))
+        for batch in self.batches:
             if rows <= 0:
                 break
-            whole = rows >= piece.table.num_rows
+            whole = rows >= batch.table.num_rows
             result = result + (
-                piece.weights if whole else weigh(piece.table.slice(0, rows), piece.ratios, piece.widths)
+                batch.weights if whole else weigh(batch.table.slice(0, rows), batch.ratios, batch.widths)
             )
-            rows -= piece.table.num_rows
+            rows -= batch.table.num_rows
         return result
 
     def cut(self, goal: float, k: Floats, max_rows: int, max_bytes: int) -> int:
-        """Return how many rows, one at least, are guessed to take at most ``goal`` bytes."""
+        """Return how many rows, one at least, are estimated to take at most ``goal`` bytes."""
         rows = held = 0
-        guess = 0.0
-        for piece in self.queue:
-            more = float(np.dot(k, piece.weights))
-            held += piece.nbytes
+        estimate = 0.0
+        for batch in self.batches:
+            more = float(np.dot(k, batch.weights))
+            held += batch.nbytes
             if rows and held > max_bytes:
                 break
-            if guess + more > goal:
-                rows += _fitting(piece, k, goal - guess)
+            if estimate + more > goal:
+                rows += _fitting(batch, k, goal - estimate)
                 break
-            guess += more
-            rows += piece.table.num_rows
+            estimate += more
+            rows += batch.table.num_rows
         return max(1, min(rows, max_rows))
 
-    def head(self, rows: int) -> pa.Table:
+    def first(self, rows: int) -> pa.Table:
         """Return the first ``rows`` rows."""
         parts = []
-        for piece in self.queue:
-            parts.append(piece.table.slice(0, rows))
+        for batch in self.batches:
+            parts.append(batch.table.slice(0, rows))
             rows -= parts[-1].num_rows
             if not rows:
                 break
@@ -92,62 +92,62 @@ class Pending:
             table = table.unify_dictionaries()  # a second dictionary would make the writer fall back to plain
         return table
 
-    def drop(self, rows: int) -> list[Piece]:
+    def take(self, rows: int) -> list[RowBatch]:
         """Take the first ``rows`` rows out, and return them."""
-        dropped: list[Piece] = []
+        taken: list[RowBatch] = []
         while rows:
-            piece = self.queue.popleft()
-            if piece.table.num_rows > rows:
+            batch = self.batches.popleft()
+            if batch.table.num_rows > rows:
                 for part, numbers in (
-                    (piece.table.slice(rows), piece.numbers[rows:]),
-                    (piece.table.slice(0, rows), piece.numbers[:rows]),
+                    (batch.table.slice(rows), batch.numbers[rows:]),
+                    (batch.table.slice(0, rows), batch.numbers[:rows]),
                 ):
-                    self.queue.appendleft(piece_of(part, piece.ratios, numbers, piece.done, piece.widths))
+                    self.batches.appendleft(row_batch(part, batch.ratios, numbers, batch.done, batch.widths))
                 continue
-            dropped.append(piece)
-            rows -= piece.table.num_rows
+            taken.append(batch)
+            rows -= batch.table.num_rows
         self._count()
-        return dropped
+        return taken
 
-    def back(self, pieces: Sequence[Piece]) -> None:
-        """Put what `drop` returned in front again."""
-        self.queue.extendleft(reversed(pieces))
+    def put_back(self, batches: Sequence[RowBatch]) -> None:
+        """Put what `take` returned in front again."""
+        self.batches.extendleft(reversed(batches))
         self._count()
 
     def _count(self) -> None:
-        self.rows = sum(piece.table.num_rows for piece in self.queue)
-        self.bytes = sum(piece.nbytes for piece in self.queue)
-        self.total = np.sum([piece.weights for piece in self.queue], axis=0) if self.queue else 0.0
+        self.rows = sum(batch.table.num_rows for batch in self.batches)
+        self.bytes = sum(batch.nbytes for batch in self.batches)
+        self.total = np.sum([batch.weights for batch in self.batches], axis=0) if self.batches else 0.0
 
     def ratios(self) -> Floats:
-        """Return the mean of the pieces' ratios."""
-        rows = [piece.table.num_rows for piece in self.queue]
-        result: Floats = np.average([piece.ratios for piece in self.queue], axis=0, weights=rows)
+        """Return the mean of the batches' ratios."""
+        rows = [batch.table.num_rows for batch in self.batches]
+        result: Floats = np.average([batch.ratios for batch in self.batches], axis=0, weights=rows)
         return result
 
-    def sample(self, size: float, slices: int) -> pa.Table:
+    def sample(self, size: float, places: int) -> pa.Table:
         """Return about ``size`` Arrow bytes in slices spread over all rows."""
         share = min(1.0, size / max(1, self.bytes))
-        rows = max(1, int(self.rows * share / slices))
-        step = self.rows / slices
+        rows = max(1, int(self.rows * share / places))
+        step = self.rows / places
         if rows >= step:
-            return without_views(self.head(self.rows))
-        whole = pa.concat_tables([piece.table for piece in self.queue])
-        table = without_views(pa.concat_tables([whole.slice(int(turn * step), rows) for turn in range(slices)]))
+            return without_views(self.first(self.rows))
+        whole = pa.concat_tables([batch.table for batch in self.batches])
+        table = without_views(pa.concat_tables([whole.slice(int(turn * step), rows) for turn in range(places)]))
         return table.unify_dictionaries().combine_chunks()
 
 
-def _fitting(piece: Piece, k: Floats, room: float) -> int:
-    """Return how many of a piece's first rows are guessed to take at most ``room`` bytes; not all of them do."""
-    low, high = 0, piece.table.num_rows  # low rows fit, high do not
-    below, above = 0.0, float(np.dot(k, piece.weights))
+def _fitting(batch: RowBatch, k: Floats, space: float) -> int:
+    """Return how many of a batch's first rows are estimated to take at most ``space`` bytes; not all of them do."""
+    low, high = 0, batch.table.num_rows  # low rows fit, high do not
+    below, above = 0.0, float(np.dot(k, batch.weights))
     halve = False
-    while high - low > 1 and above - below > _NEAR * room:
-        share = 0.5 if halve else (room - below) / (above - below)  # rows are about as large as one another
+    while high - low > 1 and above - below > _NEAR * space:
+        share = 0.5 if halve else (space - below) / (above - below)  # rows are about as large as one another
         middle = min(max(low + int((high - low) * share), low + 1), high - 1)
-        taken = float(np.dot(k, weigh(piece.table.slice(0, middle), piece.ratios, piece.widths)))
+        taken = float(np.dot(k, weigh(batch.table.slice(0, middle), batch.ratios, batch.widths)))
         halve = not halve and min(middle - low, high - middle) < (high - low) // 4
-        if taken <= room:
+        if taken <= space:
             low, below = middle, taken
         else:
             high, above = middle, taken

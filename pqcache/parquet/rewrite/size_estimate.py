@@ -1,4 +1,4 @@
-"""How many bytes rows will take on disk, before they are encoded: foreseen from a sample, then learned."""
+"""How many bytes rows will take on disk, before they are encoded: extrapolated from a sample, then learned."""
 
 from __future__ import annotations
 
@@ -11,66 +11,66 @@ import pyarrow as pa
 from pqcache.parquet.encodings import Encodings, Size, sizes
 from pqcache.parquet.sizes import Floats
 
-_FIRST_SPREAD = 0.1  # of a guess that follows from a sample
-_FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty by the first slice, at least and at most: the next one fills it
-_LATER_MARGIN, _MAX_LATER = 0.1, 0.3  # by a later slice, which costs little when it has to be done again
-_FIRST_WHOLE = 0.005
-_SURE, _UNSURE = 0.0005, 0.1  # margins of columns that are encoded in one piece: a tail fills what they leave
-_WEIGHTY = 0.1  # of a row group: what a slice must have for its ``k`` to be taken as it is
+_FIRST_SPREAD = 0.1  # of an estimate that follows from a sample
+_FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty by the first part, at least and at most: the next one fills it
+_LATER_MARGIN, _MAX_LATER = 0.1, 0.3  # by a later part, which costs little when it has to be done again
+_FIRST_DICTIONARY_SPREAD = 0.005
+_SURE, _UNSURE = 0.0005, 0.1  # margins of columns that are encoded in one chunk: rows that top up fill what they leave
+_WEIGHTY = 0.1  # of a row group: what a part must have for its ``k`` to be taken as it is
 _NOISE = 0.02  # what two row groups of one kind differ by
 _MAX_DICTIONARY = 1 << 20  # pyarrow's dictionary_pagesize_limit; past it, a column goes on plain
 
 
-class Guess:
+class SizeEstimate:
     """What is known of the bytes that rows will take: ``k`` by column, and how far to trust it.
 
-    Rows are guessed to take the sum over the columns of ``k * weight``.
+    Rows are estimated to take the sum over the columns of ``k * weight``.
     """
 
     def __init__(self, k: Floats) -> None:
         self.k = k
-        self.learned = False  # from a whole row group, not from a sample
-        self.spread = _FIRST_SPREAD  # how far off guesses were of late: of slices,
-        self.whole = _FIRST_WHOLE  # and of columns that are encoded in one piece
+        self.learned = False  # from a complete row group, not from a sample
+        self.spread = _FIRST_SPREAD  # how far off estimates were of late: of parts,
+        self.dictionary_spread = _FIRST_DICTIONARY_SPREAD  # and of columns that are encoded in one chunk
         self.unsteady = 0.0  # how far they were off, or would have been without a look at a sample of the rows
 
     def of(self, weights: Floats, columns: Sequence[int]) -> float:
-        """Return the bytes that ``columns`` of rows of these weights are guessed to take."""
+        """Return the bytes that ``columns`` of rows of these weights are estimated to take."""
         return float(np.dot(self.k[columns], weights[columns]))
 
     def margin(self, first: bool) -> float:
-        """Return the share of the room that is left empty beside a slice."""
+        """Return the share of the space that is left empty beside a part."""
         if first:
             return min(_MAX_FIRST, _FIRST_MARGIN + 4 * self.spread)
         return min(_MAX_LATER, max(_LATER_MARGIN, 2 * self.spread))
 
     @property
-    def whole_margin(self) -> float:
-        """The share that columns encoded in one piece may take more than guessed."""
-        return min(_UNSURE, max(_SURE, 1.5 * self.whole))
+    def dictionary_margin(self) -> float:
+        """The share that columns encoded in one chunk may take more than estimated."""
+        return min(_UNSURE, max(_SURE, 1.5 * self.dictionary_spread))
 
-    def learn_slice(self, weights: Floats, taken: Floats, columns: Sequence[int], share: float) -> None:
-        """Learn from a slice of ``columns`` that took ``share`` of a row group: the more, the larger it is."""
-        guessed, size = self.of(weights, columns), float(taken[columns].sum())
-        if guessed and size:
-            error = abs(size / guessed - 1)
+    def learn_part(self, weights: Floats, taken: Floats, columns: Sequence[int], share: float) -> None:
+        """Learn from a part of ``columns`` that took ``share`` of a row group: the more, the larger it is."""
+        estimated, size = self.of(weights, columns), float(taken[columns].sum())
+        if estimated and size:
+            error = abs(size / estimated - 1)
             part = min(1.0, share / _WEIGHTY)
             self.spread = max(part * error, (1 - 0.3 * part) * self.spread)
             self.unsteady = max(part * error, (1 - 0.2 * part) * self.unsteady)
             self.k[columns] += part * (self._found(weights, taken) - self.k)[columns]
 
     def look(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
-        """Guess ``columns`` anew from a sample of the rows that are next."""
-        guessed, size = self.of(weights, columns), float(taken[columns].sum())
-        if guessed and size:
-            self.unsteady = max(abs(size / guessed - 1), 0.9 * self.unsteady)
+        """Estimate ``columns`` anew from a sample of the rows that are next."""
+        estimated, size = self.of(weights, columns), float(taken[columns].sum())
+        if estimated and size:
+            self.unsteady = max(abs(size / estimated - 1), 0.9 * self.unsteady)
             self.k[columns] = self._found(weights, taken)[columns]
 
-    def learn_whole(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
-        """Learn from ``columns`` of a whole row group; half way only, where the guess was as good as right."""
-        guessed, size = self.of(weights, columns), float(taken[columns].sum())
-        if self.learned and guessed:
-            self.whole = max(min(_UNSURE, abs(size / guessed - 1)), 0.8 * self.whole)
+    def learn_dictionary(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
+        """Learn from ``columns`` of a complete row group; half way only, where the estimate was as good as right."""
+        estimated, size = self.of(weights, columns), float(taken[columns].sum())
+        if self.learned and estimated:
+            self.dictionary_spread = max(min(_UNSURE, abs(size / estimated - 1)), 0.8 * self.dictionary_spread)
         found = self._found(weights, taken)
         noise = np.abs(found - self.k) < _NOISE * found
         self.k[columns] = np.where(noise & self.learned, (self.k + found) / 2, found)[columns]
@@ -81,7 +81,7 @@ class Guess:
         return found
 
 
-def foreseen(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:
+def extrapolated(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:
     """Return how many rows like ``sample``'s fill ``limit`` bytes, and what each leaf column takes of them.
 
     A row group is a hundred times the sample, and columns do not grow in proportion: a dictionary is paid once,

@@ -1,6 +1,6 @@
-"""Source files of one partition directory as a stream of pieces, decoded ahead of their use.
+"""Source files of one partition directory as a stream of batches, decoded ahead of their use.
 
-Memory is bounded by the size of a piece, not by the sources' row groups: those are read in slices.
+Memory is bounded by the size of a batch, not by the sources' row groups: those are read some rows at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet import footer
 from pqcache.parquet.dense import changed, changes
-from pqcache.parquet.pages.long_values import Longs, Take
+from pqcache.parquet.pages.long_values import LongColumns, TakeRows
 from pqcache.parquet.schema_merge import conformed
 from pqcache.parquet.sizes import Floats, Widths, fixed_width, sizes_of, widths_of
 from pqcache.parquet.source_footer import SourceFooter, kinds, open_parquet
@@ -29,15 +29,15 @@ from pqcache.parquet.source_footer import SourceFooter, kinds, open_parquet
 Numbers = range | npt.NDArray[np.int64]
 
 _MAX_RATIO = 4.0
-_TINY = 8  # to a piece
+_TINY = 8  # to a batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class RowBatch:
     """Some rows of the source files, most often consecutive ones.
 
-    ``weights`` are the bytes that each top-level column is guessed to take on disk; ``numbers`` counts each row
-    through all source files; ``done`` is how many bytes of the sources are behind the reader after this piece.
+    ``weights`` are the bytes that each top-level column is estimated to take on disk; ``numbers`` counts each row
+    through all source files; ``done`` is how many bytes of the sources are behind the reader after this batch.
     """
 
     table: pa.Table
@@ -49,18 +49,18 @@ class Piece:
     widths: Widths
 
 
-def piece_of(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, widths: Widths | None = None) -> Piece:
-    """Return ``table`` as a piece, weighed."""
+def row_batch(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, widths: Widths | None = None) -> RowBatch:
+    """Return ``table`` as a batch, weighed."""
     widths = widths or widths_of(table.schema)
     sizes = sizes_of(table, widths)
     weights: Floats = sizes * ratios + table.num_rows / 8
-    return Piece(
+    return RowBatch(
         table=table, ratios=ratios, weights=weights, nbytes=int(sizes.sum()), numbers=numbers, done=done, widths=widths
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RowGroupSpan:
     """Row groups of a source that are read in one go.
 
     ``first`` is the number of their first row in the file, and ``before`` how many rows and bytes other files have
@@ -75,7 +75,7 @@ class Run:
     size: int
 
 
-def runs(sources: Sequence[SourceFooter], target: int) -> Iterator[Run]:
+def row_group_spans(sources: Sequence[SourceFooter], target: int) -> Iterator[RowGroupSpan]:
     """Yield all rows of ``sources`` in order: row groups one by one, or several that take ``target`` bytes decoded."""
     # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
     apart = {id(kind.schema) for kind in kinds(sources) if any(map(_nested_dictionary, kind.schema.types))}
@@ -83,27 +83,31 @@ def runs(sources: Sequence[SourceFooter], target: int) -> Iterator[Run]:
     for source in sources:
         together = 0 if id(source.schema) in apart else target
         first = 0
-        for groups, count, nbytes in _runs(source.metadata, together):
-            yield Run(source=source, groups=groups, first=first, before=(rows, size), rows=count, size=nbytes)
+        for groups, count, nbytes in _small_together(source.metadata, together):
+            yield RowGroupSpan(source=source, groups=groups, first=first, before=(rows, size), rows=count, size=nbytes)
             first += count
         rows += source.metadata.num_rows
         size += source.size
 
 
-def pieces(
-    some: Sequence[Run], schema: pa.Schema, target: int, stored: pa.Schema | None = None, longs: Longs | None = None
-) -> Iterator[Piece]:
-    """Yield the rows of ``some`` in order, under ``schema``, in pieces of about ``target`` Arrow bytes.
+def read_batches(
+    some: Sequence[RowGroupSpan],
+    schema: pa.Schema,
+    target: int,
+    stored: pa.Schema | None = None,
+    long_columns: LongColumns | None = None,
+) -> Iterator[RowBatch]:
+    """Yield the rows of ``some`` in order, under ``schema``, in batches of about ``target`` Arrow bytes.
 
     ``stored`` is the schema that they are relabelled with in the end, as for time stamps that are written as
-    plain numbers. Columns that are ``longs`` come as views.
+    plain numbers. Columns that are ``long_columns`` come as views.
 
     Raises:
         ParquetError: a file is damaged, or a value does not fit ``schema``; names the file.
     """
     widths, kind, rated = widths_of(stored or schema), None, False
-    decoded = schema if longs is None else longs.without(schema)
-    for source, own in itertools.groupby(some, lambda run: run.source):
+    decoded = schema if long_columns is None else long_columns.without(schema)
+    for source, spans in itertools.groupby(some, lambda span: span.source):
         name = str(source.path)
         if source.schema is not kind:  # else it is as the one before
             kind, rated = source.schema, False
@@ -111,49 +115,49 @@ def pieces(
             columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
             least = sum(fixed_width(field.type) for field in kind)
         with open_parquet(source.path, source.int96, source.metadata) as file:
-            for run in own:
-                # Tiny neighbours share their weights, as they will share a piece.
-                if not rated or run.size > target // _TINY:
-                    ratios, rated = _ratios(source, run.groups, columns, schema), True
-                batch = max(1, int(target / max(run.size / run.rows, least, 1 / 8)))
+            for span in spans:
+                # Tiny neighbours share their weights, as they will share a batch.
+                if not rated or span.size > target // _TINY:
+                    ratios, rated = _ratios(source, span.groups, columns, schema), True
+                rows_at_once = max(1, int(target / max(span.size / span.rows, least, 1 / 8)))
                 rows = 0
-                for table, views in _tables(file, run.groups, batch, source.path, longs):
-                    whole = conformed(changed(table, recast, name, run.first + rows), decoded, name)
+                for decoded_table, views in _tables(file, span.groups, rows_at_once, source.path, long_columns):
+                    table = conformed(changed(decoded_table, recast, name, span.first + rows), decoded, name)
                     if stored is not None:
-                        whole = whole.cast(stored)
+                        table = table.cast(stored)
                     for column, rows_of in views.items():
                         field = schema.field(column).with_type(rows_of.type)
-                        whole = whole.add_column(schema.get_field_index(column), field, rows_of)
-                    number = run.before[0] + run.first + rows
-                    rows += whole.num_rows
-                    done = run.before[1] + source.size * (run.first + rows) // max(1, source.metadata.num_rows)
-                    yield piece_of(whole, ratios, range(number, number + whole.num_rows), done, widths)
-                if rows != run.rows:
+                        table = table.add_column(schema.get_field_index(column), field, rows_of)
+                    number = span.before[0] + span.first + rows
+                    rows += table.num_rows
+                    done = span.before[1] + source.size * (span.first + rows) // max(1, source.metadata.num_rows)
+                    yield row_batch(table, ratios, range(number, number + table.num_rows), done, widths)
+                if rows != span.rows:
                     raise ParquetError(
                         name,
-                        f"row groups {run.groups[0]} to {run.groups[-1]} hold {rows:,} rows, and {run.rows:,} in "
+                        f"row groups {span.groups[0]} to {span.groups[-1]} hold {rows:,} rows, and {span.rows:,} in "
                         "the footer",
                         "fetch the file again",
                     )
 
 
-def _runs(metadata: pq.FileMetaData, target: int) -> Iterator[tuple[list[int], int, int]]:
+def _small_together(metadata: pq.FileMetaData, target: int) -> Iterator[tuple[list[int], int, int]]:
     """Yield the row groups to be read in one go, one or several small ones, with their rows and their bytes."""
-    run: list[int] = []
+    groups: list[int] = []
     rows = size = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         count, nbytes = group.num_rows, max(0, group.total_byte_size)
         if count == 0:
             continue
-        if run and size + nbytes > target:
-            yield run, rows, size
-            run, rows, size = [], 0, 0
-        run.append(number)
+        if groups and size + nbytes > target:
+            yield groups, rows, size
+            groups, rows, size = [], 0, 0
+        groups.append(number)
         rows += count
         size += nbytes
-    if run:
-        yield run, rows, size
+    if groups:
+        yield groups, rows, size
 
 
 def _nested_dictionary(kind: pa.DataType) -> bool:
@@ -164,30 +168,34 @@ def _nested_dictionary(kind: pa.DataType) -> bool:
 
 
 def _tables(
-    file: pq.ParquetFile, groups: list[int], rows: int, path: Path, longs: Longs | None
+    file: pq.ParquetFile, groups: list[int], rows: int, path: Path, long_columns: LongColumns | None
 ) -> Iterator[tuple[pa.Table, dict[str, pa.ChunkedArray]]]:
-    """Yield the rows of some row groups, ``rows`` at a time, those columns apart that are ``longs``."""
+    """Yield the rows of some row groups, ``rows`` at a time, the ``long_columns`` separately."""
 
     def decoded(group: int, name: str) -> Iterator[pa.Array]:
-        with open_parquet(path, metadata=file.metadata) as own:
-            for batch in own.iter_batches(batch_size=rows, row_groups=[group], columns=[name], use_threads=False):
-                yield batch.column(0)
+        with open_parquet(path, metadata=file.metadata) as spans:
+            for record_batch in spans.iter_batches(
+                batch_size=rows, row_groups=[group], columns=[name], use_threads=False
+            ):
+                yield record_batch.column(0)
 
     try:
         with ExitStack() as stack:
-            columns, take = None, dict[str, Take]()
-            if longs is not None:
+            columns, take = None, dict[str, TakeRows]()
+            if long_columns is not None:
                 descriptor = os.open(path, os.O_RDONLY)
                 stack.callback(os.close, descriptor)
-                take = longs.takers(file, descriptor, groups, decoded)
+                take = long_columns.takers(file, descriptor, groups, decoded)
                 columns = [name for name in file.schema_arrow.names if name not in take]
-            # One thread decodes while another encodes: threads per column as well cost a quarter more CPU time.
-            for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=columns, use_threads=False):
-                views = {name: some(batch.num_rows) for name, some in take.items()}
+            # One thread decodes while another encodes: threads per column as well would cost CPU time.
+            for record_batch in file.iter_batches(
+                batch_size=rows, row_groups=groups, columns=columns, use_threads=False
+            ):
+                views = {name: some(record_batch.num_rows) for name, some in take.items()}
                 for name, column in views.items():
-                    if len(column) != batch.num_rows:
+                    if len(column) != record_batch.num_rows:
                         raise ParquetError(path, f"column {name} has fewer rows than others", "fetch the file again")
-                yield pa.Table.from_batches([batch]), views
+                yield pa.Table.from_batches([record_batch]), views
             for name, some in take.items():
                 if len(some(1)):
                     raise ParquetError(path, f"column {name} has more rows than others", "fetch the file again")

@@ -1,4 +1,4 @@
-"""How the columns and rows of a slice are dealt to threads that encode them.
+"""How the columns and rows of a part of a row group are divided among the threads that encode them.
 
 What a column chunk's bytes are depends on how its rows are cut, so nothing here depends on the machine.
 """
@@ -21,7 +21,7 @@ _WORTH_A_THREAD, _WORTH_HALVES = 1 << 20, 1 << 20  # Arrow bytes
 _UNEVEN = 0.6  # of what the larger share of the columns takes
 
 
-def dealt(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) -> list[tuple[pa.Table, list[int]]]:
+def split_work(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) -> list[tuple[pa.Table, list[int]]]:
     """Return parts of ``table`` that take about as long to encode as one another, and which columns each has.
 
     Parts have different columns, or, where one column takes nearly all the time and ``halves`` allows it, are the first
@@ -32,7 +32,7 @@ def dealt(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) ->
         for name, column in zip(table.schema.names, table.columns, strict=True)
     ]
     costs = np.where(direct, 0, sizes)
-    nbytes = 0  # a column in many pieces takes long to count: only so far as it matters
+    nbytes = 0  # a column in many chunks takes long to count: only so far as it matters
     for column, done in zip(table.columns, direct, strict=True):
         if not done and nbytes <= _WORTH_HALVES:
             nbytes += bytes_in(column)
@@ -45,7 +45,7 @@ def dealt(table: pa.Table, sizes: Floats, encodings: Encodings, halves: bool) ->
 
 
 def _shares(sizes: Floats, number: int) -> list[list[int]]:
-    """Return columns dealt into at most ``number`` shares that are about as large as one another."""
+    """Return columns divided into at most ``number`` shares that are about as large as one another."""
     shares: list[list[int]] = [[] for _ in range(number)]
     totals = [0.0] * number
     for column in np.argsort(-sizes):

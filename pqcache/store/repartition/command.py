@@ -20,7 +20,7 @@ from pqcache.store.repartition.to_target import Places, RepartitionReport, repar
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import Job, build_snapshot
 from pqcache.store.sync.command import JOBS, finish, make_report
-from pqcache.store.sync.plan import Recipe, fetch_of, plan_repartition
+from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.subset import Subset
 from pqcache.store.sync.table_schema import table_in
 from pqcache.store.urls import redact
@@ -170,7 +170,7 @@ def _repartition_cache(
             config = replace(config, dense=wanted.resolved([current.path / entry.path for entry in before.files]))
         how = config.rewrite()
         assert how is not None
-        fetched = fetch_of(before.files[0].recipe) if before.files else ""
+        fetched = recipe_of(before.files[0].recipe).fetch if before.files else ""
         recipe = Recipe(fetched, how.recipe)
         table = None if _is_done(current, before, recipe) else table_in(current.path, before.files, how.keep_int96)
         plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError, disk_errors
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.rewrite import KnownOfSources, rewrite_directory
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store.drivers.base import Source, Staged, Target
 from pqcache.store.drivers.registry import open_source, open_target
@@ -179,8 +179,7 @@ def do_job(
                     out,
                     job.how,
                     lambda amount: on_event(Advanced("rewrite", amount)),
-                    schema,
-                    int96=job.int96,
+                    KnownOfSources(schema=schema, int96=job.int96),
                     cached=target.scratch is None,  # it is sent from here
                 )
             if paths[0].parent.parent.parent != own:

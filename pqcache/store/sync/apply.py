@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warned
-from pqcache.parquet.rewrite.options import RewriteOptions, made_alike, shuffle_of
+from pqcache.parquet.rewrite.options import RewriteOptions, differ_in_size_only, shuffle_of
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.drivers.base import Source
@@ -26,7 +26,7 @@ from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.sync.download import Copied
 from pqcache.store.sync.download_pool import Bringer, brought, pool
-from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition
+from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition, recipe_of
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.subset import Subset
 from pqcache.store.sync.table_schema import Kinds, Table, table_in, table_like
@@ -292,16 +292,16 @@ def _rewrite_files(
 
     Return the checksums of what was written, by name.
     """
-    from pqcache.parquet.rewrite.rewrite import (
-        rewrite_directory,  # a tenth of a second that a plain sync need not wait for
-    )
+    # a plain sync need not import this
+    from pqcache.parquet.rewrite.rewrite import KnownOfSources, rewrite_directory
 
     assert job.rewrite is not None
     how, table = job.rewrite, job.table
     if table is not None and how.dense is None:
         how = replace(how, dense=table.dense)
-    made = [made_alike(recipe, job.plan.recipe.text) for recipe in recipes]
-    before = shuffle_of(recipes[0])  # the plan sees to it that all have been shuffled at once, or none
+    made_by = [recipe_of(recipe).rewrite for recipe in recipes]
+    made = [differ_in_size_only(rewrite, job.plan.recipe.rewrite) for rewrite in made_by]
+    before = shuffle_of(made_by[0])  # the plan sees to it that all have been shuffled at once, or none
     if how.shuffle is not None and before == how.shuffle:
         how = replace(how, shuffle=None)  # they are in this seed's order
     inputs = run / f"{target.name}.in"
@@ -319,7 +319,8 @@ def _rewrite_files(
     try:
         paths = [inputs / name for name, _ in files]
         schema, int96 = (None, None) if table is None else (table.schema, table.int96)
-        result = rewrite_directory(paths, unfinished, how, progress, schema, made, int96, before)
+        known = KnownOfSources(schema=schema, made_alike=made, int96=int96, shuffled_with=before)
+        result = rewrite_directory(paths, unfinished, how, progress, known)
     except ParquetError as error:
         raise error.renamed(inputs, place) from error
     for warning in result.warnings:

@@ -271,7 +271,12 @@ def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) 
 
 def _footer(source: Source, file: SourceFile, part: Path, tail: bytes = b"") -> tuple[pq.FileMetaData, pa.Schema]:
     """Return the footer and the Arrow schema of a copy, of which ``tail`` is the end."""
-    from pqcache.parquet.row_group_stats import end_of, footer_in
+    from pqcache.parquet.footer import read_local_tail
+    from pqcache.parquet.row_group_stats import footer_in
 
-    whole = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
-    return footer_in(tail if whole else end_of(part), file_url(source, file.path))
+    complete = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
+    url = file_url(source, file.path)
+    try:
+        return footer_in(tail if complete else read_local_tail(part).data, url)
+    except ParquetError as error:
+        raise error.renamed(part, url) from error

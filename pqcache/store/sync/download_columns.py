@@ -25,14 +25,13 @@ from pqcache.filters.sql import parse_condition
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.footer import MAGIC
 from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
-from pqcache.parquet.rewrite.file_writer import told
-from pqcache.parquet.row_group_stats import columns_table, footer_in, not_parquet, row_group_columns
+from pqcache.parquet.rewrite.file_writer import write_errors
+from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.filter_rows import condition_schema, write_matching
 
-_TAIL = 64 << 10  # most footers fit
 _GAP = 64 << 10  # bytes that are cheaper to read and throw away than to ask around
 
 
@@ -118,7 +117,7 @@ def fetch_projected(
     fetched = wanted if every else [a or name in used for a, name in zip(wanted, end.columns, strict=True)]
     projection = project(end.fields, fetched, groups, end.limit, end.name)
     part = target.with_name(f"{target.name}.{_key(end, projection)}")
-    with told(target):
+    with write_errors(target):
         _copy(projection, part, end, read)
         if every:
             os.replace(part, target)
@@ -128,7 +127,7 @@ def fetch_projected(
         whole = part.with_name(f"{part.name}.rows")
         flags = outcomes.every[groups].tolist()
         write_matching(part, whole, keep, where, partitions, flags, stopped, end.name)
-        with told(target):
+        with write_errors(target):
             os.replace(whole, target)
             part.unlink()
 
@@ -138,25 +137,13 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
 
     What is no Parquet raises ParquetError.
     """
-    start = max(0, size - _TAIL)
-    tail = b"".join(read(start, size - start))
-    if tail[-4:] == b"PARE":
-        raise ParquetError(name, "the footer is encrypted, which cannot be read", "decrypt it first")
-    if size < 12 or tail[-4:] != MAGIC:
-        raise not_parquet(name, ValueError("no PAR1 at its end"))
-    length = int.from_bytes(tail[-8:-4], "little")
-    limit = size - 8 - length
-    if limit < len(MAGIC):
-        raise not_parquet(name, ValueError(f"a footer of {length:,} bytes in a file of {size:,}"))
-    if limit < start:
-        tail = b"".join(read(limit, start - limit)) + tail
-        start = limit
-    fields = thrift.decode(tail[limit - start : -8], name)
+    tail = footer.read_tail(lambda offset, length: b"".join(read(offset, length)), size, name)
+    fields = thrift.decode(tail.footer, name)
     if 8 in fields:
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first")
     schema = footer.schema_of(fields, name)
     columns = [schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name)]
-    return End(name=name, tail=tail, start=start, limit=limit, fields=fields, columns=tuple(columns))
+    return End(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=tuple(columns))
 
 
 def prune(end: End, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]) -> Outcomes:

@@ -21,9 +21,16 @@ from pqcache.filters.sql import parse_condition
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.projection import keyvalues_of, project
-from pqcache.parquet.rewrite.concat_chunks import alone, encode
+from pqcache.parquet.rewrite.concat_chunks import as_row_group, encode
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
-from pqcache.parquet.rewrite.file_writer import Form, Layout, RowGroupFile, form_of, told, widened
+from pqcache.parquet.rewrite.file_writer import (
+    FooterSchema,
+    OutputSchema,
+    RowGroupFile,
+    footer_schema_of,
+    widened,
+    write_errors,
+)
 from pqcache.parquet.schema_merge import conformed, working
 from pqcache.parquet.source_footer import SourceFooter, open_parquet, sources_of
 
@@ -70,7 +77,7 @@ def write_matching(
     condition = parse_condition(where, condition_schema(opened.schema, partitions))
     used = [column for column in condition_columns(condition) if column not in partitions]
     expression = expression_of(condition, partitions)
-    with told(target):
+    with write_errors(target):
         target.unlink(missing_ok=True)
     disk = ThreadPoolExecutor(WRITERS, thread_name_prefix="pqcache-disk")
     output = _output_of(opened, target, wanted, disk, name)
@@ -109,8 +116,8 @@ class _Output:
     positions: list[int]
     fields: thrift.Struct
     limit: int
-    layout: Layout
-    form: Form
+    output_schema: OutputSchema
+    footer_schema: FooterSchema
     file: RowGroupFile
     as_integer: bool
     copies: bool
@@ -125,7 +132,9 @@ class _Output:
         if not table.num_rows:
             return
         if self.encodings is None:
-            self.encodings = _encodings_of(self.source, group, self.wanted, self.form, self.as_integer, self.name)
+            self.encodings = _encodings_of(
+                self.source, group, self.wanted, self.footer_schema, self.as_integer, self.name
+            )
         self.waiting.append(table)
         self.size += table.nbytes
         if self.size >= _ROW_GROUP:
@@ -143,14 +152,14 @@ class _Output:
                     size = len(values.chunk(0).dictionary)
                     self.dictionaries[column] = max(self.dictionaries.get(column, 0), size)
         assert self.encodings is not None
-        self.file.append(alone(encode(table, self.encodings, self.name)))
+        self.file.append(as_row_group(encode(table, self.encodings, self.name)))
         self.waiting, self.size = [], 0
 
     def copy(self, group: int) -> None:
         """Append a row group of the source as it is."""
         at, number = self.file.position, len(self.file.groups)
         found = project(self.fields, self.wanted, [group], self.limit, self.name, at, number)
-        with told(self.file.path), self.source.path.open("rb") as pages:
+        with write_errors(self.file.path), self.source.path.open("rb") as pages:
             out = self.file.open()
             for span in found.spans:
                 pages.seek(span.offset)
@@ -168,11 +177,11 @@ class _Output:
         """Write the footer and bring everything to disk."""
         if self.template is not None:
             self.file.template = self.template
-        self.file.finish(widened(self.layout, self.dictionaries).keyvalues)
+        self.file.finish(widened(self.output_schema, self.dictionaries).keyvalues)
 
 
 def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
-    data = footer.read_footer(opened.path)
+    data = footer.read_local_tail(opened.path).footer
     fields = thrift.decode(data, name)
     limit = opened.size - 8 - len(data)
     empty = project(fields, wanted, [], limit, name).fields
@@ -180,12 +189,12 @@ def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk:
     keyvalues = keyvalues_of(empty)
     positions = [number for number, keep in enumerate(wanted) if keep]
     declared = pa.schema([opened.schema.field(number) for number in positions], metadata=opened.schema.metadata)
-    layout = Layout(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
+    output_schema = OutputSchema(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
     leaves = [opened.metadata.schema.column(leaf) for leaf in _leaves(opened, wanted, name)]
     as_integer = any(
         leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in leaves
     )
-    form = form_of(layout, Encodings(decimal_as_integer=as_integer))
+    footer_schema = footer_schema_of(output_schema, Encodings(decimal_as_integer=as_integer))
     return _Output(
         source=opened,
         name=name,
@@ -193,11 +202,11 @@ def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk:
         positions=positions,
         fields=fields,
         limit=limit,
-        layout=layout,
-        form=form,
-        file=RowGroupFile(path=target, form=form, disk=disk, cached=True),
+        output_schema=output_schema,
+        footer_schema=footer_schema,
+        file=RowGroupFile(path=target, footer_schema=footer_schema, disk=disk, cached=True),
         as_integer=as_integer,
-        copies=form.schema == elements,
+        copies=footer_schema.schema == elements,
     )
 
 
@@ -208,10 +217,10 @@ def _leaves(source: SourceFooter, wanted: Sequence[bool], name: str) -> list[int
 
 
 def _encodings_of(
-    source: SourceFooter, group: int, wanted: Sequence[bool], form: Form, as_integer: bool, name: str
+    source: SourceFooter, group: int, wanted: Sequence[bool], footer_schema: FooterSchema, as_integer: bool, name: str
 ) -> Encodings:
     """Return the settings that a row group of the source was written with."""
-    written = footer.leaves_of(footer.schema_of(form.template, name), name)
+    written = footer.leaves_of(footer.schema_of(footer_schema.template, name), name)
     paths = [".".join(part.decode("utf-8", "replace") for part in leaf.path) for leaf in written]
     metadata = source.metadata.row_group(group)
     chunks = dict(zip(paths, map(metadata.column, _leaves(source, wanted, name)), strict=True))

@@ -5,11 +5,13 @@ A plan is a plain value: ``--dry-run`` shows the same one that a real run applie
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import groupby
 
-from pqcache.parquet.rewrite.options import shuffle_of
+from pqcache.parquet.rewrite.options import canonical_json, shuffle_of
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
 
@@ -18,24 +20,27 @@ from pqcache.store.manifest import FileEntry, SourceFile
 class Recipe:
     """How a snapshot's files are made from the source's: what is fetched of each, and how they are rewritten.
 
-    Both are texts that compare; empty means all of it, and as it is.
+    Both are canonical JSON objects, so that equal texts mean the same; empty means all of it, and as it is.
     """
 
     fetch: str = ""
     rewrite: str = ""
 
-    @property
+    @cached_property
     def text(self) -> str:
-        """The recipe as an entry remembers it; empty for a plain copy."""
-        return f"{self.fetch}|{self.rewrite}" if self.fetch or self.rewrite else ""
+        """The recipe as an entry remembers it, as canonical JSON; empty for a plain copy."""
+        parts = {name: json.loads(part) for name, part in (("fetch", self.fetch), ("rewrite", self.rewrite)) if part}
+        return canonical_json(parts) if parts else ""
 
 
 PLAIN = Recipe()
 
 
-def fetch_of(recipe: str) -> str:
-    """Return what was fetched, of an entry's recipe: a condition may hold ``|``, how it was rewritten may not."""
-    return recipe.rpartition("|")[0]
+@lru_cache(maxsize=64)
+def recipe_of(text: str) -> Recipe:
+    """Return the recipe that an entry remembers as ``text``, see `Recipe.text`."""
+    parts = json.loads(text or "{}")
+    return Recipe(*(canonical_json(parts[name]) if name in parts else "" for name in ("fetch", "rewrite")))
 
 
 @dataclass(frozen=True)
@@ -175,10 +180,10 @@ def _plan_directory(
     complete = whole and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
     if complete and all(entry.recipe == recipe.text and entry.path not in others for entry in entries):
         return DirectoryPlan(directory, keep=tuple(entries))
-    fetched = [entry for entry in entries if fetch_of(entry.recipe) == recipe.fetch]
-    seed = shuffle_of(recipe.text)
-    ordered = [entry for entry in fetched if shuffle_of(entry.recipe) is None]
-    seeds = {shuffle_of(entry.recipe) for entry in fetched}
+    fetched = [entry for entry in entries if recipe_of(entry.recipe).fetch == recipe.fetch]
+    seed = shuffle_of(recipe.rewrite)
+    ordered = [entry for entry in fetched if shuffle_of(recipe_of(entry.recipe).rewrite) is None]
+    seeds = {shuffle_of(recipe_of(entry.recipe).rewrite) for entry in fetched}
     if len(ordered) < len(fetched) and not (complete and seed is not None and len(seeds) == 1):
         fetched = ordered  # the order of rows that were shuffled among others is lost
     usable = _single_source(fetched, damaged)

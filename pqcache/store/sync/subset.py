@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import ParquetError, UsageError
+from pqcache.parquet.rewrite.options import canonical_json
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent, partition_table
 from pqcache.store.manifest import SourceFile
@@ -36,9 +37,11 @@ class Subset:
 
     @property
     def recipe(self) -> str:
-        """The text by which a file remembers what was taken of it; empty for all."""
-        parts = [] if self.columns is None else [f"columns={','.join(sorted(self.columns))}"]
-        return " ".join([*parts, *([] if self.where is None else [f"where={self.where}"])])
+        """What was taken of a file, as canonical JSON; empty for all of it."""
+        values: dict[str, Any] = {} if self.columns is None else {"columns": sorted(self.columns)}
+        if self.where is not None:
+            values["where"] = self.where
+        return canonical_json(values) if values else ""
 
 
 def select(

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.binary_views import bytes_in, stretches, without_views
-from pqcache.parquet.pages.long_values import Longs, longs_of
+from pqcache.parquet.binary_views import bytes_in, page_spans, without_views
+from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.pages.page_reader import ByteArrays, Reader
 from pqcache.parquet.pages.write_binary import pages_of
 from pqcache.parquet.rewrite import source_reader
@@ -87,22 +87,26 @@ def source(path: Path, rows: list[bytes | None], **options: Any) -> Path:
     return path
 
 
-def pieces_of(path: Path, longs: bool = True) -> list[source_reader.Piece]:
+def batches_of(path: Path, long_columns: bool = True) -> list[source_reader.RowBatch]:
     opened = sources_of([path])
-    found = longs_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if longs else None
-    assert (found is not None) == longs
-    return list(source_reader.pieces(list(source_reader.runs(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found))
+    found = long_columns_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if long_columns else None
+    assert (found is not None) == long_columns
+    return list(
+        source_reader.read_batches(
+            list(source_reader.row_group_spans(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found
+        )
+    )
 
 
 @pytest.mark.parametrize("dictionary", [False, True])
 def test_pages_are_not_copied_into_arrays(tmp_path: Path, dictionary: bool) -> None:
     rows: list[bytes | None] = [bytes([i]) * 3000 for i in range(100)]
     path = source(tmp_path / "t.parquet", rows, use_dictionary=dictionary)
-    table = pa.concat_tables([piece.table for piece in pieces_of(path)])
+    table = pa.concat_tables([batch.table for batch in batches_of(path)])
     assert table.schema.types == [pa.int64(), pa.binary_view()]
     assert without_views(table)["long"].to_pylist() == rows
     assert bytes_in(table["long"]) == 300_000
-    assert all(stretches(chunk) is not None for chunk in table["long"].chunks)
+    assert all(page_spans(chunk) is not None for chunk in table["long"].chunks)
     ours = pages_of(table.schema.field(1), table["long"])
     plain = pa.table({"long": pa.array(rows, pa.binary())})
     theirs = pages_of(plain.schema.field(0), plain["long"])
@@ -115,7 +119,7 @@ def test_from_a_null_on_pyarrow_reads(tmp_path: Path, row: int) -> None:
     rows: list[bytes | None] = [bytes([i]) * 3000 for i in range(100)]
     rows[row] = None
     path = source(tmp_path / "t.parquet", rows)
-    table = pa.concat_tables([piece.table for piece in pieces_of(path)])
+    table = pa.concat_tables([batch.table for batch in batches_of(path)])
     assert without_views(table)["long"].to_pylist() == rows
     assert table["id"].to_pylist() == list(range(100))
 
@@ -129,7 +133,7 @@ def test_damage_is_found_by_checksum(tmp_path: Path, place: float) -> None:
     whole[chunk.data_page_offset + int(place * chunk.total_compressed_size)] ^= 1
     path.write_bytes(whole)
     with pytest.raises(ParquetError, match=r"t\.parquet"):
-        pieces_of(path)
+        batches_of(path)
 
 
 def test_an_empty_page_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,28 +153,30 @@ def test_an_empty_page_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_pyarrow_decodes_is_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[bytes | None] = [None, *(bytes([i]) * 300_000 for i in range(40))]
     path = source(tmp_path / "t.parquet", rows)
-    sizes = [len(piece.table) for piece in pieces_of(path)]
+    sizes = [len(batch.table) for batch in batches_of(path)]
     assert max(sizes) < 8
-    found = without_views(pa.concat_tables([piece.table for piece in pieces_of(path)]))
+    found = without_views(pa.concat_tables([batch.table for batch in batches_of(path)]))
     assert found["long"].to_pylist() == rows
 
 
 def test_rows_that_pages_lack_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = source(tmp_path / "t.parquet", [bytes([i]) * 3000 for i in range(100)])
-    monkeypatch.setattr(Longs, "takers", lambda *_: {"long": lambda count: pa.chunked_array([], pa.binary_view())})
+    monkeypatch.setattr(
+        LongColumns, "takers", lambda *_: {"long": lambda count: pa.chunked_array([], pa.binary_view())}
+    )
     with pytest.raises(ParquetError, match="fewer rows"):
-        pieces_of(path)
+        batches_of(path)
     views = pa.chunked_array([pa.array([b"x"]).cast(pa.binary_view())])
-    monkeypatch.setattr(Longs, "takers", lambda *_: {"long": lambda n: pa.chunked_array([views.chunk(0)] * n)})
+    monkeypatch.setattr(LongColumns, "takers", lambda *_: {"long": lambda n: pa.chunked_array([views.chunk(0)] * n)})
     with pytest.raises(ParquetError, match="more rows"):
-        pieces_of(path)
+        batches_of(path)
 
 
 def test_stretches_are_only_what_has_its_length_before_it() -> None:
     rows = [b"x" * 20, b"y" * 30]
     views = pa.array(rows, pa.binary()).cast(pa.binary_view())
-    assert stretches(views) is None
-    assert stretches(pa.array([b"short"], pa.binary()).cast(pa.binary_view())) is None
+    assert page_spans(views) is None
+    assert page_spans(pa.array([b"short"], pa.binary()).cast(pa.binary_view())) is None
 
 
 @pytest.mark.parametrize(
@@ -187,5 +193,5 @@ def test_what_is_not_read_as_views(tmp_path: Path, names: list[str], types: list
     pq.write_table(pa.table(dict(zip(names, columns, strict=True))), tmp_path / "t.parquet")
     metadata = pq.read_metadata(tmp_path / "t.parquet")
     schema = pq.read_schema(tmp_path / "t.parquet")
-    assert longs_of([(metadata, schema)], schema) is None
+    assert long_columns_of([(metadata, schema)], schema) is None
     assert Reader(Pool(), checked=True).checked

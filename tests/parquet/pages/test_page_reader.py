@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet import footer, thrift
+from pqcache.parquet.codecs import CODECS
+from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
-from pqcache.parquet.pages.page_format import unpacked
-from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
+from pqcache.parquet.pages.page_reader import Reader
 from pqcache.system.buffer_pool import Arena, Pool
 
 KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
-CODECS = ["none", "snappy", "lz4", "zstd", "gzip", "brotli"]
 
 
-def opened(path: Path) -> tuple[pq.FileMetaData, Leaf | None]:
+def opened(path: Path) -> tuple[pq.FileMetaData, LeafColumn | None]:
     file = pq.ParquetFile(path)
     return file.metadata, leaf_of(file.metadata, file.schema_arrow.names[0], file.schema_arrow.field(0).type)
 
@@ -77,7 +77,7 @@ def test_lists_of_one_length_are_what_pyarrow_reads(
         table,
         path,
         row_group_size=data.draw(st.integers(1, 300)),
-        compression=data.draw(st.sampled_from(CODECS)),
+        compression=data.draw(st.sampled_from(list(CODECS))),
         data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
         data_page_size=data.draw(st.sampled_from([1, 100, 1 << 20])),
         write_batch_size=data.draw(st.sampled_from([1, 7, 1024])),
@@ -126,6 +126,17 @@ def test_other_lists_are_left_to_pyarrow(tmp_path: Path, rows: list[Any], dictio
         pa.table({"t": pa.array(rows, pa.list_(pa.int32()))}), tmp_path / "t.parquet", use_dictionary=dictionary
     )
     assert read(tmp_path / "t.parquet", 2) is None
+
+
+def test_a_column_that_is_left_to_pyarrow_is_logged_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"t": pa.array([[1, 2], [3, None]], pa.list_(pa.int32()))}), path)
+    with caplog.at_level("DEBUG", "pqcache.parquet"):
+        assert read(path, 2) is None
+    assert "column t.list.element: pyarrow decodes the chunk at byte" in caplog.text
+    assert "nulls, or lists of other lengths" in caplog.text
 
 
 def test_nulls_of_later_pages_are_seen(tmp_path: Path) -> None:
@@ -192,7 +203,7 @@ def test_long_rows_are_what_pyarrow_reads(
         path,
         use_dictionary=data.draw(st.booleans()),
         dictionary_pagesize_limit=data.draw(st.sampled_from([300, 5000, 1 << 20])),  # from there on plain
-        compression=data.draw(st.sampled_from(CODECS)),
+        compression=data.draw(st.sampled_from(list(CODECS))),
         data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
         data_page_size=data.draw(st.sampled_from([1, 1000, 1 << 20])),
         write_batch_size=data.draw(st.sampled_from([1, 7, 1024])),
@@ -270,7 +281,7 @@ def test_damage_is_never_an_exception(
             assert values is None or len(values) == 600
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", list(CODECS))
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_pages_that_come_out_shorter_are_not_read(tmp_path: Path, codec: str, version: str) -> None:
     """Damage inside compressed data often makes fewer bytes of it, so that all values move."""
@@ -304,28 +315,6 @@ def test_a_file_that_ends_early_is_left_to_pyarrow(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
     with path.open("rb") as file:
         assert Reader(Pool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3) is None
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 40)), max_size=8), st.integers(0, 500))
-def test_levels_are_unpacked(runs: list[tuple[bool, int, int]], count: int) -> None:
-    """Runs and packed bits, of two bits a level, written as Encodings.md has it."""
-    data, wanted = b"", []
-    for packed, level, size in runs:
-        if packed:
-            levels = [(level + n) % 4 for n in range(8 * size)]
-            bits = sum(one << (2 * n) for n, one in enumerate(levels))
-            data += _varint(size << 1 | 1) + bits.to_bytes(2 * size, "little")
-            wanted += levels
-        else:
-            data += _varint(size << 1) + bytes([level])
-            wanted += [level] * size
-    assert unpacked(data, 2, count).tolist() == wanted[:count]
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    thrift.put_varint(out, number)
-    return bytes(out)
 
 
 def test_checksums_of_pages_do_not_matter_here(tmp_path: Path) -> None:

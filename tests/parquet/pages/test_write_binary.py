@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages import write_binary
-from pqcache.parquet.rewrite.concat_chunks import encode, stitched
-from pqcache.parquet.rewrite.file_writer import Layout, RowGroupFile, form_of
+from pqcache.parquet.rewrite.concat_chunks import concatenated, encode
+from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 
@@ -28,11 +28,11 @@ def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> Non
     """Write slices of a row group as `RowGroupFile` has them from the writer."""
     schema = tables[0].schema
     parts = [encode(table, how, "x") for table in tables]
-    form = form_of(Layout(working=schema, declared=schema, elements=None, keyvalues={}), how)
-    chunks = [[part.chunks[leaf] for part in parts] for leaf in range(len(form.paths))]
+    footer_schema = footer_schema_of(OutputSchema(working=schema, declared=schema, elements=None, keyvalues={}), how)
+    chunks = [[part.chunks[leaf] for part in parts] for leaf in range(len(footer_schema.paths))]
     with ThreadPoolExecutor(2) as disk:
-        file = RowGroupFile(path=path, form=form, disk=disk)
-        file.append(stitched([[part.rows for part in parts]] * len(chunks), chunks, form.orders))
+        file = RowGroupFile(path=path, footer_schema=footer_schema, disk=disk)
+        file.append(concatenated([[part.rows for part in parts]] * len(chunks), chunks, footer_schema.orders))
         file.finish({})
 
 

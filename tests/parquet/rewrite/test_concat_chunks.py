@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.rewrite.concat_chunks import encode, stitched
-from pqcache.parquet.rewrite.file_writer import Layout, RowGroupFile, form_of
+from pqcache.parquet.rewrite.concat_chunks import concatenated, encode
+from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
 
 FLOATS = st.floats(width=32)
 TYPES: list[tuple[pa.DataType, Any]] = [
@@ -49,20 +49,22 @@ def write(path: Path, table: pa.Table, ends: list[int], dictionary: tuple[str, .
     slices = [encode(table.select(plain).slice(a, b - a), encodings, "x") for a, b in pairwise(cuts)]
     whole = encode(table.select(list(dictionary)), encodings, "x") if dictionary else None
     chunks = []
-    form = form_of(Layout(working=table.schema, declared=table.schema, elements=None, keyvalues={}), encodings)
+    footer_schema = footer_schema_of(
+        OutputSchema(working=table.schema, declared=table.schema, elements=None, keyvalues={}), encodings
+    )
     for name in table.column_names:
         if whole is not None and name in dictionary:
             chunks.append([whole.chunks[dictionary.index(name)]])
         else:
             chunks.append([part.chunks[plain.index(name)] for part in slices])
     with ThreadPoolExecutor(1) as disk:
-        file = RowGroupFile(path=path, form=form, disk=disk)
+        file = RowGroupFile(path=path, footer_schema=footer_schema, disk=disk)
         file.skip(100)
         file.append(
-            stitched(
+            concatenated(
                 [[part.rows for part in slices] if len(some) > 1 else [table.num_rows] for some in chunks],
                 chunks,
-                form.orders,
+                footer_schema.orders,
             )
         )
         file.finish({})
@@ -77,7 +79,7 @@ def test_statistics_are_those_of_one_go(tmp_path: Path, kind: pa.DataType, value
     @given(st.lists(nullable, min_size=2, max_size=12), st.lists(st.integers(1, 11), max_size=3))
     def check(items: list[Any], ends: list[int]) -> None:
         table = pa.table({"v": pa.array(items, kind)})
-        path = tmp_path / "stitched.parquet"
+        path = tmp_path / "concatenated.parquet"
         path.unlink(missing_ok=True)
         write(path, table, [end for end in ends if end < len(items)])
         pq.write_table(table, tmp_path / "one.parquet", use_dictionary=False, version="2.6")

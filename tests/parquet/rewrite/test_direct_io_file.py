@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet.rewrite import direct_io_file
-from pqcache.parquet.rewrite.direct_io_file import WRITERS, GrowingFile
+from pqcache.parquet.rewrite.direct_io_file import WRITERS, DirectIoFile
 from pqcache.system.checksum import checksum_of, new_checksum
 from pqcache.system.disk import BLOCK
 
@@ -31,7 +31,7 @@ def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pyt
         path.unlink(missing_ok=True)
         expected, checksum = b"", new_checksum()
         with ThreadPoolExecutor(WRITERS) as disk:
-            file = GrowingFile(path, disk, checksum, cached, fresh=True)
+            file = DirectIoFile(path, disk, checksum, cached, fresh=True)
             for number, (step, size) in enumerate([*steps, ("write", 1)]):
                 if step == "write":
                     data = bytes((number + n) % 251 for n in range(size))
@@ -44,7 +44,7 @@ def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pyt
                 elif step == "again":
                     assert file.close() == checksum_of(path)
                     assert path.read_bytes() == expected
-                    file = GrowingFile(path, disk, checksum, cached, fresh=False)
+                    file = DirectIoFile(path, disk, checksum, cached, fresh=False)
             found = file.close()
         assert path.read_bytes() == expected
         assert found == checksum_of(path)
@@ -54,7 +54,7 @@ def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pyt
 
 def test_holes_take_no_place(tmp_path: Path) -> None:
     with ThreadPoolExecutor(WRITERS) as disk:
-        file = GrowingFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
+        file = DirectIoFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
         file.write(b"a")
         file.skip(64 << 20)
         file.write(b"b")
@@ -64,12 +64,12 @@ def test_holes_take_no_place(tmp_path: Path) -> None:
     assert found.st_blocks * 512 < 1 << 20
 
 
-def test_a_failed_write_is_told_when_the_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_raises_when_the_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
     with ThreadPoolExecutor(WRITERS) as disk:
-        file = GrowingFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
+        file = DirectIoFile(tmp_path / "file", disk, new_checksum(), False, fresh=True)
         monkeypatch.setattr("os.pwrite", full)
         file.write(bytes(direct_io_file._BUFFER))
         with pytest.raises(OSError, match="No space left"):

@@ -17,7 +17,7 @@ import pqcache
 from pqcache.parquet.rewrite.external_shuffle import shuffled
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
-from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 
@@ -25,10 +25,10 @@ KB = 1 << 10
 LIMIT = 32 * KB
 
 
-def pieces_of(table: pa.Table, rows: int) -> Iterator[Piece]:
+def batches_of(table: pa.Table, rows: int) -> Iterator[RowBatch]:
     for first in range(0, table.num_rows, rows):
         part = table.slice(first, rows)
-        yield piece_of(part, np.ones(table.num_columns), range(first, first + part.num_rows), first + part.num_rows)
+        yield row_batch(part, np.ones(table.num_columns), range(first, first + part.num_rows), first + part.num_rows)
 
 
 def ids_of(directory: Path) -> list[int]:
@@ -66,12 +66,12 @@ def test_the_order_follows_from_rows_and_seed_alone(
     table = a_table(n)
     found = []
     for size, limit in zip(rows, limits, strict=True):
-        pieces = list(shuffled(pieces_of(table, size), seed, limit, 8 * KB, place))
+        batches = list(shuffled(batches_of(table, size), seed, limit, 8 * KB, place))
         assert not place.exists()
-        found.append(pa.concat_tables([table.slice(0, 0), *(piece.table for piece in pieces)]))
-        numbers = [int(number) for piece in pieces for number in piece.numbers]
+        found.append(pa.concat_tables([table.slice(0, 0), *(batch.table for batch in batches)]))
+        numbers = [int(number) for batch in batches for number in batch.numbers]
         assert numbers == found[-1]["id"].to_pylist()
-        assert [piece.done for piece in pieces][-1:] == [n][: len(pieces)]
+        assert [batch.done for batch in batches][-1:] == [n][: len(batches)]
     assert found[0].to_pylist() == found[1].to_pylist()
     assert found[0].sort_by("id").to_pylist() == table.to_pylist()
     assert found[0].schema.equals(table.schema)
@@ -127,10 +127,10 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "out"]
 
 
-def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(pqcache.PqcacheError, match=r"file/rows: cannot be written: .*; free space"):
-        list(shuffled(pieces_of(a_table(900), 100), 1, 4 * KB, 8 * KB, tmp_path / "file" / "rows"))
+        list(shuffled(batches_of(a_table(900), 100), 1, 4 * KB, 8 * KB, tmp_path / "file" / "rows"))
 
 
 def test_a_cache_is_shuffled_once_and_syncs_alike(tmp_path: Path) -> None:

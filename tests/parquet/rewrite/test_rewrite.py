@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import decimal
-import errno
-import hashlib
-import os
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import fastparquet
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -20,97 +14,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet import footer, thrift
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import RewriteResult, fits, rewrite_directory, row_group_bytes
-from tests.pages import index_spans
-
-KB = 1 << 10
-
-
-def group_sizes(result: RewriteResult) -> list[tuple[int, int]]:
-    """Return (bytes, rows) of every row group of the outputs, in order."""
-    found = []
-    for output in result.outputs:
-        metadata = pq.read_metadata(output.path)
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        assert (output.rows, output.row_groups) == (metadata.num_rows, len(groups))
-        found += [(row_group_bytes(group), group.num_rows) for group in groups]
-    return found
-
-
-def check_sizes(result: RewriteResult, limit: int) -> list[float]:
-    """Assert that no row group is over and all but the last fill 95 %; return the fills of all but the last."""
-    sizes = group_sizes(result)
-    assert all(size <= limit for size, _ in sizes)
-    fills = [size / limit for size, _ in sizes[:-1]]
-    assert all(fill >= 0.95 for fill in fills), fills
-    return fills
-
-
-def check_spans(path: Path) -> None:
-    """Assert that row groups, and then page indexes, lie one after the other and span exactly what the footer says."""
-    data = path.read_bytes()
-    end = 4
-    metadata = pq.read_metadata(path)
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for position in range(group.num_columns):
-            chunk = group.column(position)
-            start = chunk.dictionary_page_offset or chunk.data_page_offset
-            assert start == end
-            end += chunk.total_compressed_size
-    for at, size in index_spans(path):
-        assert at == end
-        end += size
-    assert end == len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-
-
-def table_of(paths: list[Path], **options: Any) -> pa.Table:
-    files = [pq.ParquetFile(path, **options) for path in paths]
-    # By row group: pyarrow cannot read nested dictionaries across them.
-    groups = [file.read_row_group(number) for file in files for number in range(file.num_row_groups)]
-    return pa.concat_tables(groups or [files[0].read()])
-
-
-def bits(table: pa.Table) -> list[Any]:
-    """Return the rows so that NaN equals NaN and 0.0 differs from -0.0."""
-    return [repr(column.to_pylist()) for column in table.columns]
-
-
-def by_duckdb(paths: list[Path]) -> tuple[list[str], list[str]]:
-    with duckdb.connect() as connection:
-        connection.execute("set timezone = 'UTC'")
-        names = [str(path) for path in paths]
-        relation = connection.sql(
-            "select * from read_parquet($names, hive_partitioning = false)", params={"names": names}
-        )
-        types = [str(kind) for kind in relation.types]
-        return types, bits(relation.to_arrow_table())
-
-
-def check_same(sources: list[Path], result: RewriteResult, duck: bool = True) -> None:
-    """Assert that the outputs read as the sources do, in values, order, schema and metadata."""
-    outputs = [output.path for output in result.outputs]
-    before, after = table_of(sources), table_of(outputs)
-    assert after.schema.equals(before.schema, check_metadata=True)
-    assert bits(after) == bits(before)
-    first = pq.read_metadata(sources[0])
-    for output in result.outputs:
-        path = output.path
-        metadata = pq.read_metadata(path)
-        assert (metadata.metadata or {}) == (first.metadata or {})
-        assert str(metadata.schema).split("\n", 1)[1] == str(first.schema).split("\n", 1)[1]
-        if not output.linked:
-            check_spans(path)
-    if duck:
-        assert by_duckdb(outputs) == by_duckdb(sources)
-
-
-def rewrite(sources: list[Path], target: Path, size: int = 64 * KB, **options: Any) -> RewriteResult:
-    return rewrite_directory(sources, target, RewriteOptions(row_group_size=size, **options))
-
+from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from tests.parquet.rewrite.rewriting import (
+    KB,
+    by_duckdb,
+    check_same,
+    check_sizes,
+    group_sizes,
+    rewrite,
+    table_of,
+)
 
 # ---- any schema, any size
 
@@ -150,8 +65,7 @@ COLUMNS = {
     kinds=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=6),
     seed=st.integers(0, 2**32 - 1),
     rows=st.integers(0, 12_000),
-    groups=st.integers(1, 5000),
-    files=st.integers(1, 4),
+    groups_and_files=st.tuples(st.integers(1, 5000), st.integers(1, 4)),
     size=st.sampled_from([16 * KB, 64 * KB, 200 * KB]),
     options=st.sampled_from(
         [{}, {"compression": "zstd", "compression_level": 3}, {"compat": True}, {"compression": "keep"}]
@@ -162,12 +76,12 @@ def test_what_is_in_comes_out(
     kinds: list[str],
     seed: int,
     rows: int,
-    groups: int,
-    files: int,
+    groups_and_files: tuple[int, int],
     size: int,
     options: dict[str, Any],
 ) -> None:
     here = tmp_path_factory.mktemp("any")
+    groups, files = groups_and_files
     rng = np.random.default_rng(seed)
     table = pa.table({f"{kind} {n}": COLUMNS[kind](rng, rows) for n, kind in enumerate(kinds)})
     table = table.replace_schema_metadata({"who": "me"})
@@ -318,7 +232,7 @@ def test_spark_files_get_no_arrow_schema_and_keep_their_own(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("compliant", [True, False])
-def test_list_item_names_stay(tmp_path: Path, compliant: bool) -> None:
+def test_list_item_names_are_kept(tmp_path: Path, compliant: bool) -> None:
     source = tmp_path / "a.parquet"
     table = pa.table({"l": [[i, i + 1] for i in range(5_000)], "m": [{"x": [["a"]]}] * 5_000})
     pq.write_table(table, source, use_compliant_nested_type=compliant, row_group_size=999)
@@ -344,14 +258,14 @@ def test_decimals_keep_their_storage(tmp_path: Path, as_integer: bool) -> None:
     assert physical == ("INT32" if as_integer else "FIXED_LEN_BYTE_ARRAY")
 
 
-def test_field_ids_and_field_metadata_stay(tmp_path: Path) -> None:
+def test_field_ids_and_field_metadata_are_kept(tmp_path: Path) -> None:
     source = tmp_path / "a.parquet"
     schema = pa.schema(
         [
             pa.field("a", pa.int64(), nullable=False, metadata={"PARQUET:field_id": "7", "unit": "km"}),
             pa.field("s", pa.struct([pa.field("b", pa.string(), metadata={"PARQUET:field_id": "9", "x": "y"})])),
         ],
-        metadata={"made": "by hand"},
+        metadata={"made": "elsewhere"},
     )
     rows = [{"a": i, "s": {"b": str(i)}} for i in range(9_000)]
     pq.write_table(pa.Table.from_pylist(rows, schema), source, row_group_size=999)
@@ -362,7 +276,7 @@ def test_field_ids_and_field_metadata_stay(tmp_path: Path) -> None:
     assert not field.nullable
 
 
-def test_columns_of_the_same_name_stay_apart(tmp_path: Path) -> None:
+def test_columns_of_the_same_name_are_kept_apart(tmp_path: Path) -> None:
     source = tmp_path / "a.parquet"
     table = pa.Table.from_arrays([pa.array(range(9_000)), pa.array(["x", "y", None] * 3_000)], names=["c", "c"])
     pq.write_table(table, source, row_group_size=999)
@@ -432,7 +346,7 @@ def edited(path: Path, change: Any) -> None:
     path.write_bytes(data[: -8 - length] + footer.frame(fields))
 
 
-def test_legacy_lists_and_annotations_stay(tmp_path: Path) -> None:
+def test_legacy_lists_and_annotations_are_kept(tmp_path: Path) -> None:
     """Two-level lists and ENUM, as parquet-mr and Impala write them; Arrow itself would normalize both."""
     source = tmp_path / "a.parquet"
     item = pa.field("element", pa.int32(), nullable=False)
@@ -461,468 +375,3 @@ def test_legacy_lists_and_annotations_stay(tmp_path: Path) -> None:
     result = rewrite([source], tmp_path / "out", 16 * KB)
     check_same([source], result)
     assert table_of([result.outputs[0].path]).column("l").to_pylist() == table.column("l").to_pylist()
-
-
-# ---- INT96
-
-
-def int96(path: Path, values: list[int], unit: str = "ns", **options: Any) -> None:
-    table = pa.table({"n": range(len(values)), "t": pa.array(values, pa.timestamp(unit))})
-    pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=999, **options)
-
-
-@pytest.mark.parametrize("store_schema", [True, False])
-def test_int96_becomes_microseconds_for_any_year(tmp_path: Path, store_schema: bool) -> None:
-    source = tmp_path / "a.parquet"
-    year_one, year_9999 = -62135596800, 253402300799
-    seconds = [year_one, year_9999, 0, -1] + [i * 1_000_003 for i in range(4_000)]
-    int96(source, [second * 10**6 + 7 for second in seconds], "us", store_schema=store_schema)
-    result = rewrite([source], tmp_path / "out", 16 * KB)
-    (output,) = result.outputs
-    column = pq.read_metadata(output.path).schema.column(1)
-    assert (column.physical_type, column.name) == ("INT64", "t")
-    stamps = pq.ParquetFile(output.path).read().column("t")
-    assert stamps.type == pa.timestamp("us")
-    assert stamps.cast(pa.int64()).to_pylist() == [second * 10**6 + 7 for second in seconds]
-    assert by_duckdb([output.path]) == by_duckdb([source])
-
-
-def test_int96_with_nanoseconds_keeps_them(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    values = [i * 1_000_000_007 for i in range(4_000)]
-    int96(source, values)
-    result = rewrite([source], tmp_path / "out", 16 * KB)
-    stamps = pq.ParquetFile(result.outputs[0].path).read().column("t")
-    assert stamps.type == pa.timestamp("ns")
-    assert stamps.cast(pa.int64()).to_pylist() == values
-
-
-def test_int96_that_no_unit_holds_is_refused(tmp_path: Path) -> None:
-    fine, far = tmp_path / "fine.parquet", tmp_path / "far.parquet"
-    int96(fine, [1] * 2_000)
-    int96(far, [-62135596800 * 10**6] * 2_000, "us")
-    with pytest.raises(ParquetError, match=r"fine\.parquet.*far\.parquet"):
-        rewrite([fine, far], tmp_path / "out")
-
-
-def test_nested_int96(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    values = [None if i % 5 == 0 else [{"at": None}, {"at": i * 10**6}] for i in range(4_000)]
-    kind = pa.list_(pa.struct([("at", pa.timestamp("us"))]))
-    table = pa.table({"v": pa.array(values, kind)})
-    pq.write_table(table, source, use_deprecated_int96_timestamps=True, row_group_size=999)
-    result = rewrite([source], tmp_path / "out", 16 * KB)
-    found = pq.ParquetFile(result.outputs[0].path).read()
-    assert found.column("v").to_pylist() == table.column("v").to_pylist()
-
-
-# ---- files without rows
-
-
-def test_a_zero_row_file_alone_is_linked(tmp_path: Path) -> None:
-    source = tmp_path / "empty.parquet"
-    pq.write_table(pa.table({"a": pa.array([], pa.int32())}), source)
-    (output,) = rewrite([source], tmp_path / "out").outputs
-    assert output.linked
-    assert output.path.name == "empty.parquet"
-    assert output.path.samefile(source)
-
-
-def test_several_zero_row_files_leave_one_with_the_schema(tmp_path: Path) -> None:
-    sources = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    for source in sources:
-        pq.write_table(pa.table({"a": pa.array([], pa.int32()), "l": pa.array([], pa.list_(pa.string()))}), source)
-    result = rewrite(sources, tmp_path / "out")
-    (output,) = result.outputs
-    assert output.rows == 0
-    assert pq.read_table(output.path).equals(pq.read_table(sources[0]))
-    assert pq.read_schema(output.path).equals(pq.read_schema(sources[0]), check_metadata=True)
-    assert by_duckdb([output.path]) == by_duckdb(sources)
-
-
-def test_zero_row_files_and_groups_between_others_vanish(tmp_path: Path) -> None:
-    table = pa.table({"a": range(9_000)})
-    sources = [tmp_path / f"{n}.parquet" for n in range(3)]
-    pq.write_table(table, sources[0], row_group_size=999)
-    pq.write_table(table.slice(0, 0), sources[1])
-    with pq.ParquetWriter(sources[2], table.schema) as writer:
-        for part in (table.slice(0, 0), table.slice(0, 5), table.slice(0, 0), table.slice(5)):
-            writer.write_table(part)
-    result = rewrite(sources, tmp_path / "out")
-    check_same(sources, result)
-    assert all(rows for _, rows in group_sizes(result))
-
-
-# ---- drift
-
-
-def drifted(tmp_path: Path, *tables: pa.Table) -> list[Path]:
-    paths = [tmp_path / f"{number}.parquet" for number in range(len(tables))]
-    for path, table in zip(paths, tables, strict=True):
-        pq.write_table(table, path, row_group_size=499)
-    return paths
-
-
-D = decimal.Decimal
-WIDENINGS = [
-    (pa.int32(), pa.int64(), [1, None], [2**40], pa.int64()),
-    (pa.int64(), pa.int8(), [2**40], [1], pa.int64()),
-    (pa.uint8(), pa.int16(), [255], [-3], pa.int16()),
-    (pa.uint32(), pa.int32(), [2**32 - 1], [-3], pa.int64()),
-    (pa.float32(), pa.float64(), [0.5], [0.1], pa.float64()),
-    (pa.null(), pa.string(), [None], ["x"], pa.string()),
-    (pa.string(), pa.null(), ["x"], [None], pa.string()),
-    (pa.null(), pa.list_(pa.int32()), [None], [[1]], pa.list_(pa.field("element", pa.int32()))),
-    (pa.decimal128(5, 2), pa.decimal128(9, 4), [D("123.45")], [D("12345.6789")], pa.decimal128(9, 4)),
-    (pa.decimal128(9, 0), pa.decimal128(9, 4), [D("123456789")], [D("12345.6789")], pa.decimal128(13, 4)),
-    (pa.string(), pa.large_string(), ["x"], ["y"], pa.large_string()),
-    (pa.binary(), pa.large_binary(), [b"x"], [b"y"], pa.large_binary()),
-    (pa.timestamp("ms"), pa.timestamp("us"), [datetime.datetime(2024, 1, 1)], [None], pa.timestamp("us")),
-    (pa.dictionary(pa.int8(), pa.string()), pa.string(), ["x"], ["y"], pa.string()),
-    (
-        pa.struct([("a", pa.int32())]),
-        pa.struct([("b", pa.string()), ("a", pa.int64())]),
-        [{"a": 1}, None],
-        [{"b": "x", "a": 2**40}],
-        pa.struct([("a", pa.int64()), ("b", pa.string())]),
-    ),
-    (
-        pa.list_(pa.struct([("a", pa.int32())])),
-        pa.list_(pa.struct([("a", pa.int32()), ("b", pa.string())])),
-        [[{"a": 1}], None, []],
-        [[{"a": 2, "b": "x"}]],
-        pa.list_(pa.field("element", pa.struct([("a", pa.int32()), ("b", pa.string())]))),
-    ),
-]
-
-
-@pytest.mark.parametrize(("one", "other", "first", "second", "expected"), WIDENINGS, ids=str)
-def test_lossless_drift_is_unified(
-    tmp_path: Path, one: Any, other: Any, first: list[Any], second: list[Any], expected: Any
-) -> None:
-    sources = drifted(
-        tmp_path,
-        pa.table({"k": range(len(first) * 700), "v": pa.array(first * 700, one)}),
-        pa.table({"k": range(len(second) * 700), "v": pa.array(second * 700, other)}),
-    )
-    result = rewrite(sources, tmp_path / "out", 16 * KB)
-    check_sizes(result, 16 * KB)
-    found = table_of([output.path for output in result.outputs])
-    assert found.schema.field("v").type == expected
-
-    def plain(row: Any) -> Any:
-        if isinstance(row, list):
-            return [plain(item) for item in row]
-        return {name: row.get(name) for name in ("a", "b") if name in names} if isinstance(row, dict) else row
-
-    kind = expected.value_type if pa.types.is_list(expected) else expected
-    names = [field.name for field in kind.fields] if pa.types.is_struct(kind) else []
-    assert found.column("v").to_pylist() == [plain(row) for row in first * 700 + second * 700]
-    for output in result.outputs:
-        check_spans(output.path)
-    by_duckdb([output.path for output in result.outputs])
-
-
-def test_columns_added_removed_and_moved(tmp_path: Path) -> None:
-    sources = drifted(
-        tmp_path,
-        pa.table({"a": range(2_000), "b": ["x"] * 2_000}),
-        pa.table({"c": pa.array([1.5] * 2_000), "b": ["y"] * 2_000, "a": range(2_000)}),
-        pa.table({"b": ["z"] * 10}),
-    )
-    result = rewrite(sources, tmp_path / "out", 16 * KB)
-    found = table_of([output.path for output in result.outputs])
-    assert found.column_names == ["a", "b", "c"]
-    assert found.column("a").to_pylist() == [*range(2_000), *range(2_000), *[None] * 10]
-    assert found.column("b").to_pylist() == ["x"] * 2_000 + ["y"] * 2_000 + ["z"] * 10
-    assert found.column("c").to_pylist() == [None] * 2_000 + [1.5] * 2_000 + [None] * 10
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (pa.array([1]), pa.array(["x"])),
-        (pa.array([1], pa.uint64()), pa.array([-1])),
-        (pa.array([1.5]), pa.array([1])),
-        (pa.array([[1]]), pa.array([1])),
-        (pa.array([0], pa.timestamp("us")), pa.array([0], pa.timestamp("us", "UTC"))),
-        (pa.array([{"a": 1}]), pa.array([{"a": "x"}])),
-        (pa.array([D("1")], pa.decimal128(38, 0)), pa.array([D("0")], pa.decimal256(76, 70))),
-    ],
-    ids=str,
-)
-def test_drift_that_loses_something_is_refused_by_name(tmp_path: Path, one: pa.Array, other: pa.Array) -> None:
-    sources = drifted(tmp_path, pa.table({"v": one}), pa.table({"w": [1]}), pa.table({"v": other}))
-    with pytest.raises(ParquetError) as caught:
-        rewrite(sources, tmp_path / "out")
-    text = str(caught.value)
-    assert str(sources[0]) in text
-    assert str(sources[2]) in text
-    assert str(one.type).replace("item", "element") in text
-    assert str(other.type) in text
-    assert "column v" in text
-
-
-def test_metadata_of_later_files_is_added(tmp_path: Path) -> None:
-    sources = drifted(
-        tmp_path,
-        pa.table({"a": range(2_000)}).replace_schema_metadata({"one": "1", "both": "first"}),
-        pa.table({"a": range(2_000)}).replace_schema_metadata({"two": "2", "both": "second"}),
-    )
-    (output,) = rewrite(sources, tmp_path / "out").outputs
-    expected = {b"one": b"1", b"two": b"2", b"both": b"first"}
-    assert pq.read_schema(output.path).metadata == expected
-    footer_keys = pq.read_metadata(output.path).metadata
-    assert {key: footer_keys[key] for key in expected} == expected
-
-
-def test_a_table_wide_schema(tmp_path: Path) -> None:
-    sources = drifted(tmp_path, pa.table({"b": pa.array(range(2_000), pa.int32())}))
-    schema = pa.schema([("a", pa.string()), ("b", pa.int64())])
-    result = rewrite_directory(sources, tmp_path / "out", RewriteOptions(row_group_size=1 << 20), schema=schema)
-    found = table_of([output.path for output in result.outputs])
-    assert found.schema.equals(schema)
-    assert found.column("b").to_pylist() == list(range(2_000))
-
-
-# ---- linking
-
-
-def fitting(path: Path, groups: int, last: int = 0, limit: int = 64 * KB) -> Path:
-    """Write a file whose ``groups`` row groups fill 97 % of ``limit``, and one of ``last`` rows after them."""
-    rng = np.random.default_rng(groups)
-    n = 62
-    blobs = pa.table({"b": [rng.bytes(1024) for _ in range(n * groups + last)]})
-    pq.write_table(blobs, path, row_group_size=n, use_dictionary=False, compression="none", write_statistics=False)
-    return path
-
-
-def test_all_fit_and_keep_their_names(tmp_path: Path) -> None:
-    sources = [fitting(tmp_path / "x.parquet", 3), fitting(tmp_path / "y.parquet", 2, last=5)]
-    metadata = [pq.read_metadata(source) for source in sources]
-    assert fits(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
-    result = rewrite(sources, tmp_path / "out")
-    assert [output.path.name for output in result.outputs] == ["x.parquet", "y.parquet"]
-    assert all(output.path.samefile(source) for output, source in zip(result.outputs, sources, strict=True))
-    assert result.encoded == 0
-
-
-def test_a_prefix_is_linked_and_the_rest_rewritten(tmp_path: Path) -> None:
-    sources = [
-        fitting(tmp_path / "x.parquet", 3),
-        fitting(tmp_path / "y.parquet", 2, 5),
-        fitting(tmp_path / "z.parquet", 1),
-    ]
-    assert fits([pq.read_metadata(source) for source in sources], RewriteOptions(row_group_size=64 * KB)) == 1
-    result = rewrite(sources, tmp_path / "out")
-    assert [(output.path.name, output.linked) for output in result.outputs] == [
-        ("part-00000.parquet", True),
-        ("part-00001.parquet", False),
-    ]
-    assert result.outputs[0].path.samefile(sources[0])
-    check_sizes(result, 64 * KB)
-    check_same(sources, result)
-
-
-@pytest.mark.parametrize(("size", "expected"), [(64 * KB, 2), (62 * KB, 0), (65 * KB, 2), (66 * KB, 0), (200 * KB, 0)])
-def test_fits_at_the_edges(tmp_path: Path, size: int, expected: int) -> None:
-    sources = [fitting(tmp_path / "x.parquet", 2), fitting(tmp_path / "y.parquet", 2)]
-    metadata = [pq.read_metadata(source) for source in sources]
-    exact = row_group_bytes(metadata[0].row_group(0))
-    assert 0.95 * 65 * KB < exact < 64 * KB
-    assert fits(metadata, RewriteOptions(row_group_size=size)) == expected
-    assert fits(metadata, RewriteOptions(row_group_size=exact)) == 2
-    assert fits(metadata, RewriteOptions(row_group_size=exact - 1)) == 0
-
-
-def test_fits_and_rows_larger_than_the_limit(tmp_path: Path) -> None:
-    source = fitting(tmp_path / "x.parquet", 2)
-    with pq.ParquetWriter(tmp_path / "y.parquet", pa.schema([("b", pa.binary())])) as writer:
-        writer.write_table(pa.table({"b": [np.random.default_rng(0).bytes(99_000)]}))
-    metadata = [pq.read_metadata(path) for path in (tmp_path / "y.parquet", source)]
-    assert fits(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
-
-
-def test_fits_stops_at_another_schema_and_at_no_rows(tmp_path: Path) -> None:
-    one = pq.read_metadata(fitting(tmp_path / "x.parquet", 2))
-    pq.write_table(pa.table({"c": [1]}), tmp_path / "y.parquet")
-    pq.write_table(pa.table({"b": pa.array([], pa.binary())}), tmp_path / "z.parquet")
-    other, none = (pq.read_metadata(tmp_path / name) for name in ("y.parquet", "z.parquet"))
-    options = RewriteOptions(row_group_size=64 * KB)
-    assert fits([one, other], options) == 1
-    assert fits([one, none, one], options) == 1
-    assert fits([none], options) == 1
-    assert fits([none, one], options) == 0
-    assert fits([], options) == 0
-
-
-def test_trailing_empty_files_vanish_beside_a_linked_prefix(tmp_path: Path) -> None:
-    source = fitting(tmp_path / "x.parquet", 2, 5)
-    pq.write_table(pa.table({"b": pa.array([], pa.binary())}), tmp_path / "z.parquet")
-    result = rewrite([source, tmp_path / "z.parquet"], tmp_path / "out")
-    assert [(output.path.name, output.linked) for output in result.outputs] == [("part-00000.parquet", True)]
-
-
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EMLINK, errno.EPERM])
-def test_links_fall_back_to_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", refuse)
-    source = fitting(tmp_path / "x.parquet", 2)
-    (output,) = rewrite([source], tmp_path / "out").outputs
-    assert not output.path.samefile(source)
-    assert output.path.read_bytes() == source.read_bytes()
-
-
-# ---- safety
-
-
-def test_sources_are_untouched_and_outputs_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: dict[int, int] = {}
-    fsync = os.fsync
-
-    def record(handle: int) -> None:
-        state = os.fstat(handle)
-        synced[state.st_ino] = state.st_size
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", record)
-    sources = [
-        fitting(tmp_path / "x.parquet", 3),
-        fitting(tmp_path / "y.parquet", 2, 5),
-        fitting(tmp_path / "z.parquet", 1),
-    ]
-    before = [(hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in sources]
-    result = rewrite(sources, tmp_path / "out")
-    assert before == [(hashlib.sha256(path.read_bytes()).digest(), path.stat().st_mtime_ns) for path in sources]
-    for output in result.outputs:
-        state = output.path.stat()
-        assert synced[state.st_ino] == state.st_size
-    assert (tmp_path / "out").stat().st_ino in synced
-
-
-def test_progress_adds_up_to_the_sources(tmp_path: Path) -> None:
-    sources = [
-        fitting(tmp_path / "x.parquet", 3),
-        fitting(tmp_path / "y.parquet", 2, 5),
-        fitting(tmp_path / "z.parquet", 9),
-    ]
-    pq.write_table(pa.table({"b": pa.array([], pa.binary())}), tmp_path / "zz.parquet")
-    sources.append(tmp_path / "zz.parquet")
-    seen: list[int] = []
-    rewrite_directory(sources, tmp_path / "out", RewriteOptions(row_group_size=64 * KB), seen.append)
-    assert sum(seen) == sum(source.stat().st_size for source in sources)
-    assert len(seen) > 4
-    assert min(seen) >= 0
-
-
-def test_damaged_sources_are_named_and_nothing_stays(tmp_path: Path) -> None:
-    good = tmp_path / "good.parquet"
-    table = pa.table({"a": range(9_000), "s": [f"{i * 7919 % 9973}" for i in range(9_000)]})
-    pq.write_table(table, good, row_group_size=999)
-    data = good.read_bytes()
-    bad = tmp_path / "bad.parquet"
-    damages = [b"", b"PAR1", data[:100], data[:-1], data[:-9], data[: len(data) // 2] + data[-8:], b"x" * 500]
-    damages.append(data[:200] + bytes(5_000) + data[5_200:])
-    for number, damage in enumerate(damages):
-        bad.write_bytes(damage)
-        target = tmp_path / f"out{number}"
-        with pytest.raises(ParquetError, match=r"bad\.parquet"):
-            rewrite([good, bad], target)
-        assert not list(target.iterdir())
-    with pytest.raises(ParquetError, match=r"gone\.parquet"):
-        rewrite([good, tmp_path / "gone.parquet"], tmp_path / "out")
-
-
-def test_flipped_bytes_never_crash(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    table = pa.table({"a": range(300), "l": [[str(i)] for i in range(300)]})
-    pq.write_table(table, source, row_group_size=99, write_page_checksum=True)
-    data = source.read_bytes()
-    rng = np.random.default_rng(8)
-    failed = 0
-    for number in range(120):
-        broken = bytearray(data)
-        broken[rng.integers(4, len(data))] ^= 1 << rng.integers(0, 8)
-        source.write_bytes(broken)
-        try:
-            rewrite([source], tmp_path / f"out{number}", 4 * KB)
-        except ParquetError as error:
-            failed += "a.parquet" in str(error)
-    assert failed > 60
-
-
-def test_refusals(tmp_path: Path) -> None:
-    source = fitting(tmp_path / "x.parquet", 1)
-    with pytest.raises(UsageError, match="no files"):
-        rewrite([], tmp_path / "out")
-    with pytest.raises(UsageError, match="not empty"):
-        rewrite([source], tmp_path)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"row_group_size": 0},
-        {"row_group_size": 1 << 20, "compression": "lzo"},
-        {"row_group_size": 1 << 20, "compression": "zstd", "compression_level": 99},
-        {"row_group_size": 1 << 20, "compression": "snappy", "compression_level": 1},
-        {"row_group_size": 1 << 20, "compression": "gzip"},
-        {"row_group_size": 1 << 20, "shuffle": -1},
-    ],
-)
-def test_options_check_themselves(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        RewriteOptions(**options)
-
-
-# ---- another reader, and what is written
-
-
-def test_fastparquet_reads_what_compat_writes(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    frame = pd.DataFrame(
-        {"n": range(30_000), "x": np.linspace(0, 1, 30_000), "s": [f"t{i % 50}" for i in range(30_000)]}
-    )
-    frame.to_parquet(source, row_group_size=999)
-    result = rewrite([source], tmp_path / "out", compat=True)
-    assert result.outputs[0].row_groups > 1
-    found = fastparquet.ParquetFile(str(result.outputs[0].path)).to_pandas()
-    assert found["n"].tolist() == frame["n"].tolist()
-    assert found["x"].tolist() == frame["x"].tolist()
-    assert found["s"].tolist() == frame["s"].tolist()
-
-
-def test_encodings_serve_the_data(tmp_path: Path) -> None:
-    rng = np.random.default_rng(9)
-    n = 60_000
-    table = pa.table(
-        {
-            "random": rng.standard_normal(n),
-            "few": pa.array([f"category number {i}" for i in rng.integers(0, 30, n)]),
-            "id": np.arange(n) * 1000,
-            "image": [rng.bytes(300) for _ in range(n)],
-        }
-    )
-    source = tmp_path / "a.parquet"
-    pq.write_table(table, source)
-    result = rewrite([source], tmp_path / "out", 1 << 20)
-    check_sizes(result, 1 << 20)
-    group = pq.read_metadata(result.outputs[0].path).row_group(0)
-    random, few, number, image = (group.column(position) for position in range(4))
-    assert not random.has_dictionary_page
-    assert few.has_dictionary_page
-    assert "DELTA_BINARY_PACKED" in number.encodings
-    assert (image.has_dictionary_page, image.compression, image.is_stats_set) == (False, "UNCOMPRESSED", False)
-    assert number.statistics.has_min_max
-    assert (number.statistics.min, number.statistics.max) == (0, (group.num_rows - 1) * 1000)
-
-
-def test_keep_takes_the_codecs_of_the_source(tmp_path: Path) -> None:
-    source = tmp_path / "a.parquet"
-    text = [f"some text that compresses {i}" for i in range(20_000)]
-    pq.write_table(pa.table({"a": text, "b": text}), source, compression={"a": "zstd", "b": "gzip"})
-    result = rewrite([source], tmp_path / "out", compression="keep")
-    group = pq.read_metadata(result.outputs[0].path).row_group(0)
-    assert [group.column(n).compression for n in range(2)] == ["ZSTD", "GZIP"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +20,27 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, PqcacheError
 from pqcache.parquet.rewrite import row_group_writer as w
-from pqcache.parquet.rewrite.file_writer import Layout, RowGroupFile
+from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.prefetch import joined, prefetched
-from pqcache.parquet.rewrite.rewrite import rewrite_directory, row_group_bytes
-from pqcache.parquet.rewrite.source_reader import Piece, piece_of
+from pqcache.parquet.rewrite.prefetch import prefetched
+from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
+from pqcache.parquet.rewrite.unchanged_files import row_group_bytes
 from pqcache.parquet.schema_merge import working
 from tests.pages import indexed_pages, real_pages
 
 KB = 1 << 10
 
 
-def pieces_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[Piece]:
+def batches_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[RowBatch]:
     ratios = np.full(table.num_columns, ratio)
     for first in range(0, max(1, table.num_rows), rows):
         part = table.slice(first, rows)
-        yield piece_of(part, ratios, range(first, first + part.num_rows), first + part.num_rows)
+        yield row_batch(part, ratios, range(first, first + part.num_rows), first + part.num_rows)
 
 
-def layout_of(table: pa.Table) -> Layout:
-    return Layout(working=working(table.schema), declared=table.schema, elements=None, keyvalues={})
+def output_schema_of(table: pa.Table) -> OutputSchema:
+    return OutputSchema(working=working(table.schema), declared=table.schema, elements=None, keyvalues={})
 
 
 def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Settings:
@@ -55,11 +54,11 @@ def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Set
 
 def write(
     table: pa.Table, target: Path, size: int, rows: int = 1000, ratio: float = 1.0, codec: str = "lz4"
-) -> w.Written:
-    return w.write_row_groups(pieces_of(table, rows, ratio), target, layout_of(table), settings_of(size, codec))
+) -> w.WriteResult:
+    return w.write_row_groups(batches_of(table, rows, ratio), target, output_schema_of(table), settings_of(size, codec))
 
 
-def sizes_of(written: w.Written) -> list[tuple[int, int]]:
+def sizes_of(written: w.WriteResult) -> list[tuple[int, int]]:
     found = []
     for output in written.outputs:
         metadata = pq.read_metadata(output.path)
@@ -70,7 +69,7 @@ def sizes_of(written: w.Written) -> list[tuple[int, int]]:
     return found
 
 
-def check(written: w.Written, table: pa.Table, size: int) -> list[float]:
+def check(written: w.WriteResult, table: pa.Table, size: int) -> list[float]:
     """Assert that the data is whole and every row group within the limit and full; return the fills."""
     sizes = sizes_of(written)
     assert all(found <= size for found, _ in sizes)
@@ -115,30 +114,27 @@ def blobs_of(kind: str, rng: np.random.Generator, lengths: list[int]) -> list[by
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    shape=st.sampled_from(SHAPES),
-    kind=st.sampled_from(KINDS),
-    seed=st.integers(0, 1000),
+    values=st.tuples(st.sampled_from(SHAPES), st.sampled_from(KINDS), st.integers(0, 1000)),
     rows=st.one_of(st.integers(1, 60), st.integers(2_000, 30_000)),
-    piece=st.integers(50, 5_000),
+    batch=st.integers(50, 5_000),
     size=st.sampled_from([48 * KB, 100_000, 333_333]),
     ratio=st.sampled_from([0.01, 0.3, 1.0]),
     codec=st.sampled_from(["lz4", "zstd", "none"]),
 )
 def test_no_row_group_is_over_and_all_but_the_last_are_full(
     tmp_path_factory: pytest.TempPathFactory,
-    shape: str,
-    kind: str,
-    seed: int,
+    values: tuple[str, str, int],
     rows: int,
-    piece: int,
+    batch: int,
     size: int,
     ratio: float,
     codec: str,
 ) -> None:
+    shape, kind, seed = values
     rng = np.random.default_rng(seed)
     blobs = blobs_of(kind, rng, lengths_of(shape, rng, rows))
     table = pa.table({"id": np.arange(rows), "blob": pa.array(blobs, pa.binary())})
-    written = write(table, tmp_path_factory.mktemp("w"), size, piece, ratio, codec)
+    written = write(table, tmp_path_factory.mktemp("w"), size, batch, ratio, codec)
     check(written, table, size)
     assert not written.warnings
 
@@ -181,7 +177,7 @@ def growing(rng: np.random.Generator, rows: int, wrong: float) -> pa.Table:
 
 
 @pytest.mark.parametrize("compat", [False, True])
-def test_longer_dictionaries_fill_what_guessing_left(tmp_path: Path, compat: bool) -> None:
+def test_longer_dictionaries_fill_what_estimates_left(tmp_path: Path, compat: bool) -> None:
     table = growing(np.random.default_rng(5), 400_000, 3.0)
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=70_000)
     result = rewrite_directory(
@@ -219,7 +215,7 @@ def test_longer_dictionaries_fill_what_guessing_left(tmp_path: Path, compat: boo
         assert starts == np.cumsum([0, *(values for *_, values in real[2])])[:-1].tolist()
 
 
-def test_nested_dictionaries_stay_whole(tmp_path: Path) -> None:
+def test_nested_dictionaries_are_not_split(tmp_path: Path) -> None:
     """For pyarrow cannot read one that changes within a row group."""
     table = growing(np.random.default_rng(6), 60_000, 3.0)
     lists = pa.ListArray.from_arrays(np.arange(table.num_rows + 1, dtype=np.int32), table["kind"].combine_chunks())
@@ -233,7 +229,7 @@ def test_nested_dictionaries_stay_whole(tmp_path: Path) -> None:
         assert file.read_row_group(group).column("kind").num_chunks == 1
 
 
-def test_a_wrong_first_guess_costs_one_row_group(tmp_path: Path) -> None:
+def test_a_wrong_first_estimate_costs_one_row_group(tmp_path: Path) -> None:
     table = pa.table({"x": np.random.default_rng(1).standard_normal(100_000)})
     for ratio in (1e-3, 1e3):
         target = tmp_path / str(ratio)
@@ -283,7 +279,7 @@ def test_memory_is_bounded_where_data_shrinks_to_nothing(tmp_path: Path, monkeyp
     assert "of memory decoded" in written.warnings[0]
 
 
-def test_row_groups_stay_below_the_rows_pyarrow_would_split_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_are_below_the_rows_pyarrow_would_split_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(w, "MAX_ROWS", 5_000)
     table = pa.table({"zero": np.zeros(22_000, np.int8)})
     written = write(table, tmp_path, 1 << 20, 700)
@@ -292,16 +288,16 @@ def test_row_groups_stay_below_the_rows_pyarrow_would_split_at(tmp_path: Path, m
 
 def test_nothing_to_write_leaves_one_file_with_the_schema(tmp_path: Path) -> None:
     table = pa.table({"a": pa.array([], pa.int64()), "l": pa.array([], pa.list_(pa.string()))})
-    for number, stream in enumerate((iter(()), pieces_of(table, 10))):
+    for number, stream in enumerate((iter(()), batches_of(table, 10))):
         target = tmp_path / str(number)
         target.mkdir()
-        written = w.write_row_groups(stream, target, layout_of(table), settings_of(1 << 20))
+        written = w.write_row_groups(stream, target, output_schema_of(table), settings_of(1 << 20))
         (output,) = written.outputs
         assert (output.rows, output.row_groups) == (0, 0)
         assert pq.read_table(output.path).equals(table)
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
     open_file = RowGroupFile.open
     calls = 0
@@ -349,70 +345,14 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: py
 def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
     table = pa.table({"x": np.random.default_rng(5).standard_normal(50_000)})
 
-    def failing() -> Iterator[Piece]:
-        yield from pieces_of(table, 1000)
+    def failing() -> Iterator[RowBatch]:
+        yield from batches_of(table, 1000)
         raise ParquetError("x.parquet", "broken")
 
     stream = prefetched([failing], 100_000)
     with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
-        w.write_row_groups(stream, tmp_path, layout_of(table), settings_of(50_000))
+        w.write_row_groups(stream, tmp_path, output_schema_of(table), settings_of(50_000))
     assert not list(tmp_path.iterdir())
-
-
-def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
-    table = pa.table({"x": np.zeros(1000)})
-    made = 0
-
-    def counted() -> Iterator[Piece]:
-        nonlocal made
-        for piece in pieces_of(pa.concat_tables([table] * 100), 1000):
-            made += 1
-            yield piece
-
-    stream = prefetched([counted], 5 * table.nbytes)
-    assert next(stream).done == 1000
-    assert next(stream).done == 2000
-    stream.close()  # joins the thread
-    assert made <= 10
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 6), max_size=9), st.integers(1, 4), st.sampled_from([0, 100, 1 << 30]))
-def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], threads: int, limit: int) -> None:
-    table = pa.table({"x": np.arange(sum(counts) * 10)})
-    ends = np.cumsum([0, *counts]) * 10
-    stretches = [
-        (lambda low=low, high=high: (piece for piece in pieces_of(table.slice(low, high - low), 10) if low < high))
-        for low, high in pairwise(ends.tolist())
-    ]
-    found = [piece.table for piece in prefetched(stretches, limit, threads)]
-    assert pa.concat_tables([table.slice(0, 0), *found]).equals(table)
-
-
-def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
-    table = pa.table({"x": np.arange(100)})
-
-    def failing() -> Iterator[Piece]:
-        raise ParquetError("b.parquet", "broken")
-        yield
-
-    stream = prefetched([lambda: pieces_of(table, 10), failing, lambda: pieces_of(table, 10)], 1 << 20, 2)
-    assert sum(next(stream).table.num_rows for _ in range(10)) == 100
-    with pytest.raises(ParquetError, match="broken"):
-        next(stream)
-    assert not [thread for thread in threading.enumerate() if thread.name == "pqcache-decode"]
-
-
-def test_joined_keeps_rows_and_weights() -> None:
-    table = pa.table({"x": np.arange(10_000), "d": pa.array([f"{n % 30}" for n in range(10_000)]).dictionary_encode()})
-    before = list(pieces_of(table, 7, ratio=0.5))
-    after = list(joined(iter(before), 20_000))
-    assert len(after) < len(before) / 30
-    assert pa.concat_tables([piece.table for piece in after]).to_pydict() == table.to_pydict()
-    assert sum(piece.weights.sum() for piece in after) == pytest.approx(
-        sum(piece.weights.sum() for piece in before), rel=0.02
-    )
-    assert [piece.numbers[0] for piece in after] == list(np.cumsum([0, *(p.table.num_rows for p in after[:-1])]))
 
 
 def test_a_large_row_alone_has_statistics(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
+from pqcache.parquet.rewrite.file_writer import straddles
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import fits, rewrite_directory, row_group_bytes, row_group_start, straddles
+from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.unchanged_files import fits, row_group_bytes, row_group_start
 from tests.datasets import rows_of, write_shop
 from tests.servers.hdfs import Hdfs
 

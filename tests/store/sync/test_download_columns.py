@@ -244,8 +244,8 @@ def test_rows_are_filtered_as_duckdb_does(tmp_path: Path, writer: str) -> None:
         assert table.to_pylist() == expected.to_pylist(), where
         assert duckdb.sql(f"select count(*) from '{remote.target}'").fetchall() == [(len(wanted),)]
         assert len(pd.read_parquet(remote.target)) == len(wanted)
-        elements = footer.schema_of(thrift.decode(footer.read_footer(remote.target), "out"), "out")
-        before = footer.schema_of(thrift.decode(footer.read_footer(remote.path), "in"), "in")
+        elements = footer.schema_of(thrift.decode(footer.read_local_tail(remote.target).footer, "out"), "out")
+        before = footer.schema_of(thrift.decode(footer.read_local_tail(remote.path).footer, "in"), "in")
         assert all(element in before for element in elements[1:])
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import SourceError
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.store.sync.plan import PLAIN, Recipe, plan_repartition, plan_sync
+from pqcache.store.sync.plan import PLAIN, Recipe, plan_repartition, plan_sync, recipe_of
 from pqcache.store.sync.safety_checks import check_listing
 
 
@@ -60,7 +60,7 @@ def test_a_damaged_file_is_fetched_again() -> None:
     assert (plan.added, plan.changed) == ((), ())
 
 
-RECIPE = Recipe(rewrite="row_group_size=1")
+RECIPE = Recipe(rewrite='{"row_group_size":1}')
 MERGED = FileEntry(path="dt=1/part-00000.parquet", size=15, rows=2, row_groups=1, sources=(A, B), recipe=RECIPE.text)
 
 
@@ -76,11 +76,19 @@ def test_a_merged_directory_is_fetched_whole_when_one_file_changes() -> None:
     assert plan.rewrites == 1
 
 
+def test_a_recipe_is_read_as_it_was_written() -> None:
+    for fetch in ("", '{"columns":["id"],"where":"a = \'|\'"}'):
+        for rewrite in ("", '{"row_group_size":1,"shuffle":7}'):
+            assert recipe_of(Recipe(fetch, rewrite).text) == Recipe(fetch, rewrite)
+    assert PLAIN.text == ""
+    assert RECIPE.text == '{"rewrite":{"row_group_size":1}}'
+
+
 def test_another_recipe_needs_no_download() -> None:
-    plan = plan_sync([A, B], [MERGED], Recipe(rewrite="row_group_size=2"))
+    plan = plan_sync([A, B], [MERGED], Recipe(rewrite='{"row_group_size":2}'))
     assert plan.downloads == []
     assert [item.entry for item in plan.directories[0].rewrite] == [MERGED]
-    assert plan_repartition([MERGED], Recipe(rewrite="row_group_size=2")) == plan
+    assert plan_repartition([MERGED], Recipe(rewrite='{"row_group_size":2}')) == plan
     assert plan_repartition([MERGED], RECIPE).nothing_to_do
 
 
@@ -91,16 +99,14 @@ def test_copies_held_already_are_rewritten_without_download() -> None:
 
 
 def test_other_columns_are_fetched_again() -> None:
-    some = Recipe(fetch="columns=id", rewrite="row_group_size=1")
-    plan = plan_sync([A, B], [MERGED], some)
+    column = Recipe(fetch='{"columns":["id"]}')
+    both = Recipe(column.fetch, RECIPE.rewrite)
+    plan = plan_sync([A, B], [MERGED], both)
     assert plan.downloads == [A, B]
-    held = [
-        FileEntry(path=f.path, size=3, rows=1, row_groups=1, sources=(f,), recipe=Recipe(fetch="columns=id").text)
-        for f in (A, B)
-    ]
-    assert plan_sync([A, B], held, Recipe(fetch="columns=id")).nothing_to_do
+    held = [FileEntry(path=f.path, size=3, rows=1, row_groups=1, sources=(f,), recipe=column.text) for f in (A, B)]
+    assert plan_sync([A, B], held, column).nothing_to_do
     assert plan_sync([A, B], held, PLAIN).downloads == [A, B]
-    again = plan_sync([A, B], held, some)
+    again = plan_sync([A, B], held, both)
     assert (again.downloads, again.rewrites) == ([], 1)
 
 

@@ -234,7 +234,7 @@ def test_an_untrue_statistic_and_row_count_are_found(cache: Path, snapshot: Snap
     path = snapshot.path / entry.path
     data = path.read_bytes()
     low = (0).to_bytes(8, "little")  # ids begin at 0: the minimum is written as eight zero bytes
-    fields = thrift.decode(footer.read_footer(path), str(path))
+    fields = thrift.decode(footer.read_local_tail(path).footer, str(path))
     chunk = footer.row_groups_of(fields, str(path))[0][1][1].values[0]
     statistics = chunk[3][1][12][1]
     assert statistics[6][1] == low
