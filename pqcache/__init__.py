@@ -1,7 +1,7 @@
 """pqcache keeps lake Parquet (HDFS, S3) on local disk, whole and fresh, and trains from it.
 
 >>> import pqcache
->>> pqcache.sync("cache/shop", "lake/shop").unchanged  # or hdfs://namenode:8020/warehouse/shop, s3://lake/shop
+>>> pqcache.sync("lake/shop", "cache/shop").unchanged  # or hdfs://namenode:8020/warehouse/shop, s3://lake/shop
 6
 >>> pqcache.repartition("cache/shop", row_group_size=128 << 20).files_after
 3

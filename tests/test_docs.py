@@ -185,7 +185,7 @@ def test_the_readme_runs(lake: Path) -> None:
 @pytest.mark.parametrize("page", pages_with("")[1:], ids=lambda page: page.name)
 def test_what_docs_show_runs(page: Path, lake: Path) -> None:
     if page.name != "quick-start.md":
-        sync_cache(lake / "cache" / "shop", str(lake / "lake" / "shop"))
+        sync_cache(str(lake / "lake" / "shop"), lake / "cache" / "shop")
     assert run_page(page, lake, "", {})
 
 
@@ -357,7 +357,7 @@ def test_secret_options_are_secret() -> None:
 
 
 def test_the_format_page_has_every_field(lake: Path) -> None:
-    sync_cache(lake / "cache" / "shop", str(lake / "lake" / "shop"))
+    sync_cache(str(lake / "lake" / "shop"), lake / "cache" / "shop")
     index(lake / "cache" / "shop", keys=["title"])
     snapshot = lake / "cache" / "shop" / "current"
     page = FORMAT_PAGE.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -84,11 +83,10 @@ def sync(
     import pqcache
     from pqcache.console import terminal
 
-    where_from, target = (source, cache) if cache is not None else (None, Path(source))
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.sync(
-            target,
-            where_from,
+            source,
+            cache,
             where=where,
             columns=_names(columns),
             row_group_size=None if row_group_size is None else _size(row_group_size),

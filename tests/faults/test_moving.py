@@ -131,7 +131,7 @@ def test_a_file_overwritten_while_it_is_copied_is_fetched_again(remote: Remote, 
         shutil.rmtree(cache, ignore_errors=True)
         watch.read_bytes.clear()
         watch.once(lambda other=other: remote.put(BIG, other))  # type: ignore[misc]
-        pqcache.sync(cache, remote.url, retries=2)
+        pqcache.sync(remote.url, cache, retries=2)
         (made / BIG).write_bytes(other)
         assert check_whole(cache, [rows_at(made)]) == 0, f"version {number}"
         check_clean(cache)
@@ -142,7 +142,7 @@ def test_a_file_overwritten_while_it_is_copied_is_fetched_again(remote: Remote, 
 def test_a_file_that_vanishes_while_it_is_copied_is_named(remote: Remote, watch: Watch, tmp_path: Path) -> None:
     made, cache = tmp_path / "made", tmp_path / "cache"
     put_all(made, remote, big(1))
-    pqcache.sync(cache, remote.url)
+    pqcache.sync(remote.url, cache)
     old = rows_at(made)
     remote.put(BIG, big(2))
     watch.once(lambda: remote.delete(BIG))
@@ -160,7 +160,7 @@ def test_a_file_that_vanishes_while_it_is_copied_is_named(remote: Remote, watch:
 def test_a_file_that_keeps_changing_is_named(remote: Remote, watch: Watch, tmp_path: Path) -> None:
     made, cache = tmp_path / "made", tmp_path / "cache"
     put_all(made, remote, big(1))
-    pqcache.sync(cache, remote.url)
+    pqcache.sync(remote.url, cache)
     old = rows_at(made)
     remote.put(BIG, big(2))
     versions = iter(range(3, 100))
@@ -198,7 +198,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(remote: Remote, watch:
         watch.read_bytes.clear()
         watch.once(lost, after=1_500_000)
         with pytest.raises(pqcache.SourceDenied):
-            pqcache.sync(cache, remote.url, jobs=1)
+            pqcache.sync(remote.url, cache, jobs=1)
         watch.at = lambda path, offset: None
         watch.read_bytes.clear()
         return max(path.stat().st_size for path in (cache / "tmp").rglob("*.part"))
@@ -234,7 +234,7 @@ def test_the_beginning_of_a_download_is_not_trusted_after_a_restart(
 
     watch.once(lost, after=1_000_000)
     with pytest.raises(pqcache.SourceDenied):
-        pqcache.sync(cache, str(lake))
+        pqcache.sync(str(lake), cache)
     (part,) = (cache / "tmp").rglob("*.part")
     part.write_bytes(bytes(part.stat().st_size))
     monkeypatch.setattr(workdir, "_boot_id", lambda: "another0")
@@ -286,7 +286,7 @@ def test_a_local_file_changes_at_any_moment(change: Change, after: int | None, w
 
     if after:
         watch.once(lambda: change(lake / BIG), after=after)
-    pqcache.sync(cache, str(lake), on_event=on_event, retries=1)
+    pqcache.sync(str(lake), cache, on_event=on_event, retries=1)
     versions = [first] if after is None else [rows_at(lake)]
     assert check_whole(cache, versions) == 0
     pqcache.sync(cache)
@@ -298,7 +298,7 @@ def test_a_local_file_changes_at_any_moment(change: Change, after: int | None, w
 def test_a_partition_that_vanishes_while_it_is_copied(row_group_size: int | None, watch: Watch, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     write_day(lake, "2026-11-01", files=2, rows=50)
-    pqcache.sync(cache, str(lake), row_group_size=row_group_size)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size)
     old = rows_at(lake)
     (lake / BIG).parent.mkdir()
     (lake / BIG).write_bytes(big(1))
@@ -319,7 +319,7 @@ def test_the_checks_see_a_mixture(watch: Watch, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(LocalSource, "stat", lambda self, path: identity)
     watch.once(lambda: same_time(lake / BIG), after=1_500_000)
     before = rows_at(lake)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     with pytest.raises(AssertionError, match="neither"):
         check_whole(cache, [before, rows_at(lake)])
 
@@ -348,7 +348,7 @@ def test_marker(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
     (lake / "dt=2026-11-04" / "_SUCCESS").unlink()
     without = {name: rows for name, rows in rows_at(lake).items() if name != "dt=2026-11-04"}
-    report = pqcache.sync(cache, str(lake), marker="_SUCCESS")
+    report = pqcache.sync(str(lake), cache, marker="_SUCCESS")
     assert report.added == 6
     assert check_whole(cache, [without]) == 0
     (lake / "dt=2026-11-04" / "_SUCCESS").touch()
@@ -374,7 +374,7 @@ def test_marker(tmp_path: Path) -> None:
     for marker in lake.rglob("_SUCCESS"):
         marker.unlink()
     with pytest.raises(pqcache.SourceIncomplete, match="has to wait") as error:
-        pqcache.sync(tmp_path / "other", str(lake), marker="_SUCCESS")
+        pqcache.sync(str(lake), tmp_path / "other", marker="_SUCCESS")
     assert error.value.exit_code == 3
     assert pqcache.sync(cache, marker="").snapshot
     assert read_config(cache).marker is None
@@ -387,9 +387,9 @@ def test_marker_above_the_files(tmp_path: Path) -> None:
         (lake / "dt=2026-11-01" / f"dt=h{hour}" / "_SUCCESS").unlink()
     (lake / "_SUCCESS").touch()  # of a job long ago: says nothing about partitions
     with pytest.raises(pqcache.SourceIncomplete):
-        pqcache.sync(cache, str(lake), marker="_SUCCESS")
+        pqcache.sync(str(lake), cache, marker="_SUCCESS")
     (lake / "dt=2026-11-01" / "_SUCCESS").touch()
-    assert pqcache.sync(cache, str(lake), marker="_SUCCESS").added == 2
+    assert pqcache.sync(str(lake), cache, marker="_SUCCESS").added == 2
 
 
 @pytest.mark.parametrize("row_group_size", [None, 16 << 10])
@@ -401,7 +401,7 @@ def test_settle(row_group_size: int | None, tmp_path: Path) -> None:
     young = lake / "dt=2026-11-04" / "part-00001.parquet"
     young.touch()
     settled = {**rows_at(lake), "dt=2026-11-04": shop_table(4000, 20).replace_schema_metadata()}
-    report = pqcache.sync(cache, str(lake), settle=600, row_group_size=row_group_size)
+    report = pqcache.sync(str(lake), cache, settle=600, row_group_size=row_group_size)
     assert report.added == 7
     assert check_whole(cache, [settled]) == 0
     os.utime(young, (old, old))
@@ -422,12 +422,12 @@ def test_settle(row_group_size: int | None, tmp_path: Path) -> None:
 def test_settle_takes_nothing_from_a_young_source(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
     with pytest.raises(pqcache.SourceIncomplete, match="has to wait"):
-        pqcache.sync(cache, str(lake), settle=600)
+        pqcache.sync(str(lake), cache, settle=600)
 
 
 def test_max_delete(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     everything = rows_at(lake)
     shutil.copytree(lake, tmp_path / "backup")
     shutil.rmtree(lake / "dt=2026-11-01")
@@ -460,7 +460,7 @@ def test_a_touched_file_does_not_switch_the_guard_off(tmp_path: Path, partitione
     directory.mkdir(parents=True)
     for number in range(10):
         pq.write_table(pa.table({"n": [number]}), directory / f"{number}.parquet")
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     for number in range(1, 10):
         (directory / f"{number}.parquet").unlink()
     pq.write_table(pa.table({"n": [100, 101]}), directory / "0.parquet")
@@ -473,7 +473,7 @@ def test_a_touched_file_does_not_switch_the_guard_off(tmp_path: Path, partitione
 
 def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake), max_delete="0")
+    pqcache.sync(str(lake), cache, max_delete="0")
     for day in range(1, 5):
         rewrite_day(lake, f"2026-11-{day:02d}", files=2)
     report = pqcache.sync(cache)
@@ -500,17 +500,17 @@ def test_snapshots_are_collected_after_the_clock_stepped_back(tmp_path: Path, mo
     monkeypatch.setattr(pqcache.Cache, "new_snapshot_id", earlier)
     for number in range(5):
         rewrite_day(lake, "2026-11-01", seed=number + 20)
-        pqcache.sync(cache, str(lake), keep=2)
+        pqcache.sync(str(lake), cache, keep=2)
     assert len(list((cache / "snapshots").iterdir())) == 2
     assert check_whole(cache, [rows_at(lake)]) == 0
 
 
 def test_another_source_by_mistake_is_refused_and_forgotten(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     write_day(tmp_path / "wrong", "2031-01-01", files=1, rows=3)
     with pytest.raises(pqcache.SourceIncomplete):
-        pqcache.sync(cache, str(tmp_path / "wrong"))
+        pqcache.sync(str(tmp_path / "wrong"), cache)
     assert read_config(cache).source == str(lake)
     assert not pqcache.sync(cache).published
 
@@ -521,7 +521,7 @@ def test_a_local_listing_survives_what_it_does_not_need(tmp_path: Path) -> None:
     (lake / ".#notes").symlink_to("user@host.1234:1690000000")
     (lake / "dt=2026-11-01" / "_latest").symlink_to("gone")
     os.mkfifo(lake / "dt=2026-11-01" / ".pipe")
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     (lake / "dt=2026-11-02" / "part-00009.parquet").symlink_to("gone")
     with pytest.raises(pqcache.PqcacheError, match=r"part-00009\.parquet"):
         pqcache.sync(cache)
@@ -530,7 +530,7 @@ def test_a_local_listing_survives_what_it_does_not_need(tmp_path: Path) -> None:
 def test_a_file_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing during which something vanished is no listing: it is made again, or the file is named."""
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     real, done = LocalSource._identity, []
 
     def identity(self: LocalSource, path: str, status: os.stat_result) -> object:
@@ -590,12 +590,12 @@ def test_hostile_keys_in_a_real_bucket(s3_bucket: Bucket, tmp_path: Path) -> Non
     content = big(1, 10)
     prefix = "wh/shop/"
     s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=f"{prefix}dt=1/ok.parquet", Body=content)
-    pqcache.sync(cache, f"{s3_bucket.url}/wh/shop")
+    pqcache.sync(f"{s3_bucket.url}/wh/shop", cache)
     before = state_of(house / "cache" / "snapshots")
     for number, key in enumerate(HOSTILE):
         s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=prefix + key, Body=content)
         with pytest.raises(pqcache.SourceError) as error:
-            pqcache.sync(house / "new" if number % 2 else cache, f"{s3_bucket.url}/wh/shop")
+            pqcache.sync(f"{s3_bucket.url}/wh/shop", house / "new" if number % 2 else cache)
         message = str(error.value)
         assert message.isprintable(), f"{message!r}"
         assert "rename" in message
@@ -617,7 +617,7 @@ def test_hostile_names_on_hdfs(request: pytest.FixtureRequest, tmp_path: Path) -
     for remote in make_remote("webhdfs", request, tmp_path):
         remote.put("dt=1/ok.parquet", big(1, 10))
         cache = tmp_path / "cache"
-        pqcache.sync(cache, remote.url)
+        pqcache.sync(remote.url, cache)
         for name in ("dt=1/ev\nil.parquet", "dt=1/ev\x1bil.parquet"):
             remote.put(name, big(1, 10))
             with pytest.raises(pqcache.SourceError, match="control character") as error:
@@ -631,7 +631,7 @@ def test_hostile_names_on_hdfs(request: pytest.FixtureRequest, tmp_path: Path) -
 
 def test_a_local_name_that_is_no_text(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     old = rows_at(lake)
     odd = os.fsencode(lake / "dt=2026-11-01") + b"/ev\xffil.parquet"
     with open(odd, "wb") as file:
@@ -660,11 +660,11 @@ def test_names_that_differ_only_in_case(
         (lake / name).parent.mkdir(parents=True, exist_ok=True)
         (lake / name).write_bytes(big(number, 10))
     if sorted(os.listdir(lake)) == sorted({name.partition("/")[0] for name in names}):
-        pqcache.sync(tmp_path / "cache", str(lake))
+        pqcache.sync(str(lake), tmp_path / "cache")
         assert check_whole(tmp_path / "cache", [rows_at(lake)]) == 0
     monkeypatch.setattr(safety_checks, "folds_case", lambda directory: True)
     with pytest.raises(pqcache.SourceError, match="case"):
-        pqcache.sync(tmp_path / "other", str(lake))
+        pqcache.sync(str(lake), tmp_path / "other")
     assert not (tmp_path / "other" / "current").exists()
 
 
@@ -685,7 +685,7 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("name", ["tmp", "snapshots", "lock", "history.jsonl.zst", "pqcache.toml"])
 def test_a_part_of_the_cache_that_is_a_link_is_refused(name: str, outside: Path, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     write_day(lake, "2026-11-01", files=2, rows=20, first=1000, seed=3)
     moved = tmp_path / "moved"
     (cache / name).rename(moved)
@@ -698,7 +698,7 @@ def test_a_part_of_the_cache_that_is_a_link_is_refused(name: str, outside: Path,
 
 def test_links_in_tmp_are_removed_and_not_followed(outside: Path, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     write_day(lake, "2026-11-01", files=2, rows=20, first=1000, seed=3)
     source = LocalSource(str(lake), {})
     keys = [workdir.file_key(str(lake), file) for file in source.list() if "2026-11-01" in file.path]
@@ -734,7 +734,7 @@ def test_links_in_tmp_are_removed_and_not_followed(outside: Path, tmp_path: Path
 def test_links_in_the_current_snapshot_are_not_taken_for_data(what: str, outside: Path, tmp_path: Path) -> None:
     """What was replaced by a link is fetched again; what the link points at is neither published nor touched."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake), keep=1)
+    pqcache.sync(str(lake), cache, keep=1)
     snapshot = (cache / "current").resolve()
     victim = {
         "file": snapshot / "dt=2026-11-02" / "part-00000.parquet",
@@ -771,7 +771,7 @@ ELSEWHERE = ["{outside}/lake", "snapshots/../../outside/lake", "/", "snapshots/"
 @pytest.mark.parametrize("target", ELSEWHERE)
 def test_a_current_that_points_elsewhere_is_not_followed(target: str, outside: Path, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     (cache / "current").unlink()
     (cache / "current").symlink_to(target.format(outside=outside))
     with pytest.raises(pqcache.CacheError, match="current"):

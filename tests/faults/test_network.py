@@ -65,7 +65,7 @@ class Store:
     def sync(self, **how: object) -> list[Event]:
         """Sync through the proxy; return the events."""
         events: list[Event] = []
-        pqcache.sync(self.cache, self.url, on_event=events.append, **{"timeout": TIMEOUT, **how})  # type: ignore[arg-type]
+        pqcache.sync(self.url, self.cache, on_event=events.append, **{"timeout": TIMEOUT, **how})  # type: ignore[arg-type]
         return events
 
     def restore(self) -> None:
@@ -450,7 +450,7 @@ def test_a_wrong_byte_in_a_rewrite_is_an_error_with_a_name(
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
             proxy.rule(faults.flip(4), method="GET", path=r"part-00001\.parquet$")
             with pytest.raises(pqcache.PqcacheError) as error:
-                pqcache.sync(cache, remote.url, row_group_size=16 << 10)
+                pqcache.sync(remote.url, cache, row_group_size=16 << 10)
             assert "part-00001.parquet" in str(error.value)
             assert not (cache / "current").exists()
             proxy.clear()
@@ -474,7 +474,7 @@ def test_a_wrong_byte_on_a_datanode_is_seen(request: pytest.FixtureRequest, tmp_
             file.seek(MIDDLE)
             file.write(bytes([content[MIDDLE] ^ 0xFF]))
         with pytest.raises(pqcache.SourceError, match=re.escape(BIG)):
-            pqcache.sync(cache, remote.url, retries=1, timeout=10)
+            pqcache.sync(remote.url, cache, retries=1, timeout=10)
         assert not (cache / "current").exists()
 
 

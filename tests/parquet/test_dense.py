@@ -130,7 +130,7 @@ def test_files_without_an_arrow_schema(tmp_path: Path) -> None:
 
 def test_a_cache_remembers_and_syncs_alike(lake: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     pqcache.repartition(cache, row_group_size=LIMIT, dense=["tokens"], narrow=True)
     assert read_config(cache).dense == {"tokens": "uint16[32]"}
     assert not pqcache.sync(cache).published

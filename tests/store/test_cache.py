@@ -20,7 +20,7 @@ from tests.datasets import rows_of, write_day, write_shop
 
 @pytest.fixture
 def cache(tmp_path: Path) -> pqcache.Cache:
-    pqcache.sync(tmp_path / "cache", str(write_shop(tmp_path / "shop")))
+    pqcache.sync(str(write_shop(tmp_path / "shop")), tmp_path / "cache")
     return pqcache.Cache.open(tmp_path / "cache")
 
 
@@ -160,7 +160,7 @@ def test_nothing_but_the_torch_companion_needs_torch(tmp_path: Path) -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import pqcache, pqcache.cli, pqcache.console.terminal\n"
         "import pqcache.reader.order.order, pqcache.reader.shuffle.lane_reader\n"
-        f"pqcache.sync({str(tmp_path / 'c')!r}, {str(shop)!r}, row_group_size=65536)\n"
+        f"pqcache.sync({str(shop)!r}, {str(tmp_path / 'c')!r}, row_group_size=65536)\n"
         f"assert pqcache.inspect({str(tmp_path / 'c')!r}).rows == 3600\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

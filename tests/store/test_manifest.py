@@ -88,7 +88,7 @@ def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
         assert snapshot.check(ROW_GROUPS)
         return {entry.path: entry.checksum for entry in snapshot.manifest().files}
 
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     first = checksums()
     assert len(first) == 6
     for path, checksum in first.items():

@@ -129,7 +129,7 @@ def test_three_nodes_hold_the_whole_once(remote: Remote, tmp_path: Path) -> None
     remote.upload(shop)
     caches = [tmp_path / f"node{node}" for node in range(3)]
     for node, cache in enumerate(caches):
-        report = pqcache.sync(cache, remote.url, shard=f"{node}/3")
+        report = pqcache.sync(remote.url, cache, shard=f"{node}/3")
         assert report.shard == f"{node}/3"
     together(caches, shop)
     listings = {manifest_of(cache).listing for cache in caches}
@@ -158,7 +158,7 @@ def test_where_prunes_before_sharing_and_columns_and_rewriting_go_with_it(tmp_pa
     caches = [tmp_path / f"node{node}" for node in range(3)]
     for node, cache in enumerate(caches):
         how = {"where": "dt >= '2026-11-03' and price < 0.5", "columns": ["id", "price"], "marker": "_SUCCESS"}
-        pqcache.sync(cache, str(shop), shard=f"{node}/3", row_group_size=64 << 10, **how)  # type: ignore[arg-type]
+        pqcache.sync(str(shop), cache, shard=f"{node}/3", row_group_size=64 << 10, **how)  # type: ignore[arg-type]
         recipes = {entry.recipe for entry in manifest_of(cache).files}
         assert len(recipes) == 1
         assert "row_group_size" in recipes.pop()
@@ -178,7 +178,7 @@ def test_where_prunes_before_sharing_and_columns_and_rewriting_go_with_it(tmp_pa
 def test_another_number_of_nodes_keeps_what_it_can_and_asks_first(tmp_path: Path) -> None:
     shop = write_uneven(tmp_path / "shop")
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(shop), shard="0/2")
+    pqcache.sync(str(shop), cache, shard="0/2")
     held = set(files_of(cache / "current"))
     with pytest.raises(SourceIncomplete, match=r"--shard 1/2 \(before: 0/2\).*--force"):
         pqcache.sync(cache, shard="1/2")
@@ -203,7 +203,7 @@ def test_files_that_change_nodes_do_not_count_as_dropped(tmp_path: Path) -> None
         write_day(shop, f"2026-11-0{i + 1}", files=1, first=i * 1000)
     caches = [tmp_path / f"node{node}" for node in range(2)]
     for node, cache in enumerate(caches):
-        pqcache.sync(cache, str(shop), shard=f"{node}/2", max_delete="0")
+        pqcache.sync(str(shop), cache, shard=f"{node}/2", max_delete="0")
     for i in range(6, 9):
         write_day(shop, f"2026-11-0{i + 1}", files=1, first=i * 1000, rows=1500)
     reports = [pqcache.sync(cache) for cache in caches]
@@ -220,14 +220,14 @@ def test_a_share_without_a_file_is_refused(tmp_path: Path) -> None:
     for node in range(3):
         if node == 1:
             with pytest.raises(SourceIncomplete, match=r"--shard 1/3 is left without a file; 2 files .* fewer nodes"):
-                pqcache.sync(tmp_path / f"node{node}", str(shop), shard=f"{node}/3")
+                pqcache.sync(str(shop), tmp_path / f"node{node}", shard=f"{node}/3")
         else:
-            pqcache.sync(tmp_path / f"node{node}", str(shop), shard=f"{node}/3")
+            pqcache.sync(str(shop), tmp_path / f"node{node}", shard=f"{node}/3")
 
 
 def test_one_of_one_is_all(tmp_path: Path) -> None:
     shop = write_shop(tmp_path / "shop")
-    pqcache.sync(tmp_path / "cache", str(shop), shard="0/1")
+    pqcache.sync(str(shop), tmp_path / "cache", shard="0/1")
     assert rows_of(tmp_path / "cache" / "current") == rows_of(shop)
 
 

@@ -66,8 +66,8 @@ class SyncReport:
 
 
 def sync(
-    cache: str | os.PathLike[str],
-    source: str | None = None,
+    source: str | os.PathLike[str],
+    cache: str | os.PathLike[str] | None = None,
     *,
     where: str | None = None,
     columns: Sequence[str] | None = None,
@@ -94,8 +94,8 @@ def sync(
     and what is only about this run (``force``, ``jobs``, ``retries``, ``timeout``, ``wait``, ``dry_run``).
 
     Args:
+        source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
         cache: the cache's directory; made by the first run.
-        source: URL or path of the dataset.
         where: a condition; an empty string takes all again. Partitions, then row groups by their statistics, are
             left out before anything of them is fetched, and rows that do not satisfy it are filtered out.
         columns: fetch only these columns' bytes; an empty list takes all again.
@@ -116,7 +116,7 @@ def sync(
         dry_run: work out the report and change nothing.
         on_event: called with what happens, from several threads.
 
-    >>> report = sync("cache/shop", "lake/shop", where="dt >= '2026-11-02'", force=True)
+    >>> report = sync("lake/shop", "cache/shop", where="dt >= '2026-11-02'", force=True)
     >>> report.published, report.removed, report.rows
     (True, 2, 400)
     >>> sync("cache/shop").published  # nothing has changed
@@ -126,11 +126,13 @@ def sync(
     CacheLocked; the current snapshot stays as it was.
     """
     watch = Stopwatch()
-    if source is not None:
-        _check_order(os.fspath(cache), source)
-    target = CacheDirectory(cache_path(cache))
-    if source is None and not target.exists():
-        raise UsageError(cache, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {cache}")
+    url = None if cache is None else os.fspath(source)
+    place = source if cache is None else cache
+    if url is not None:
+        _check_order(url, os.fspath(place))
+    target = CacheDirectory(cache_path(place))
+    if url is None and not target.exists():
+        raise UsageError(place, "not a pqcache yet", f"name the source too: pqcache sync SOURCE {place}")
     given = {
         "where": where,
         "columns": None if columns is None else tuple(columns) or "",
@@ -149,10 +151,10 @@ def sync(
         # read under the lock: a run that was waited for may have changed both
         current = target.current() if target.exists() else None
         remembered = read_config(target.path) if target.exists() else None
-        config = updated(_merge(remembered, source, options), given)
+        config = updated(_merge(remembered, url, options), given)
         _check_apart(config.source, target.path)
         known = {**config.options, **(options or {})}
-        opened = open_source(source or config.source, known, timeout, config.hdfs_driver)
+        opened = open_source(url or config.source, known, timeout, config.hdfs_driver)
         stack.callback(opened.close)
         listing = list_source(opened, on_event, retries, config.where, config.columns)
         if not dry_run and not locked:
@@ -161,7 +163,7 @@ def sync(
             current = target.current()
             if current is not None:  # another first run was faster: what is taken is what it has left
                 remembered = read_config(target.path)
-                config = updated(_merge(remembered, source, options), given)
+                config = updated(_merge(remembered, url, options), given)
                 listing = list_source(opened, on_event, retries, config.where, config.columns)
         rewrite, counted = config.rewrite(), Counted(on_event)
         recipe = Recipe(listing.subset.recipe, rewrite.recipe if rewrite is not None else "")
@@ -298,20 +300,16 @@ def _merge(remembered: Config | None, source: str | None, options: Mapping[str, 
     return replace(remembered or Config(source=shown), source=shown, options=known)
 
 
-def _check_order(cache: str, source: str) -> None:
+def _check_order(source: str, cache: str) -> None:
     """Raise UsageError where the source was named as the cache, and the cache as the source."""
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", cache)  # Path makes one slash of two
     if scheme is not None and url_scheme(source) in ("", "file"):
-        what = f"{scheme[1]}://...: a cache is a local directory"
+        subject, reason = f"{scheme[1]}://...", "a cache is a local directory"
     elif cache_at(source) is not None and os.path.isdir(cache) and cache_at(cache) is None:
-        what = f"{source}: is a pqcache, and {cache} is none"
+        subject, reason = source, f"is a pqcache, and {cache} is none"
     else:
         return
-    raise UsageError(
-        "",
-        f"{what}",
-        "are the two the wrong way round? It is 'pqcache sync SOURCE CACHE', and in Python pqcache.sync(cache, source)",
-    )
+    raise UsageError(subject, reason, "are the two the wrong way round? It is 'pqcache sync SOURCE CACHE'")
 
 
 def _check_apart(source: str, cache: Path) -> None:

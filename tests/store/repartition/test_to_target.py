@@ -407,7 +407,7 @@ def test_free_space_is_measured_while_other_jobs_end(tmp_path: Path) -> None:
 
 def test_a_place_inside_the_source_cache_is_refused(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     for dest in (cache / "out", cache, cache / "snapshots" / "mine", cache / "tmp"):
         with pytest.raises(pqcache.UsageError, match=r"source"):
             pqcache.repartition(cache, dest)

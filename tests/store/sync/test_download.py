@@ -95,6 +95,6 @@ def test_only_what_nobody_reads_next_goes_past_the_cache(
     monkeypatch.setattr(download, "past_cache", lambda descriptor: asked.append(True) or real(descriptor))
     monkeypatch.setattr(download, "WORTH_DIRECT", 1)
     shop = write_shop(tmp_path / "shop")
-    pqcache.sync(tmp_path / "cache", str(shop), row_group_size=size)
+    pqcache.sync(str(shop), tmp_path / "cache", row_group_size=size)
     assert bool(asked) == expected
     assert rows_of(tmp_path / "cache" / "current") == rows_of(shop)

@@ -56,7 +56,7 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, shop: Path) -> Path:
-    pqcache.sync(tmp_path / "cache", str(shop))
+    pqcache.sync(str(shop), tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -110,7 +110,7 @@ def test_a_rewritten_cache_with_every_kind_of_column_is_well(tmp_path: Path) -> 
     (tmp_path / "s" / "p=1").mkdir(parents=True)
     for number in range(2):
         pq.write_table(table, tmp_path / "s" / "p=1" / f"{number}.parquet", row_group_size=200)
-    pqcache.sync(tmp_path / "c", str(tmp_path / "s"))
+    pqcache.sync(str(tmp_path / "s"), tmp_path / "c")
     assert pqcache.verify(tmp_path / "c", deep=True).damage == ()
     pqcache.repartition(tmp_path / "c", row_group_size=100_000, dense=["vector"])
     assert pqcache.verify(tmp_path / "c", deep=True).damage == ()
@@ -494,7 +494,7 @@ def test_a_manifest_that_is_gone(cache: Path, snapshot: Snapshot) -> None:
 
 def test_files_looked_at_together_are_found_one_by_one(cache: Path, snapshot: Snapshot, tmp_path: Path) -> None:
     """A quick verify asks for several files at once, and for each of them where not all are well."""
-    pqcache.sync(tmp_path / "many", str(write_shop(tmp_path / "much", days=5, files=4, rows=10)))
+    pqcache.sync(str(write_shop(tmp_path / "much", days=5, files=4, rows=10)), tmp_path / "many")
     many = pqcache.Cache(tmp_path / "many").snapshot()
     paths = files_of(many.path)
     other = (many.path / paths[8]).read_bytes()
