@@ -18,7 +18,7 @@ NAMES = sorted(
     for path in PACKAGE.rglob("*.py")
     if ">>> " in path.read_text()
 )
-PUBLIC = [pqcache.sync, pqcache.repartition, pqcache.inspect, pqcache.verify, pqcache.gc, pqcache.history]
+PUBLIC = [pqcache.sync, pqcache.repartition, pqcache.inspect, pqcache.verify, pqcache.gc, pqcache.log]
 
 
 def module_of(name: str) -> ModuleType:

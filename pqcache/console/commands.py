@@ -331,7 +331,7 @@ def log(
     import pqcache
     from pqcache.console import terminal
 
-    records = pqcache.history(cache)[-last:]
+    records = pqcache.log(cache)[-last:]
     if json:
         for record in records:
             terminal.print_json(record)

@@ -42,12 +42,12 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return what each run did to a cache, oldest first; raises CacheError where there is none.
 
     A run that was killed after it published and before it wrote its record is there with what its snapshot tells.
 
-    >>> [(run["command"], run["added"]) for run in history("cache/shop")]
+    >>> [(run["command"], run["added"]) for run in log("cache/shop")]
     [('sync', 6)]
     """
     opened = CacheDirectory.open(os.fspath(cache))

@@ -400,7 +400,7 @@ def test_misplaced_secrets_are_refused_unshown(
         pqcache.sync(source, None if cache is None else tmp_path / cache, options=options)
     assert "HUSH" not in str(error.value)
     assert not (tmp_path / "c").exists()
-    for command in (pqcache.gc, pqcache.history):
+    for command in (pqcache.gc, pqcache.log):
         with pytest.raises(pqcache.PqcacheError) as error:
             command("hdfs://u:HUSH@127.0.0.1:1/x")
         assert "HUSH" not in str(error.value)
@@ -457,12 +457,12 @@ def test_a_run_that_was_killed_before_its_record_is_in_the_history(
     second = pqcache.sync(cache)
     (cache / "history.jsonl.zst").write_bytes(recorded)  # as if it had been killed just before
     for _ in range(2):
-        shown = pqcache.history(cache)
+        shown = pqcache.log(cache)
         assert [record["snapshot"] for record in shown[:2]] == [first.snapshot, second.snapshot]
         assert shown[1]["interrupted"]
         assert shown[1]["rows"] == second.rows
         pqcache.sync(cache)  # finds nothing to do, and writes what was missing
         assert read_history(cache)[1] == shown[1]
     assert len(read_history(cache)) == 4
-    terminal.print_history(pqcache.history(cache))
+    terminal.print_history(pqcache.log(cache))
     assert capsys.readouterr().out.count("killed") == 1

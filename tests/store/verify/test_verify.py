@@ -365,7 +365,7 @@ def test_repair_fetches_just_the_damaged_files(cache: Path, shop: Path, snapshot
     assert len(after) == 4
     assert {path for path in after if after[path] != inodes.get(path)} == {*flipped, missing}
     assert pqcache.verify(cache, deep=True).damage == ()
-    assert pqcache.history(cache)[-1]["command"] == "repair"
+    assert pqcache.log(cache)[-1]["command"] == "repair"
     assert pqcache.verify(cache, source=True).changed == ("dt=2026-11-02/new.parquet",)
 
 
