@@ -53,8 +53,8 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.repartition.to_target import RepartitionReport as RepartitionReport
     from pqcache.store.selected_rows import SelectedRows as SelectedRows
     from pqcache.store.snapshot import Snapshot as Snapshot
-    from pqcache.store.sync.command import SyncReport as SyncReport
     from pqcache.store.sync.command import sync as sync
+    from pqcache.store.sync.run import SyncReport as SyncReport
     from pqcache.store.verify.command import VerifyReport as VerifyReport
     from pqcache.store.verify.command import verify as verify
     from pqcache.units import parse_size as parse_size

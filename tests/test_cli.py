@@ -119,7 +119,7 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
     for arguments, part in [
         (["sync", "gs://bucket/x", cache], "unknown scheme gs://"),
         (["sync", cache], "not a pqcache yet"),
-        (["sync", shop, cache, "--row-group-size", "5x"], "'5x' is not a size"),
+        (["sync", shop, cache, "--row-group-size", "5x"], "'5x': not a size; write it like"),
         (["sync", shop, cache, "--row-group-size", "0"], "too small"),
         (["sync", shop, cache, "--where", "dt >"], "not a complete condition"),
         (["sync", shop, cache, "--where", "region = 'kr'"], "there is no column region; there are: id, "),

@@ -228,7 +228,7 @@ def inspect(
         return _show(difference.to_dict(), json, False, lambda: show.print_difference(difference))
     with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
-            looked = views.look(target, _options(option), jobs, on_event)
+            looked = views.open_dataset(target, _options(option), jobs, on_event)
         else:
             found = pqcache.inspect(target, options=_options(option), block_size=limit, jobs=jobs, on_event=on_event)
             training = forecast(target)

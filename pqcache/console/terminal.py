@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # rich takes its time to import: only what is more than plain
     from pqcache.store.keys.command import IndexReport
     from pqcache.store.repartition.dense_columns import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
-    from pqcache.store.sync.command import SyncReport
+    from pqcache.store.sync.run import SyncReport
     from pqcache.store.verify.command import VerifyReport
 
 _LINE_SECONDS = 60.0  # how often a run without a terminal says where it is

@@ -506,12 +506,12 @@ def test_the_checks_see_a_wrong_row(store: Store, monkeypatch: pytest.MonkeyPatc
 
     other = store.another_version()
 
-    def blind(source: object, file: object, part: Path, *_: object) -> download.Copied:
-        part.write_bytes(other)
-        metadata, schema = download._footer(source, file, part)  # type: ignore[arg-type]
-        return download.Copied(file, metadata, schema, download.checksum_of(part))  # type: ignore[arg-type]
+    def blind(transfer: download._Transfer) -> download.Downloaded:
+        transfer.part.write_bytes(other)
+        metadata, schema = download._footer(transfer, b"")
+        return download.Downloaded(transfer.file, metadata, schema, download.checksum_of(transfer.part))
 
-    monkeypatch.setattr(download, "_fetch_version", blind)
+    monkeypatch.setattr(download, "_download_version", blind)
     store.sync()
     with pytest.raises(AssertionError, match="neither the old rows nor the new"):
         store.check_new()

@@ -200,7 +200,7 @@ def test_wrong_names_are_refused(lake: Path, tmp_path: Path, monkeypatch: pytest
     def dense(*columns: str, **more: Any) -> None:
         pqcache.repartition(lake, tmp_path / "out", dense=columns or None, **more)
 
-    with pytest.raises(pqcache.UsageError, match="--dense nope: that column is not there; there are id, tokens"):
+    with pytest.raises(pqcache.UsageError, match="--dense nope: there is no column of this name; there are id, tokens"):
         dense("nope")
     with pytest.raises(pqcache.UsageError, match="--dense title: it is string; only lists of numbers"):
         dense("title")

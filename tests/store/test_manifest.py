@@ -30,12 +30,12 @@ _SOURCE = st.builds(
 )
 _ENTRY = st.builds(
     FileEntry,
-    st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
-    st.integers(0, 2**62),
-    st.integers(0, 2**62),
-    st.integers(0, 2**31),
-    st.lists(_SOURCE, max_size=3).map(tuple),
-    st.sampled_from(["", "row_group_size=134217728"]),
+    path=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+    size=st.integers(0, 2**62),
+    rows=st.integers(0, 2**62),
+    row_groups=st.integers(0, 2**31),
+    sources=st.lists(_SOURCE, max_size=3).map(tuple),
+    recipe=st.sampled_from(["", "row_group_size=134217728"]),
 )
 
 
@@ -79,7 +79,7 @@ def test_damage_and_other_formats_are_named(tmp_path: Path) -> None:
 
 
 def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
-    """Copied, subset and rewritten files have theirs; a file that stays, or is linked, keeps what was recorded."""
+    """Copied, subset and rewritten files have theirs; a file that is kept, or linked, has what was recorded."""
     shop, cache = write_shop(tmp_path / "shop", days=2), tmp_path / "cache"
 
     def checksums() -> dict[str, str]:

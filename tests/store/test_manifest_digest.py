@@ -134,7 +134,7 @@ def test_another_recipe_is_seen(snapshot: Snapshot) -> None:
 
 
 def test_a_snapshot_from_before_there_were_summaries(snapshot: Snapshot) -> None:
-    """It is compared file by file, stays as it is, and is no damage."""
+    """It is compared file by file, is kept, and is no damage."""
     (snapshot.path / SUMMARY).unlink()
     checksums = json.loads((snapshot.path / CHECKSUMS).read_text())
     del checksums[SUMMARY]

@@ -18,7 +18,7 @@ from pqcache.errors import SourceIncomplete, UsageError
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
-from pqcache.store.shard import WHOLE, Shard, listing_digest, owners, parse_shard
+from pqcache.store.shard import MIN_PARTS, Shard, listing_digest, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.remote import Remote, make_remote
 
@@ -69,12 +69,12 @@ def test_shares_differ_from_the_mean_by_at_most_a_file(table: Partitions, n: int
     found = owners(files(table), n)
     for file in files(table):
         loads[found[file.path]] += file.identity.size
-    assert max(abs(load - mean) for load in loads) <= max(largest(table), mean / WHOLE) + 1e-6
+    assert max(abs(load - mean) for load in loads) <= max(largest(table), mean / MIN_PARTS) + 1e-6
 
 
 @given(st.integers(1, 6), st.integers(3, 8))
-def test_small_partitions_stay_whole(per_partition: int, n: int) -> None:
-    table = {f"dt={day}": [100] * per_partition for day in range(n * WHOLE)}
+def test_small_partitions_are_not_cut(per_partition: int, n: int) -> None:
+    table = {f"dt={day}": [100] * per_partition for day in range(n * MIN_PARTS)}
     found = owners(files(table), n)
     nodes_of: dict[str, set[int]] = {}
     for path, node in found.items():
@@ -84,7 +84,7 @@ def test_small_partitions_stay_whole(per_partition: int, n: int) -> None:
 
 @given(tables, sizes, nodes, st.booleans())
 @settings(max_examples=300)
-def test_a_change_moves_few_of_the_files_that_stay(table: Partitions, new: list[int], n: int, there: bool) -> None:
+def test_a_change_moves_few_of_the_other_files(table: Partitions, new: list[int], n: int, there: bool) -> None:
     """Adding ``new`` bytes, or the same read the other way, removing them: (n - 1) / 2 times as many at most.
 
     Each cut may besides move the file, or the small partition, in which it lies.
@@ -93,7 +93,7 @@ def test_a_change_moves_few_of_the_files_that_stay(table: Partitions, new: list[
     grown = {**table, directory: [*table.get(directory, []), *new]}
     before, after = owners(files(table), n), owners(files(grown), n)
     moved = sum(f.identity.size for f in files(table) if before[f.path] != after[f.path])
-    unit = max(largest(grown), size_of(grown) / n / WHOLE)
+    unit = max(largest(grown), size_of(grown) / n / MIN_PARTS)
     assert moved <= (n - 1) * (sum(new) / 2 + 2 * unit) + 1e-6
 
 
@@ -171,7 +171,7 @@ def test_where_prunes_before_sharing_and_columns_and_rewriting_go_with_it(tmp_pa
     assert sorted(rows) == wanted.fetchall()
     assert all(rows_of(cache / "current") for cache in caches)
     before = manifest_of(caches[0])
-    pqcache.repartition(caches[0], row_group_size=128 << 10)  # what is known of the share stays known
+    pqcache.repartition(caches[0], row_group_size=128 << 10)  # the share is remembered
     assert (manifest_of(caches[0]).shard, manifest_of(caches[0]).listing) == ("0/3", before.listing)
 
 

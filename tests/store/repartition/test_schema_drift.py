@@ -327,7 +327,9 @@ def test_items_of_lists_that_have_other_names(tmp_path: Path, first: int, compat
 
 
 @pytest.mark.parametrize("shuffle", [None, 7])
-def test_what_is_brought_to_one_schema_stays_in_order_and_full(tmp_path: Path, shuffle: int | None) -> None:
+def test_files_rewritten_to_one_schema_keep_their_order_and_full_row_groups(
+    tmp_path: Path, shuffle: int | None
+) -> None:
     source, cache = tmp_path / "in", tmp_path / "cache"
     source.mkdir()
     add_day(source, 0, numbers(pa.int32()), numbers(pa.int32(), ROWS))

@@ -1,4 +1,4 @@
-"""Sync against every store: what a run brings, and what the next one leaves alone."""
+"""Sync against every store: what a run downloads, and what the next one keeps."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_where_takes_partitions_and_is_remembered(remote: Remote, shop: Path, tm
     assert rows_of(cache / "current") == rows_of(shop)
 
 
-def test_repartitioned_cache_stays_incremental(remote: Remote, shop: Path, tmp_path: Path) -> None:
+def test_a_repartitioned_cache_is_synced_incrementally(remote: Remote, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     remote.upload(shop)
     report, _ = sync(remote.url, cache, row_group_size=64 << 10)
@@ -321,7 +321,7 @@ def test_options_and_secrets(shop: Path, tmp_path: Path) -> None:
 
 def test_cache_and_source_must_lie_apart(shop: Path) -> None:
     for inside in (shop / "cache", shop, shop.parent):
-        with pytest.raises(pqcache.UsageError, match=r"apart|not empty"):
+        with pytest.raises(pqcache.UsageError, match=r"or holds it|not empty"):
             sync(str(shop), inside)
 
 
@@ -466,3 +466,29 @@ def test_a_run_that_was_killed_before_its_record_is_in_the_history(
     assert len(read_history(cache)) == 4
     terminal.print_history(pqcache.log(cache))
     assert capsys.readouterr().out.count("killed") == 1
+
+
+def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Path) -> None:
+    text, numbers = tmp_path / "text", tmp_path / "numbers"
+    pqcache.sync(shop, text, row_group_size="64KB", keep="3", settle="0s", wait="1m", timeout="30s", jobs="2")
+    pqcache.sync(shop, numbers, row_group_size=64 << 10, keep=3, settle=0, wait=60, timeout=30, jobs=2)
+    assert read_config(text) == read_config(numbers)
+    assert read_config(text).keep == 3
+    assert pqcache.gc(text, keep="1", older_than="48h", wait="1s").removed == ()
+    assert pqcache.inspect(text, block_size="64KB", jobs="2").block_size == 64 << 10
+    assert pqcache.repartition(text, row_group_size="1MB", jobs="2", wait="1s", shuffle="7").rows == 3600
+    for how in ({"wait": "soon"}, {"jobs": "many"}, {"row_group_size": "5x"}):
+        with pytest.raises(pqcache.UsageError, match=f"'{next(iter(how.values()))}': not a "):
+            pqcache.sync(text, **how)  # type: ignore[arg-type]
+
+
+def test_a_fallback_is_logged(shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(shop, cache)
+    with caplog.at_level("DEBUG", logger="pqcache"):
+        pqcache.sync(cache)
+        assert not [record for record in caplog.records if record.name == "pqcache.sync"]
+        (cache / "current" / "_pqcache" / "summary.json").write_text("{}")
+        pqcache.sync(cache)
+    assert "files are compared one by one: " in caplog.text
+    assert "summary.json: is not as it was written" in caplog.text
