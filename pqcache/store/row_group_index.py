@@ -1,7 +1,6 @@
 """The row-group index: one line per row group of a snapshot.
 
-Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it takes milliseconds whatever
-its size). Its columns:
+Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it does not read it). Its columns:
 
 ==================== ========= ==========================================================================
 file                 int32     position of the file in path order; in the file a dictionary of the paths
@@ -110,8 +109,8 @@ def build_index(root: Path, paths: Sequence[str], jobs: int = 8) -> Index:
 class IndexBuilder:
     """Collects files in any order and makes an index of them.
 
-    Rows wait in small lists per schema and are packed into Arrow tables every few thousand row groups, so
-    that 100,000 files do not mean 100,000 tables.
+    Rows are collected in lists per schema and packed into Arrow tables every few thousand row groups, so that there
+    are few tables however many files.
     """
 
     def __init__(self) -> None:
@@ -178,7 +177,7 @@ class IndexBuilder:
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
         schemas, parts = list(self._schemas), []
-        unify(schemas)  # before the statistics are joined: it names the files that do not fit
+        unify(schemas)  # before the statistics are joined, since this names the files that do not fit
         if self._tables:
             added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
             parts.append(_index_part(_join(self._tables), added))
@@ -187,7 +186,7 @@ class IndexBuilder:
             kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
             if max(kept, default=-1) >= 0:
                 parts.append(_index_part(previous.table, np.array(kept, np.int32)))
-                schemas.insert(0, (previous.paths[kept.index(max(kept))], _still_there(previous, parts[-1])))
+                schemas.insert(0, (previous.paths[kept.index(max(kept))], _schema_of_kept(previous, parts[-1])))
         columns = _join([BASE.empty_table(), *(part.table.slice(0, 0) for part in parts)]).schema
         return parts, unify(schemas), columns
 
@@ -209,7 +208,7 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise ParquetError("", f"the types of two files do not fit together: {error}") from error
+        raise ParquetError("row-group index", f"the types of two files do not fit together: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -241,7 +240,7 @@ def _merged(parts: Sequence[_IndexPart], files: int, columns: pa.Schema) -> Iter
         yield block.take(order).combine_chunks()
 
 
-def _still_there(previous: Index, part: _IndexPart) -> pa.Schema:
+def _schema_of_kept(previous: Index, part: _IndexPart) -> pa.Schema:
     """Return the previous schema without the columns that no kept row group has any more."""
     here = part.files >= 0
     if not here.any():

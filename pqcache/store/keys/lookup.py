@@ -1,13 +1,13 @@
-"""Key indexes: which rows have a key, found by binary search in files that are mapped into memory.
+"""Look up rows by key in key indexes: sorted files that are mapped into memory and searched by bisection.
 
     _pqcache/keys/user_id/
-      index.arrow      which rows of the snapshot each run is about
+      index.arrow      which rows of the snapshot each run has
       checksums.json   of index.arrow and of the runs
       0a1b2c3d.npy     a run: the keys of up to two million rows, sorted
 
-A run is sorted by itself, so building needs memory for a few runs and no merging, and a lookup searches each run whose
-keys may be those wanted: tens of microseconds each. The next snapshot links the runs whose rows it still has, and makes
-new ones for new rows only. ``docs/cache-format.md`` has the format.
+Each run is sorted on its own, so building needs memory for a few runs and no merging, and a lookup searches each run
+that may have the keys. The next snapshot links the runs whose rows it still has, and makes new ones for new rows only.
+``docs/cache-format.md`` describes the format.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
 def write_key_index(
     directory: Path, field: pa.Field, runs: Sequence[KeyRun], spans: pa.Table, known: Mapping[str, str]
 ) -> None:
-    """Write which runs there are and what they are about, durably; ``known`` has checksums of runs by file name."""
+    """Write ``index.arrow`` and the checksums, durably; ``known`` has checksums of runs by file name."""
     about = {"pqcache": json.dumps({"format": FORMAT, "runs": [asdict(run) for run in runs]})}
     about["pqcache.schema"] = pa.schema([field]).serialize().to_pybytes()
     with pa.OSFile(str(directory / _INDEX), "wb") as sink:
@@ -248,10 +248,12 @@ def write_key_index(
 
 
 def read_key_index(directory: Path) -> KeyIndex:
-    """Read which runs there are and what they are about; a damaged one raises DamagedError."""
+    """Return the key index in ``directory``; a damaged one raises DamagedError."""
     path = directory / _INDEX
     try:
-        with pa.ipc.open_file(pa.py_buffer(path.read_bytes())) as reader:  # mapping it takes longer, until 10 MB
+        with pa.ipc.open_file(
+            pa.py_buffer(path.read_bytes())
+        ) as reader:  # reading a small file is faster than mapping it
             spans = reader.read_all()
         metadata = spans.schema.metadata or {}
         about = json.loads(metadata[b"pqcache"])

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from pqcache.errors import (
     DISK_FULL,
@@ -112,13 +112,6 @@ class _Transfer:
         self.options.on_event(Advanced("fetch", amount))
 
 
-class _Received(NamedTuple):
-    """The checksum of what was downloaded, and its last bytes, if they are needed."""
-
-    checksum: str
-    tail: bytes
-
-
 class _Moved(PqcacheError):
     """The source file is no longer the one that was listed."""
 
@@ -186,10 +179,10 @@ def _download_version(transfer: _Transfer) -> Downloaded:
     """Download one version of a file; raises _Moved when the source has another version by the end."""
     file, options = transfer.file, transfer.options
 
-    def receive() -> _Received:
+    def receive() -> tuple[str, bytes]:
         if not options.subset.is_all:
             _download_subset(transfer)
-            return _Received(checksum_of(transfer.part), b"")
+            return checksum_of(transfer.part), b""
         received = _download_rest(transfer)
         if options.checksum:
             _check_md5(transfer)
@@ -198,8 +191,8 @@ def _download_version(transfer: _Transfer) -> Downloaded:
     for last in (False, True):
         error: PqcacheError | None = None
         try:
-            received = with_retries(receive, file.path, options.retries, options.on_event, lambda: transfer.size)
-            metadata, schema = _footer(transfer, received.tail)
+            checksum, tail = with_retries(receive, file.path, options.retries, options.on_event, lambda: transfer.size)
+            metadata, schema = _footer(transfer, tail)
         except (SourceChanged, SourceUnavailable) as failure:
             error = failure  # it may have failed because the file changed meanwhile: ask before raising it
         except ParquetError as failure:
@@ -207,12 +200,12 @@ def _download_version(transfer: _Transfer) -> Downloaded:
             transfer.advance(-transfer.size)
             transfer.part.unlink(missing_ok=True)  # damaged on its way? no run must build on it
         if error is None and not options.confirm:
-            return Downloaded(file, metadata, schema, received.checksum)
+            return Downloaded(file, metadata, schema, checksum)
         now = with_retries(lambda: transfer.source.stat(file.path), file.path, options.retries, options.on_event)
         if now != file.identity:
             raise _Moved(file.path, now)
         if error is None:
-            return Downloaded(file, metadata, schema, received.checksum)
+            return Downloaded(file, metadata, schema, checksum)
         if last or not isinstance(error, ParquetError):
             raise error
     raise AssertionError("unreachable")
@@ -230,8 +223,8 @@ def _download_subset(transfer: _Transfer) -> None:
     )
 
 
-def _download_rest(transfer: _Transfer) -> _Received:
-    """Download what ``part`` lacks and make it durable; return the checksum of the complete file, and its end.
+def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
+    """Download what ``part`` lacks and make it durable; return the checksum of the complete file, and its last bytes.
 
     Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
     only write the same bytes to the same places.
@@ -275,7 +268,7 @@ def _download_rest(transfer: _Transfer) -> _Received:
         if error.errno not in DISK_FULL:  # what fsync could not write is not reported twice: do not build on it
             part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
-    return _Received(text_of(seen), tail)
+    return text_of(seen), tail
 
 
 def _read_range(source: Source, file: SourceFile, offset: int) -> Iterator[memoryview]:

@@ -22,7 +22,7 @@ from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.listing import Listing, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync
 from pqcache.store.sync.run import CacheRun, Outcome
-from pqcache.store.sync.safety_checks import Waiting, check_case, check_deletions, files_to_take
+from pqcache.store.sync.safety_checks import WaitRules, check_case, check_deletions, files_to_take
 from pqcache.store.urls import redact
 
 log = logging.getLogger("pqcache.sync")
@@ -43,9 +43,9 @@ def sync_changes(run: CacheRun, state: SourceState) -> Outcome:
     manifest, intact = _read_current(current, run.options.on_event)
     if not dry_run:
         check_case(listing.files, config.source, run.cache.tmp_dir)
-    waiting = waiting_of(config)
-    plan = plan_for(config, listing, waiting, current, manifest, state.recipe)
-    digest = digest_of_shares(listing, config.shard, waiting, state.source.url)
+    rules = wait_rules(config)
+    plan = plan_for(config, listing, rules, current, manifest, state.recipe)
+    digest = digest_of_shares(listing, config.shard, rules, state.source.url)
     if manifest is not None and not run.options.force:
         changed = manifest.shard != config.shard and config.shard is not None
         was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
@@ -62,15 +62,15 @@ def sync_changes(run: CacheRun, state: SourceState) -> Outcome:
     return build_snapshot(run, plan, metadata, source=state.source, subset=listing.subset)
 
 
-def waiting_of(config: Config) -> Waiting:
-    """Return which files a cache does not take yet, as of now."""
-    return Waiting(config.marker, config.settle, time.time())
+def wait_rules(config: Config) -> WaitRules:
+    """Return the rules by which new files wait, as of now."""
+    return WaitRules(config.marker, config.settle, time.time())
 
 
 def plan_for(
     config: Config,
     listing: Listing,
-    waiting: Waiting,
+    rules: WaitRules,
     current: Snapshot | None,
     manifest: Manifest | None,
     recipe: Recipe,
@@ -83,7 +83,7 @@ def plan_for(
     damaged = find_damaged(current, held) if current is not None else frozenset()
     if damaged:
         log.debug("%s files of the current snapshot are not as recorded and are not kept", len(damaged))
-    files = files_to_take(listing.files, listing.paths, held, waiting)
+    files = files_to_take(listing.files, listing.paths, held, rules)
     if config.shard is not None:
         shard = parse_shard(config.shard)
         owner = owners(listing.files, shard.nodes)

@@ -12,7 +12,7 @@ from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.hive import is_data
 from pqcache.store.manifest import SourceFile
 from pqcache.store.shard import listing_digest, owners, parse_shard
-from pqcache.store.sync.safety_checks import Waiting, check_listing, files_to_take
+from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
 from pqcache.store.sync.subset import Subset, select
 from pqcache.units import format_count
 
@@ -55,7 +55,7 @@ def list_source(
     return Listing(files, [file.path for file in found], subset)
 
 
-def digest_of_shares(listing: Listing, shard: str | None, waiting: Waiting, url: str) -> str | None:
+def digest_of_shares(listing: Listing, shard: str | None, rules: WaitRules, url: str) -> str | None:
     """Return the digest of what is divided among nodes, or None where nothing is.
 
     A share without any file raises SourceIncomplete.
@@ -70,5 +70,5 @@ def digest_of_shares(listing: Listing, shard: str | None, waiting: Waiting, url:
             f"few, or too uneven, for {node.nodes} nodes",
             "nothing was published, share them among fewer nodes",
         )
-    ready = (file.path for file in files_to_take(files, listing.paths, (), waiting))
+    ready = (file.path for file in files_to_take(files, listing.paths, (), rules))
     return listing_digest(files, ready, node.nodes, listing.subset.recipe)

@@ -24,8 +24,8 @@ _MIN_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """Which files of a source are not taken yet.
+class WaitRules:
+    """The rules by which new files of a source wait for a later run.
 
     A partition is taken when it, or a partition directory above it, holds a file named ``marker``. Files
     younger than ``settle`` seconds at ``now`` (seconds since the epoch) are left for the next run.
@@ -37,7 +37,7 @@ class Waiting:
 
 
 def files_to_take(
-    files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], waiting: Waiting
+    files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], rules: WaitRules
 ) -> list[SourceFile]:
     """Return ``files`` without those that have to wait; what is held of those is kept as it is.
 
@@ -46,18 +46,18 @@ def files_to_take(
 
     ``all_paths`` are the paths of everything at the source, markers and hidden files included.
     """
-    if waiting.marker is None and not waiting.settle:
+    if rules.marker is None and not rules.settle:
         return list(files)
     before = {file.path: file for entry in held for file in entry.sources}
     names = list(all_paths)
-    marked = {parent(p) for p in names if p.rpartition("/")[2] == waiting.marker}
-    deadline = (waiting.now - waiting.settle) * 1e9
+    marked = {parent(p) for p in names if p.rpartition("/")[2] == rules.marker}
+    deadline = (rules.now - rules.settle) * 1e9
     result: dict[str, SourceFile] = {}
-    young: set[str] = set()  # directories that new files have begun to arrive in
+    young: set[str] = set()  # directories that have new files which are too young
     for file in files:
-        if waiting.marker is not None and not _is_marked(parent(file.path), marked):
+        if rules.marker is not None and not _is_marked(parent(file.path), marked):
             continue
-        if waiting.settle and file.identity.mtime_ns > deadline:
+        if rules.settle and file.identity.mtime_ns > deadline:
             if file.path in before:
                 result[file.path] = before[file.path]
             else:
@@ -66,7 +66,7 @@ def files_to_take(
             result[file.path] = file
     listed = {file.path for file in files}
     existing = _directories(names)
-    unmarked = {d for d in map(parent, before) if waiting.marker is not None and not _is_marked(d, marked)}
+    unmarked = {d for d in map(parent, before) if rules.marker is not None and not _is_marked(d, marked)}
     losing = {parent(path) for path in before if path not in listed}
     as_held = (unmarked & existing) | (losing & young)
     result = {path: file for path, file in result.items() if parent(path) not in as_held}

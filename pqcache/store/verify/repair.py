@@ -14,7 +14,7 @@ from pqcache.store.manifest import Manifest, SnapshotMetadata
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.command import sync
-from pqcache.store.sync.incremental import find_damaged, plan_for, waiting_of
+from pqcache.store.sync.incremental import find_damaged, plan_for, wait_rules
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.plan import Recipe, plan_sync
 from pqcache.store.sync.run import CacheRun, RunOptions, finish_run
@@ -76,7 +76,7 @@ def changes_at_source(
         listing = list_source(source, options.on_event, where=config.where, columns=config.columns)
     finally:
         source.close()
-    plan = plan_for(config, listing, waiting_of(config), snapshot, manifest, Recipe())
+    plan = plan_for(config, listing, wait_rules(config), snapshot, manifest, Recipe())
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))
 
 
