@@ -150,7 +150,7 @@ def main() -> None:
         root = Path(directory)
         if options.only != "memory":
             small_groups(root / "small")
-            pqcache.sync(root / "cache", str(root / "small"))
+            pqcache.sync(str(root / "small"), root / "cache")
             print(f"{GROUPS:,} row groups in {FILES} files: seconds to construct, and to the first batch (best of 3)")
             for name, kind in (("cache", "a cache, with an index"), ("small", "a plain directory: footers are read")):
                 for workers in options.workers.split(","):

@@ -52,7 +52,7 @@ def make(root: Path, rows: int) -> tuple[Path, Path]:
         )
         pq.write_table(table, path, row_group_size=group)
     for cache in (small, large):
-        pqcache.sync(cache, str(root / "lake"))
+        pqcache.sync(str(root / "lake"), cache)
     pqcache.repartition(large, row_group_size=8 << 20)
     return small, large
 

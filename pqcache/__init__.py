@@ -1,130 +1,90 @@
-"""pqcache keeps lake Parquet (HDFS, S3) on local disk, whole and fresh, and trains from it.
+"""pqcache keeps lake Parquet (HDFS, S3) on local disk, complete and fresh, and trains from it.
 
 >>> import pqcache
->>> pqcache.sync("cache/shop", "lake/shop").unchanged  # or hdfs://namenode:8020/warehouse/shop, s3://lake/shop
+>>> pqcache.sync("lake/shop", "cache/shop").unchanged  # or hdfs://namenode:8020/warehouse/shop, s3://lake/shop
 6
->>> pqcache.repartition("cache/shop", row_group_size=128 << 20).files_after
+>>> pqcache.repartition("cache/shop", row_group_size="128MB").files_after
 3
 >>> from pqcache.torch import ParquetDataset
 >>> sum(len(batch["id"]) for batch in ParquetDataset("cache/shop", columns=["id"]))
 600
+
+Names are imported when they are first used, so that a command starts sooner and loads only what it needs.
 """
 
 from __future__ import annotations
 
-from pqcache.versions import __version__
+from pqcache.versions import __version__ as __version__
 
 TYPE_CHECKING = False  # as in typing, which takes its time to import
-if TYPE_CHECKING:
-    from pqcache.dataset import Cache
-    from pqcache.errors import (
-        CacheError,
-        CacheLocked,
-        DamagedError,
-        Interrupted,
-        ParquetError,
-        PqcacheError,
-        SourceChanged,
-        SourceDenied,
-        SourceError,
-        SourceIncomplete,
-        SourceNotFound,
-        SourceUnavailable,
-        UsageError,
-    )
-    from pqcache.reader.selection.sequences import Sequence
-    from pqcache.store.gc import GcReport, gc
-    from pqcache.store.history import history
-    from pqcache.store.inspect.summary import Inspection, inspect
-    from pqcache.store.keys.command import IndexReport, index
-    from pqcache.store.repartition.command import repartition
-    from pqcache.store.repartition.dense_columns import Proposal, dense_proposals
-    from pqcache.store.repartition.to_target import RepartitionReport
-    from pqcache.store.snapshot import Snapshot
-    from pqcache.store.sync.command import SyncReport, sync
-    from pqcache.store.verify.command import VerifyReport, verify
-    from pqcache.units import parse_size
-
-__all__ = [
-    "Cache",
-    "CacheError",
-    "CacheLocked",
-    "DamagedError",
-    "GcReport",
-    "IndexReport",
-    "Inspection",
-    "Interrupted",
-    "ParquetError",
-    "PqcacheError",
-    "Proposal",
-    "RepartitionReport",
-    "Sequence",
-    "Snapshot",
-    "SourceChanged",
-    "SourceDenied",
-    "SourceError",
-    "SourceIncomplete",
-    "SourceNotFound",
-    "SourceUnavailable",
-    "SyncReport",
-    "UsageError",
-    "VerifyReport",
-    "__version__",
-    "dense_proposals",
-    "gc",
-    "history",
-    "index",
-    "inspect",
-    "parse_size",
-    "repartition",
-    "sync",
-    "verify",
-]
-
-# Nothing is imported before it is asked for: a command starts sooner, and takes signals from its first moment on.
-_HOMES = {
-    "pqcache.errors": (
-        "CacheError",
-        "CacheLocked",
-        "DamagedError",
-        "Interrupted",
-        "ParquetError",
-        "PqcacheError",
-        "SourceChanged",
-        "SourceDenied",
-        "SourceError",
-        "SourceIncomplete",
-        "SourceNotFound",
-        "SourceUnavailable",
-        "UsageError",
-    ),
-    "pqcache.reader.selection.sequences": ("Sequence",),
-    "pqcache.dataset": ("Cache",),
-    "pqcache.store.snapshot": ("Snapshot",),
-    "pqcache.store.repartition.dense_columns": ("Proposal", "dense_proposals"),
-    "pqcache.store.gc": ("GcReport", "gc"),
-    "pqcache.store.history": ("history",),
-    "pqcache.store.keys.command": ("IndexReport", "index"),
-    "pqcache.store.inspect.summary": ("Inspection", "inspect"),
-    "pqcache.store.repartition.command": ("repartition",),
-    "pqcache.store.repartition.to_target": ("RepartitionReport",),
-    "pqcache.store.sync.command": ("SyncReport", "sync"),
-    "pqcache.store.verify.command": ("VerifyReport", "verify"),
-    "pqcache.units": ("parse_size",),
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
-
-if not TYPE_CHECKING:
+if TYPE_CHECKING:  # the only list of the public names: type checkers read it, and so does _homes()
+    from pqcache import errors as errors
+    from pqcache import events as events
+    from pqcache.benchmark.command import BenchReport as BenchReport
+    from pqcache.benchmark.command import bench as bench
+    from pqcache.dataset import Cache as Cache
+    from pqcache.errors import CacheError as CacheError
+    from pqcache.errors import CacheLocked as CacheLocked
+    from pqcache.errors import DamagedError as DamagedError
+    from pqcache.errors import Interrupted as Interrupted
+    from pqcache.errors import ParquetError as ParquetError
+    from pqcache.errors import PqcacheError as PqcacheError
+    from pqcache.errors import SourceChanged as SourceChanged
+    from pqcache.errors import SourceDenied as SourceDenied
+    from pqcache.errors import SourceError as SourceError
+    from pqcache.errors import SourceIncomplete as SourceIncomplete
+    from pqcache.errors import SourceNotFound as SourceNotFound
+    from pqcache.errors import SourceUnavailable as SourceUnavailable
+    from pqcache.errors import UsageError as UsageError
+    from pqcache.reader.order.order import Order as Order
+    from pqcache.reader.order.shuffle_quality import Mixing as Mixing
+    from pqcache.reader.order.shuffle_quality import mixing as mixing
+    from pqcache.reader.selection.sequences import Sequence as Sequence
+    from pqcache.store.gc import GcReport as GcReport
+    from pqcache.store.gc import gc as gc
+    from pqcache.store.history import log as log
+    from pqcache.store.inspect.summary import Inspection as Inspection
+    from pqcache.store.inspect.summary import inspect as inspect
+    from pqcache.store.keys.command import IndexReport as IndexReport
+    from pqcache.store.keys.command import index as index
+    from pqcache.store.repartition.command import repartition as repartition
+    from pqcache.store.repartition.dense_columns import Proposal as Proposal
+    from pqcache.store.repartition.dense_columns import dense_proposals as dense_proposals
+    from pqcache.store.repartition.to_target import RepartitionReport as RepartitionReport
+    from pqcache.store.selected_rows import SelectedRows as SelectedRows
+    from pqcache.store.snapshot import Snapshot as Snapshot
+    from pqcache.store.sync.command import sync as sync
+    from pqcache.store.sync.run import SyncReport as SyncReport
+    from pqcache.store.verify.command import VerifyReport as VerifyReport
+    from pqcache.store.verify.command import verify as verify
+    from pqcache.units import parse_size as parse_size
+else:
 
     def __getattr__(name):
-        if name not in _HOME:
+        if name == "__all__":
+            return sorted((*_homes(), "__version__"))
+        home = _homes().get(name)
+        if home is None:
             raise AttributeError(f"module 'pqcache' has no attribute {name!r}")
         from importlib import import_module
 
-        value = globals()[name] = getattr(import_module(_HOME[name]), name)
+        value = import_module(f"pqcache.{name}") if home == "pqcache" else getattr(import_module(home), name)
+        globals()[name] = value
         return value
 
 
+def _homes() -> dict[str, str]:
+    """Return the module of each public name, as the imports for type checkers above have it."""
+    global _known
+    if not _known:
+        with open(__file__, encoding="utf-8") as file:
+            words = [line.split() for line in file if line.startswith("    from pqcache")]
+        _known = {name: home for _, home, _, name, *_ in words}
+    return _known
+
+
+_known: dict[str, str] = {}
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_homes()})

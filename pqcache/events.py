@@ -1,6 +1,6 @@
 """What the library reports while it works; a caller passes ``on_event`` and gets these.
 
-The library never prints: ``console.py`` turns events into lines, bars or JSON.
+The library never prints: ``pqcache.console`` turns events into lines, bars or JSON.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Listed:
 
 @dataclass(frozen=True)
 class Started:
-    """A phase (``fetch``, ``rewrite``, ``read``, ``verify``, ``measure``) begins and will advance by ``total`` in all.
+    """A phase begins and will advance by ``total``: fetch, rewrite, read, index, verify or measure.
 
-    ``total`` counts bytes, or what ``unit`` says: files or settings.
+    ``total`` counts bytes, or what ``unit`` names: files, rows or settings.
     """
 
     phase: str
@@ -31,7 +31,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Advanced:
-    """A phase came ``amount`` further; a negative amount takes back what has to be done again."""
+    """A phase advanced by ``amount``; a negative amount is what has to be done again."""
 
     phase: str
     amount: int
@@ -39,7 +39,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Fetched:
-    """One file arrived from the source, whole and checked."""
+    """One file was downloaded completely and checked."""
 
     path: str
     bytes: int

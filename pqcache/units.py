@@ -1,4 +1,4 @@
-"""Sizes, durations and counts as people write and read them."""
+"""Sizes, durations and counts: read from text or number, and shown to a person."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_size(text: str | int) -> int:
         return text
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a size", "write it like 128MB, 64m or 134217728")
+        raise UsageError(repr(text), "not a size", "write it like 128MB, 64m or 134217728")
     return int(float(match[1]) * 1024 ** _SUFFIX[match[2].lower()])
 
 
@@ -36,8 +36,22 @@ def parse_duration(text: str | float) -> float:
         return float(text)
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a duration", "write it like 90s, 10m, 48h or 2d")
+        raise UsageError(repr(text), "not a duration", "write it like 90s, 10m, 48h or 2d")
     return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def parse_count(text: str | int) -> int:
+    """Return the whole number in ``text``.
+
+    >>> parse_count("8"), parse_count("100_000"), parse_count(8)
+    (8, 100000, 8)
+    """
+    if isinstance(text, int):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(repr(text), "not a whole number", "write it like 8") from None
 
 
 def format_size(size: float) -> str:
@@ -72,9 +86,9 @@ def format_seconds(seconds: float) -> str:
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
-    whole = int(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    total = int(seconds)
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    if total < 86400:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 86400} d {total % 86400 // 3600} h"

@@ -119,7 +119,7 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
     for arguments, part in [
         (["sync", "gs://bucket/x", cache], "unknown scheme gs://"),
         (["sync", cache], "not a pqcache yet"),
-        (["sync", shop, cache, "--row-group-size", "5x"], "'5x' is not a size"),
+        (["sync", shop, cache, "--row-group-size", "5x"], "'5x': not a size; write it like"),
         (["sync", shop, cache, "--row-group-size", "0"], "too small"),
         (["sync", shop, cache, "--where", "dt >"], "not a complete condition"),
         (["sync", shop, cache, "--where", "region = 'kr'"], "there is no column region; there are: id, "),
@@ -356,10 +356,10 @@ def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["lake", "hdfs://u:topsecret@127.0.0.1:1/x", "s3://lake/x"])
 def test_source_and_cache_in_the_wrong_order_are_named(source: str, shop: Path, tmp_path: Path) -> None:
     shop.rename(tmp_path / "lake")
-    pqcache.sync(tmp_path / "cache", str(tmp_path / "lake"))
+    pqcache.sync(str(tmp_path / "lake"), tmp_path / "cache")
     where = source if "://" in source else str(tmp_path / source)
     message = error_of(run("sync", str(tmp_path / "cache"), where), 2)
     assert "'pqcache sync SOURCE CACHE'" in message
     assert "topsecret" not in message
-    with pytest.raises(pqcache.UsageError, match=r"the wrong way round\? .* pqcache.sync\(cache, source\)"):
-        pqcache.sync(where, str(tmp_path / "cache"))
+    with pytest.raises(pqcache.UsageError, match=r"the wrong way round\? It is"):
+        pqcache.sync(str(tmp_path / "cache"), where)

@@ -27,7 +27,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pqcache.Cache:
         table = pq.read_table(path, partitioning=None)
         pair = pa.array([[i, i + 1] for i in table["id"].to_pylist()], pa.list_(pa.int64()))
         pq.write_table(table.append_column("pair", pair), path, row_group_size=100)
-    pqcache.sync(root / "cache", str(source))
+    pqcache.sync(str(source), root / "cache")
     return pqcache.Cache.open(root / "cache")
 
 
@@ -88,7 +88,7 @@ def test_it_goes_on_from_any_batch(cache: pqcache.Cache) -> None:
 
 def test_it_keeps_its_snapshot(tmp_path: Path) -> None:
     source = write_shop(tmp_path / "source", days=1, files=2, rows=200)
-    pqcache.sync(tmp_path / "cache", str(source), keep=1)
+    pqcache.sync(str(source), tmp_path / "cache", keep=1)
     cache = pqcache.Cache.open(tmp_path / "cache")
     first = cache.snapshot().id
     expected = ids(cache.batches(["id"], batch_size=30))

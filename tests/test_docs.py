@@ -27,14 +27,14 @@ from pqcache.console.commands import app
 from pqcache.store.config import Config
 from pqcache.store.gc import GcReport
 from pqcache.store.inspect.listings import Difference, FileView, RowGroupView
-from pqcache.store.inspect.summary import Bin, Column, Inspection, Partition
+from pqcache.store.inspect.summary import ColumnSummary, HistogramBar, Inspection, PartitionSummary
 from pqcache.store.keys.command import IndexReport, KeyView, index
-from pqcache.store.keys.lookup import KEYS, Run
+from pqcache.store.keys.lookup import KEYS, KeyRun
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest_file import FORMAT, read_manifest
 from pqcache.store.repartition.to_target import RepartitionReport
-from pqcache.store.sync.command import SyncReport
 from pqcache.store.sync.command import sync as sync_cache
+from pqcache.store.sync.run import SyncReport
 from pqcache.store.urls import is_secret
 from pqcache.store.verify.command import VerifyReport
 from tests import ROOT
@@ -190,7 +190,7 @@ def test_the_readme_runs(lake: Path) -> None:
 @pytest.mark.parametrize("page", pages_with("")[1:], ids=lambda page: page.name)
 def test_what_docs_show_runs(page: Path, lake: Path) -> None:
     if page.name != "quick-start.md":
-        sync_cache(lake / "cache" / "shop", str(lake / "lake" / "shop"))
+        sync_cache(str(lake / "lake" / "shop"), lake / "cache" / "shop")
     assert run_page(page, lake, "", {})
 
 
@@ -329,7 +329,12 @@ def test_inspect_json_is_documented() -> None:
     assert set().union(*(quoted(first) for first, _ in rows)) == {field.name for field in fields(Inspection)} | {
         "training"
     }
-    for name, kind in (("histogram", Bin), ("partitions", Partition), ("columns", Column), ("training", Forecast)):
+    for name, kind in (
+        ("histogram", HistogramBar),
+        ("partitions", PartitionSummary),
+        ("columns", ColumnSummary),
+        ("training", Forecast),
+    ):
         assert {field.name for field in fields(kind)} <= quoted(table_row(README, f"`{name}`"))
     for name, kind in (("--files", FileView), ("--row-groups", RowGroupView), ("--diff", Difference)):
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
@@ -362,7 +367,7 @@ def test_secret_options_are_secret() -> None:
 
 
 def test_the_format_page_has_every_field(lake: Path) -> None:
-    sync_cache(lake / "cache" / "shop", str(lake / "lake" / "shop"))
+    sync_cache(str(lake / "lake" / "shop"), lake / "cache" / "shop")
     index(lake / "cache" / "shop", keys=["title"])
     snapshot = lake / "cache" / "shop" / "current"
     page = FORMAT_PAGE.read_text()
@@ -382,7 +387,7 @@ def test_the_format_page_has_every_field(lake: Path) -> None:
                     assert kind_row(page, f"sources.{inner.name}") == str(inner.type)
             assert kind_row(page, f"C:{what}" if colon and column else field.name) == kind
     assert f'"format": {FORMAT}' in page
-    assert {field.name for field in fields(Run)} <= quoted(page.partition("key indexes\n")[2])
+    assert {field.name for field in fields(KeyRun)} <= quoted(page.partition("key indexes\n")[2])
     for option in fields(Config):
         assert re.search(rf"^\| (?:`\w+`, )*`{option.name}`", page, re.MULTILINE), option.name
     assert read_manifest(snapshot / FILES).source == str(lake / "lake" / "shop")

@@ -18,7 +18,7 @@ NAMES = sorted(
     for path in PACKAGE.rglob("*.py")
     if ">>> " in path.read_text()
 )
-PUBLIC = [pqcache.sync, pqcache.repartition, pqcache.inspect, pqcache.verify, pqcache.gc, pqcache.history]
+PUBLIC = [pqcache.sync, pqcache.repartition, pqcache.inspect, pqcache.verify, pqcache.gc, pqcache.log]
 
 
 def module_of(name: str) -> ModuleType:
@@ -29,7 +29,7 @@ def module_of(name: str) -> ModuleType:
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shop(tmp_path / "lake" / "shop", files=2, rows=100)
     monkeypatch.chdir(tmp_path)
-    pqcache.sync("cache/shop", "lake/shop")
+    pqcache.sync("lake/shop", "cache/shop")
     failed, tried = doctest.testmod(module_of(name))
     assert tried
     assert failed == 0

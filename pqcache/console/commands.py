@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -57,11 +56,10 @@ def sync(
     import pqcache
     from pqcache.console import terminal
 
-    url, target = (source, cache) if cache is not None else (None, Path(source))
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.sync(
-            target,
-            url,
+            source,
+            cache,
             where=where,
             columns=parsing.column_names(columns),
             row_group_size=parsing.row_group_bytes("--row-group-size", row_group_size),
@@ -175,7 +173,7 @@ def inspect(
         return _print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
     with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
-            looked = listings.look(target, parsing.store_options(option), jobs, on_event)
+            looked = listings.open_dataset(target, parsing.store_options(option), jobs, on_event)
         else:
             found = pqcache.inspect(
                 target, options=parsing.store_options(option), block_size=limit, jobs=jobs, on_event=on_event
@@ -259,7 +257,7 @@ def log(
     import pqcache
     from pqcache.console import terminal
 
-    records = pqcache.history(cache)[-last:]
+    records = pqcache.log(cache)[-last:]
     if json:
         for record in records:
             terminal.print_json(record)

@@ -1,4 +1,4 @@
-"""A cache directory: its layout, the current snapshot, the lock, leases, publishing and cleaning.
+"""A cache directory: its layout, current snapshot, lock and leases; publishing and removing snapshots.
 
     CACHE/
       CACHEDIR.TAG  pqcache.toml  lock  history.jsonl.zst
@@ -8,8 +8,8 @@
         _pqcache/files.arrow  row_groups.arrow  summary.json  checksums.json  lease
       tmp/
 
-A snapshot is built in ``tmp/``, renamed into ``snapshots/`` and then ``current`` is swapped, so that every
-instant shows one whole snapshot or another. Nothing in a published snapshot is ever edited.
+A snapshot is built in ``tmp/``, renamed into ``snapshots/``, and then ``current`` is swapped, so that readers see
+one complete snapshot at any time. Nothing in a published snapshot is ever edited.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pqcache.system.disk import fsync_path, fsync_tree, make_directory, remove_t
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PUBLISHING = 60.0  # seconds that a run may take between a snapshot's rename and the swap of current, generously
+_PUBLISHING = 60.0  # seconds: more than a run takes between a snapshot's rename and the swap of current
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 
 
@@ -61,7 +61,7 @@ class CacheDirectory:
         return cache
 
     def exists(self) -> bool:
-        """Return whether this directory is a cache, published or not."""
+        """Return whether this directory is a cache, with a snapshot or without."""
         return (self.path / CONFIG).is_file()
 
     @property
@@ -89,7 +89,7 @@ class CacheDirectory:
             raise CacheError(snapshot.path, "is a symbolic link", "a cache lives in one directory")
         if not (snapshot.path / FILES).is_file():
             raise DamagedError(
-                "", f"{self.path}/current points at {target}, which is not a snapshot", "remove the link and sync again"
+                f"{self.path}/current", f"points at {target}, which is not a snapshot", "remove the link and sync again"
             )
         return snapshot
 
@@ -115,7 +115,7 @@ class CacheDirectory:
         raise CacheError(self.path, f"snapshot {name} is not kept any more (kept: {kept})")
 
     def lease(self) -> tuple[Snapshot, Lease]:
-        """Return the current snapshot, leased; one that is replaced meanwhile is tried again."""
+        """Return the current snapshot and a lease of it; tries again where it is replaced meanwhile."""
         while True:
             snapshot = self.snapshot()
             try:
@@ -169,7 +169,7 @@ class CacheDirectory:
             yield
 
     def new_snapshot_id(self, now: datetime | None = None) -> str:
-        """Return a name for the next snapshot: the time, and a number that never goes back."""
+        """Return a name for the next snapshot: the time, and a number that always grows."""
         moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
         return f"{moment}-{max((s.number for s in self.snapshots()), default=0) + 1:04d}"
 
@@ -192,7 +192,7 @@ class CacheDirectory:
         return Snapshot(final)
 
     def _remove_orphans(self, previous: Snapshot) -> None:
-        """Remove what a run left that died before its snapshot became current: it would pass for an old one."""
+        """Remove what a run left that died before its snapshot became current: it would count as an old one."""
         for snapshot in self.snapshots():
             if snapshot.number > previous.number and time.time() - snapshot.path.stat().st_mtime > _PUBLISHING:
                 self._remove(snapshot)
@@ -200,7 +200,7 @@ class CacheDirectory:
     def collect(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
         """Remove all but the newest ``keep`` snapshots, the current one among them; return those removed.
 
-        Leased snapshots stay, and so do those published less than ``older_than`` seconds ago.
+        Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago.
         """
         return [snapshot for snapshot in self.collectable(keep, older_than) if self._remove(snapshot)]
 
@@ -214,7 +214,7 @@ class CacheDirectory:
         return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
 
     def _remove(self, snapshot: Snapshot) -> bool:
-        """Remove a snapshot that nobody reads; the exclusive lock is held until it is out of sight."""
+        """Remove a snapshot that nobody reads; the exclusive lock is held until it is renamed."""
         try:
             file = (snapshot.path / LEASE).open("rb")
         except FileNotFoundError:
@@ -226,17 +226,17 @@ class CacheDirectory:
                 except BlockingIOError:
                     return False
             self.tmp_dir.mkdir(exist_ok=True)
-            grave = self.tmp_dir / f"removed-{snapshot.id}-{os.urandom(4).hex()}"
-            snapshot.path.rename(grave)
+            trash = self.tmp_dir / f"removed-{snapshot.id}-{os.urandom(4).hex()}"
+            snapshot.path.rename(trash)
         finally:
             if file is not None:
                 file.close()
-        remove_tree(grave)
+        remove_tree(trash)
         return True
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a cache; UsageError of an empty one, or of a URL, which may hold a password."""
+    """Return the absolute path of a cache; an empty one, or a URL, which may hold a password, raises UsageError."""
     if not os.fspath(path):
         raise UsageError("", "an empty path", "name the directory of a cache")
     scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.]+):/", os.fspath(path))  # Path makes one slash of two

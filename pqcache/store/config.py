@@ -1,4 +1,4 @@
-"""What a cache remembers of its source and options, in ``pqcache.toml``, which people may edit."""
+"""What a cache remembers of its source and options: ``pqcache.toml``, which people may edit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MAX_DELETE = "50%"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A cache's source and options; ``row_group_size`` is in bytes, None leaves files as they come.
+    """A cache's source and options; ``row_group_size`` is in bytes, None keeps files as they are at the source.
 
-    From ``compression`` on come options of repartition, as it was done last; None leaves out what is not asked for.
+    From ``compression`` to ``shuffle`` they are the options of the last repartition, None where it had none.
     ``keys`` are the columns that each new snapshot has key indexes of.
     """
 
@@ -70,7 +70,7 @@ class Config:
         dense = None
         if self.dense is not None:
             from pqcache.parquet.dense import (
-                parse_dense,  # and pyarrow, which a sync with nothing to do need not wait for
+                parse_dense,  # and pyarrow, which a sync with nothing to do does not need
             )
 
             dense = tuple((name, parse_dense(text)) for name, text in sorted(self.dense.items()))
@@ -87,8 +87,8 @@ class Config:
 
 def updated(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return ``config`` with ``changes``; None leaves a field as it is, an empty string clears it."""
-    given: dict[str, Any] = {name: None if v == "" else v for name, v in changes.items() if v is not None}
-    return replace(config, **given)
+    changed: dict[str, Any] = {name: None if v == "" else v for name, v in changes.items() if v is not None}
+    return replace(config, **changed)
 
 
 def read_config(cache: Path) -> Config:
@@ -99,7 +99,7 @@ def read_config(cache: Path) -> Config:
     except FileNotFoundError as error:
         raise CacheError(cache, "not a pqcache", f"make one with 'pqcache sync SOURCE {cache}'") from error
     except (OSError, ValueError) as error:
-        raise CacheError(path, f"cannot be read ({error})", "mend it, or sync into a new directory") from error
+        raise CacheError(path, f"cannot be read ({error})", "correct it, or sync into a new directory") from error
     if document.get("format") != FORMAT:
         raise CacheError(
             path,
@@ -129,11 +129,11 @@ def read_config(cache: Path) -> Config:
             keys=tuple(map(str, document.get("keys", ()))),
         )
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CacheError(path, f"{error}", "mend it, or sync into a new directory") from error
+        raise CacheError(path, f"{error}", "correct it, or sync into a new directory") from error
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Return what a TOML document says; ValueError of one that is malformed."""
+    """Return the values of a TOML document; a malformed one raises ValueError."""
     if sys.version_info >= (3, 11):
         import tomllib
 
@@ -145,7 +145,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 def write_config(cache: Path, config: Config) -> None:
     """Write ``pqcache.toml``, keeping a person's comments; secrets must not be in ``config.options``."""
-    import tomlkit  # a tenth of a sync with nothing to do, which writes nothing
+    import tomlkit  # slow to import, and a sync with nothing to do writes nothing
 
     path = cache / CONFIG
     if path.is_file():

@@ -24,7 +24,7 @@ def append_history(cache: Path, record: Mapping[str, Any]) -> None:
     frame = zstandard.ZstdCompressor().compress(json.dumps(record, ensure_ascii=False).encode() + b"\n")
     with open(path, "ab") as file:
         if file.tell():
-            good = _whole_frames(path.read_bytes())[1]
+            good = _complete_frames(path.read_bytes())[1]
             if good < file.tell():
                 file.truncate(good)
         file.write(frame)
@@ -38,16 +38,16 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
     path = cache / HISTORY
     if not path.exists():
         return []
-    text, _ = _whole_frames(path.read_bytes())
+    text, _ = _complete_frames(path.read_bytes())
     return [json.loads(line) for line in text.splitlines()]
 
 
-def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return what each run did to a cache, oldest first; raises CacheError where there is none.
+def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return a record of each run on a cache, oldest first; raises CacheError where there is no cache.
 
-    A run that was killed after it published and before it wrote its record is there with what its snapshot tells.
+    A run that was killed after it published and before it wrote its record has one made from its snapshot.
 
-    >>> [(run["command"], run["added"]) for run in history("cache/shop")]
+    >>> [(run["command"], run["added"]) for run in log("cache/shop")]
     [('sync', 6)]
     """
     opened = CacheDirectory.open(os.fspath(cache))
@@ -56,7 +56,7 @@ def history(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what can be told."""
+    """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what its manifest has."""
     known = {record.get("snapshot") for record in records}
     found = []
     for snapshot in cache.snapshots():
@@ -68,15 +68,15 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
         try:
             manifest = snapshot.manifest()
         except DamagedError:
-            found.append(record)  # sync says what is wrong with it
+            found.append(record)  # sync reports what is wrong with it
             continue
         record |= {"files": len(manifest.files), "rows": manifest.rows, "bytes": manifest.size}
         found.append({**record, "row_groups": manifest.row_groups})
     return found
 
 
-def _whole_frames(data: bytes) -> tuple[bytes, int]:
-    """Return what the whole frames hold, and where the last of them ends; what is damaged before it is passed over."""
+def _complete_frames(data: bytes) -> tuple[bytes, int]:
+    """Return the text of the complete frames, and where the last of them ends; damaged frames before it are skipped."""
     parts: list[bytes] = []
     position = end = 0
     while 0 <= position < len(data):

@@ -61,9 +61,9 @@ def partition_values(directory: str) -> dict[str, str | None]:
 
 
 def infer_type(values: Iterable[str | None]) -> pa.DataType:
-    """Return int64 when every value is a whole number written the usual way, else string.
+    """Return int64 when every value is an integer in its usual form, else string.
 
-    ``007`` stays a string: as a number it could not be written back as the same path.
+    ``007`` is a string: as a number it could not be written back as the same path.
     """
     import pyarrow as pa
 

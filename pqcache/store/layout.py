@@ -1,4 +1,4 @@
-"""The names of a cache's own files; ``docs/cache-format.md`` says what is in them."""
+"""The names of a cache's files; ``docs/cache-format.md`` describes them."""
 
 FILES = "_pqcache/files.arrow"
 ROW_GROUPS = "_pqcache/row_groups.arrow"

@@ -1,4 +1,4 @@
-"""The manifest: which files a snapshot holds, and which source files each of them came from.
+"""The manifest: which files a snapshot holds, and which source files each of them is made from.
 
 Plain values; ``manifest_file.py`` reads and writes them, with pyarrow, which a sync with nothing to do need not load.
 """
@@ -25,7 +25,7 @@ class Identity:
 class SourceFile:
     """A file at the source: its path relative to the source, and its identity.
 
-    ``block_size`` is what HDFS says of it, 0 elsewhere; it is no part of what makes two files equal.
+    ``block_size`` is that of HDFS in bytes, 0 elsewhere; two files that differ in it alone are equal.
     """
 
     path: str
@@ -37,7 +37,7 @@ class SourceFile:
 class FileEntry:
     """A file of a snapshot; ``recipe`` says how it was rewritten and is empty for a plain copy.
 
-    ``checksum`` is that of its bytes as they were when they arrived or were written, empty if not recorded.
+    ``checksum`` is that of its bytes as they were downloaded or written, empty if not recorded.
     """
 
     path: str
@@ -60,19 +60,28 @@ class Totals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """All files of one snapshot in path order, and what the snapshot was made from.
+class SnapshotMetadata:
+    """What a snapshot is made from.
 
-    ``shard`` is the node whose share this is, like ``0/3``, or None for all of the source; ``listing`` is the digest
-    of what was shared, equal for all nodes that have shared the same.
+    Attributes:
+        source: the URL of the source, without secrets.
+        where: the condition that its rows satisfy, None for all.
+        shard: the node whose share it is, like ``0/3``, or None for all of the source.
+        listing: the digest of the files that were divided among nodes, equal for all nodes that divided the same.
     """
 
-    files: tuple[FileEntry, ...]
     source: str
-    created: str
     where: str | None = None
     shard: str | None = None
     listing: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(SnapshotMetadata):
+    """All files of one snapshot in path order, when it was ``created`` (ISO 8601), and what it is made from."""
+
+    files: tuple[FileEntry, ...]
+    created: str
 
     @property
     def size(self) -> int:
@@ -98,8 +107,8 @@ class Manifest:
 def assign_sources(source_rows: Sequence[int], output_rows: Sequence[int]) -> list[list[int]]:
     """Return for each output file the positions of the source files whose rows it holds.
 
-    Both are in row order and have the same number of rows in all. A source without rows goes with the
-    output that holds the row before which it stood, so that none is forgotten.
+    Both are in row order and have the same number of rows in all. A source without rows belongs to the
+    output that holds the row before which it stood, so that every source belongs to one.
     """
     assigned: list[list[int]] = [[] for _ in output_rows]
     output, output_end = 0, output_rows[0] if output_rows else 0

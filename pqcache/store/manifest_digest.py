@@ -1,7 +1,7 @@
-"""A manifest in a few values: by them a sync sees that nothing has changed, without the manifest and without pyarrow.
+"""The summary of a manifest, by which a sync sees that nothing has changed without reading the manifest.
 
-Stored as ``_pqcache/summary.json``; docs/cache-format.md says what is in it. A summary that is missing, damaged, or of
-other files than there are now proves nothing: then the manifest is read and compared file by file.
+Stored as ``_pqcache/summary.json``, which docs/cache-format.md describes. Where a summary is missing, damaged, or of
+other files than exist now, the manifest is read and compared file by file.
 """
 
 from __future__ import annotations
@@ -59,15 +59,18 @@ def write_summary(manifest: Manifest, path: Path) -> None:
 
 def read_summary(snapshot: Snapshot) -> Summary | None:
     """Return a snapshot's summary, or None where it, the manifest or the index is not as it was written."""
+    reason: object = "it has no checksums, or a summary of another format"
     try:
-        if not all(snapshot.check(name) for name in (SUMMARY, FILES, ROW_GROUPS)):
-            return None
-        values = json.loads((snapshot.path / SUMMARY).read_bytes())
-    except (DamagedError, OSError, ValueError):
-        return None
-    if values.pop("format") != FORMAT:
-        return None
-    return Summary(**{**values, "totals": Totals(**values["totals"])})
+        if all(snapshot.check(name) for name in (SUMMARY, FILES, ROW_GROUPS)):
+            values = json.loads((snapshot.path / SUMMARY).read_bytes())
+            if values.pop("format") == FORMAT:
+                return Summary(**{**values, "totals": Totals(**values["totals"])})
+    except (DamagedError, OSError, ValueError) as error:
+        reason = error
+    import logging  # a sync with nothing to do does not need it
+
+    logging.getLogger("pqcache.sync").debug("%s: files are compared one by one: %s", snapshot.path, reason)
+    return None
 
 
 def digest_of_sources(files: Iterable[SourceFile]) -> str:
@@ -96,7 +99,7 @@ def _held(snapshot: Path) -> Iterator[str]:
                 elif item.is_file(follow_symlinks=False):
                     yield f"{path}\0{item.stat(follow_symlinks=False).st_size}"
                 else:
-                    yield path  # a link: no file of a snapshot is one
+                    yield path  # a link, which no file of a snapshot is
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -49,7 +49,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def read_heading(path: Path) -> Manifest:
-    """Read a manifest without its files, which takes no time however many they are; raises as read_manifest does."""
+    """Read a manifest without its files, however many they are; raises as ``read_manifest`` does."""
     return _read(path, with_files=False)
 
 
@@ -68,7 +68,7 @@ def _read(path: Path, with_files: bool) -> Manifest:
     except PermissionError as error:
         raise CacheError(path, "permission denied", "make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError) as error:
-        raise DamagedError(path, f"the manifest cannot be read ({error})", "the next sync makes it anew") from error
+        raise DamagedError(path, f"the manifest cannot be read ({error})", "the next sync builds it again") from error
     where, shard, listing = about.get("where"), about.get("shard"), about.get("listing")
     return Manifest(
         files=files, source=about["source"], created=about["created"], where=where, shard=shard, listing=listing

@@ -1,7 +1,6 @@
 """The row-group index: one line per row group of a snapshot.
 
-Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it takes milliseconds whatever
-its size). Its columns:
+Stored as ``_pqcache/row_groups.arrow`` (Arrow IPC, memory-mapped, so opening it does not read it). Its columns:
 
 ==================== ========= ==========================================================================
 file                 int32     position of the file in path order; in the file a dictionary of the paths
@@ -110,8 +109,8 @@ def build_index(root: Path, paths: Sequence[str], jobs: int = 8) -> Index:
 class IndexBuilder:
     """Collects files in any order and makes an index of them.
 
-    Rows wait in small lists per schema and are packed into Arrow tables every few thousand row groups, so
-    that 100,000 files do not mean 100,000 tables.
+    Rows are collected in lists per schema and packed into Arrow tables every few thousand row groups, so that there
+    are few tables however many files.
     """
 
     def __init__(self) -> None:
@@ -172,22 +171,22 @@ class IndexBuilder:
             for block in _merged(parts, len(paths), columns):
                 write(block)
 
-    def _gather(self, paths: Sequence[str], previous: Index | None) -> tuple[list[_Part], pa.Schema, pa.Schema]:
+    def _gather(self, paths: Sequence[str], previous: Index | None) -> tuple[list[_IndexPart], pa.Schema, pa.Schema]:
         """Return the rows of the index in parts, the dataset's schema, and the index's."""
         for position in range(len(self._schemas)):
             self._pack(position)
         position_of = {path: position for position, path in enumerate(paths)}
         schemas, parts = list(self._schemas), []
-        unify(schemas)  # before the statistics are joined: it names the files that do not fit
+        unify(schemas)  # before the statistics are joined, since this names the files that do not fit
         if self._tables:
             added = np.array([position_of.get(path, -1) for path in self._ids], np.int32)
-            parts.append(_part(_join(self._tables), added))
+            parts.append(_index_part(_join(self._tables), added))
             self._tables = []
         if previous is not None:
             kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
             if max(kept, default=-1) >= 0:
-                parts.append(_part(previous.table, np.array(kept, np.int32)))
-                schemas.insert(0, (previous.paths[kept.index(max(kept))], _still_there(previous, parts[-1])))
+                parts.append(_index_part(previous.table, np.array(kept, np.int32)))
+                schemas.insert(0, (previous.paths[kept.index(max(kept))], _schema_of_kept(previous, parts[-1])))
         columns = _join([BASE.empty_table(), *(part.table.slice(0, 0) for part in parts)]).schema
         return parts, unify(schemas), columns
 
@@ -209,22 +208,22 @@ def _join(tables: Sequence[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise ParquetError("", f"the types of two files do not fit together: {error}") from error
+        raise ParquetError("row-group index", f"the types of two files do not fit together: {error}") from error
 
 
 @dataclass(frozen=True)
-class _Part:
+class _IndexPart:
     """Rows of an index and the position in path order that each row's file has now, -1 where it is gone."""
 
     table: pa.Table
     files: npt.NDArray[np.int32]
 
 
-def _part(table: pa.Table, position_of: npt.NDArray[np.int32]) -> _Part:
-    return _Part(table, position_of[table["file"].to_numpy()])
+def _index_part(table: pa.Table, position_of: npt.NDArray[np.int32]) -> _IndexPart:
+    return _IndexPart(table, position_of[table["file"].to_numpy()])
 
 
-def _merged(parts: Sequence[_Part], files: int, columns: pa.Schema) -> Iterator[pa.Table]:
+def _merged(parts: Sequence[_IndexPart], files: int, columns: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of ``parts`` in the order of files and row groups, a few thousand files at a time."""
     for first in range(0, files, _BATCH):
         pieces = [columns.empty_table()]
@@ -241,7 +240,7 @@ def _merged(parts: Sequence[_Part], files: int, columns: pa.Schema) -> Iterator[
         yield block.take(order).combine_chunks()
 
 
-def _still_there(previous: Index, part: _Part) -> pa.Schema:
+def _schema_of_kept(previous: Index, part: _IndexPart) -> pa.Schema:
     """Return the previous schema without the columns that no kept row group has any more."""
     here = part.files >= 0
     if not here.any():
@@ -338,7 +337,7 @@ def read_index(path: Path) -> Index:
         raise CacheError(path, "permission denied", "make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise DamagedError(
-            path, f"the row-group index cannot be read ({error})", "the next sync makes it anew"
+            path, f"the row-group index cannot be read ({error})", "the next sync builds it again"
         ) from error
     numbered = table.set_column(0, BASE.field("file"), codes).replace_schema_metadata(None)
     return Index(

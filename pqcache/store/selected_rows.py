@@ -52,15 +52,15 @@ class SelectedRows:
 
     @staticmethod
     def of(groups: npt.ArrayLike, rows: npt.ArrayLike, snapshot: str = "") -> SelectedRows:
-        """Return rows given as pairs (row group, position) in any order; what comes twice counts once."""
-        given = [np.asarray(groups), np.asarray(rows)]
-        if any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in given):
+        """Return the rows of pairs (row group, position) in any order; a pair that occurs twice counts once."""
+        arrays = [np.asarray(groups), np.asarray(rows)]
+        if any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in arrays):
             raise UsageError("SelectedRows.of", "groups and rows must be one-dimensional, of integers")
-        if len(given[0]) != len(given[1]):
-            raise UsageError("SelectedRows.of", f"{len(given[0])} groups and {len(given[1])} rows make no pairs")
-        if any(len(part) and part.max() > np.iinfo(np.int64).max for part in given):
+        if len(arrays[0]) != len(arrays[1]):
+            raise UsageError("SelectedRows.of", f"{len(arrays[0])} groups and {len(arrays[1])} rows make no pairs")
+        if any(len(part) and part.max() > np.iinfo(np.int64).max for part in arrays):
             raise UsageError("SelectedRows.of", "groups and rows must be numbers below 2**63")
-        pairs = np.unique(np.stack([part.astype(np.int64) for part in given]), axis=1)
+        pairs = np.unique(np.stack([part.astype(np.int64) for part in arrays]), axis=1)
         found, counts = np.unique(pairs[0], return_counts=True)
         return SelectedRows(found, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), pairs[1], snapshot)
 

@@ -2,7 +2,7 @@
 
 Partitions are laid side by side in the order of a hash of their names, each with its files in path order, and
 this line of bytes is cut into as many equal parts as there are nodes. A file belongs to the part in which its
-middle lies; a partition that is small beside a part is not cut, and belongs where its own middle lies.
+middle lies; a partition that is small beside a part is not cut, and belongs where its middle lies.
 
 - A part differs from the mean by at most the largest file, or 1/32 of the mean if that is more.
 - Where ``b`` bytes come, go or change, each of the n - 1 cuts moves by less than that, all of them together by at
@@ -24,7 +24,7 @@ from pqcache.errors import UsageError
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 
-WHOLE = 32  # a partition of at most this part of a node's share is not cut
+MIN_PARTS = 32  # a partition of at most this part of a node's share is not cut
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ def owners(files: Iterable[SourceFile], nodes: int) -> dict[str, int]:
     for _, partition in groupby(line, key=lambda item: item[0]):
         here = [(path, size) for _, path, size in partition]
         size = sum(size for _, size in here)
-        whole = size * nodes * WHOLE <= total
+        uncut = size * nodes * MIN_PARTS <= total
         node = node_at(at, size)
         for path, bytes_ in here:
-            found[path] = node if whole else node_at(at, bytes_)
+            found[path] = node if uncut else node_at(at, bytes_)
             at += bytes_
     return found
 

@@ -1,4 +1,4 @@
-"""A snapshot: one immutable, published version of a dataset, and the lease that keeps it from being cleaned away."""
+"""A snapshot: one immutable, published version of a dataset, and the lease that keeps it from being removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Snapshot:
 
     def manifest(self) -> Manifest:
         """Return the list of files and where each came from."""
-        from pqcache.store.manifest_file import read_manifest  # and pyarrow, which much can be done without
+        from pqcache.store.manifest_file import read_manifest  # and pyarrow, which not every command needs
 
         return read_manifest(self.path / FILES)
 
@@ -47,12 +47,12 @@ class Snapshot:
 
         return read_index(self.path / ROW_GROUPS)
 
-    def whole_manifest(self) -> Manifest:
+    def checked_manifest(self) -> Manifest:
         """Return the manifest after comparing it with its checksum; damage raises DamagedError."""
         self.check(FILES)
         return self.manifest()
 
-    def whole_index(self) -> Index:
+    def checked_index(self) -> Index:
         """Return the index after comparing it with its checksum; damage raises DamagedError."""
         self.check(ROW_GROUPS)
         return self.index()
@@ -70,19 +70,19 @@ class Snapshot:
         except FileNotFoundError as error:
             if error.filename == str(checksums):
                 return False
-            raise DamagedError(path, "is missing", "the next sync makes it anew") from error
+            raise DamagedError(path, "is missing", "the next sync builds it again") from error
         except PermissionError as error:
             raise CacheError(
                 f"{error.filename or path}", "permission denied", "make it readable for this user"
             ) from error
         except KeyError as error:
-            raise DamagedError(checksums, f"says nothing of {name}", "the next sync makes it anew") from error
+            raise DamagedError(checksums, f"has no checksum of {name}", "the next sync builds it again") from error
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise DamagedError(checksums, f"cannot be read ({error})", "the next sync makes it anew") from error
-        raise DamagedError(path, "is not as it was written", "the next sync makes it anew")
+            raise DamagedError(checksums, f"cannot be read ({error})", "the next sync builds it again") from error
+        raise DamagedError(path, "is not as it was written", "the next sync builds it again")
 
     def lease(self) -> Lease:
-        """Keep this snapshot from being cleaned away until the lease is closed or the process ends."""
+        """Keep this snapshot from being removed until the lease is closed or the process ends."""
         return Lease(self)
 
 
@@ -103,10 +103,10 @@ class Lease:
             current = None
         if current is None or current.st_ino != os.fstat(self._file.fileno()).st_ino:
             self._file.close()
-            raise CacheError(snapshot.path, "the snapshot was just cleaned away", "open the cache again")
+            raise CacheError(snapshot.path, "the snapshot was just removed", "open the cache again")
 
     def close(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         self._file.close()
 
     def __enter__(self) -> Lease:

@@ -1,11 +1,11 @@
-"""The run's own directory in ``tmp/``, and what it takes over from runs that died.
+"""The directory of a run in ``tmp/``, and what it takes over from runs that died.
 
     tmp/<boot>-<pid>-<random>/
-      fetch/KEY        a whole, checked and durable download      KEY.part: the beginning of one
+      fetch/KEY        a complete, checked and durable download      KEY.part: the beginning of one
       rewrite/KEY/     a directory's rewritten files, durable     KEY.new/: unfinished
       snapshot/        the snapshot being put together
 
-KEY is made from a file's source, path and identity, so a later run can use what an earlier one brought.
+KEY is made from a file's source, path and identity, so a later run can use what an earlier one downloaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def file_key(source: str, file: SourceFile, subset: str = "") -> str:
 
 
 def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe: str) -> str:
-    """Return a name for what ``recipe`` makes of a directory's source files, given in row order."""
+    """Return a name for what ``recipe`` makes of a directory's source files, which are in row order."""
     return _digest(source, directory, recipe, *(file_key(source, file) for file in files))
 
 
@@ -63,10 +63,10 @@ def adopt(cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites
 
 
 def discard(directory: Path) -> None:
-    """Remove something in ``tmp/``, out of its owner's way first: a run that still lives fails cleanly."""
-    grave = directory.with_name(f"removed-{os.urandom(8).hex()}")
-    directory.rename(grave)
-    remove_tree(grave)
+    """Remove something in ``tmp/``, renamed first, so that a run that still uses it fails cleanly."""
+    trash = directory.with_name(f"removed-{os.urandom(8).hex()}")
+    directory.rename(trash)
+    remove_tree(trash)
 
 
 def _move(left: Path, target: Path) -> None:

@@ -30,7 +30,7 @@ QUICK = 0.05  # seconds
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bench")
-    pqcache.sync(root / "cache", str(write_shop(root / "shop", rows=600)))
+    pqcache.sync(str(write_shop(root / "shop", rows=600)), root / "cache")
     return root / "cache"
 
 
@@ -125,7 +125,7 @@ def test_errors_of_the_measuring_processes_are_told(cache: Path, tmp_path: Path)
 
 def test_a_share_is_read_by_itself(tmp_path: Path) -> None:
     shop = write_shop(tmp_path / "shop", rows=100)
-    pqcache.sync(tmp_path / "cache", str(shop), shard="1/3")
+    pqcache.sync(str(shop), tmp_path / "cache", shard="1/3")
     report = bench(tmp_path / "cache", workers=[0], seconds=QUICK)
     assert 0 < report.rows < 900
 

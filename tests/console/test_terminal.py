@@ -134,7 +134,7 @@ def without_override() -> list[str]:
 
 def test_what_may_not_be_read_is_neither_damage_nor_a_wrong_use(tmp_path: Path) -> None:
     write_shop(tmp_path / "shop", days=1, files=1, rows=10)
-    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"))
+    pqcache.sync(str(tmp_path / "shop"), tmp_path / "cache")
     manifest = (tmp_path / "cache" / "current" / "_pqcache" / "files.arrow").resolve()
     for path, commands in (
         (manifest, ["sync", "verify", "inspect"]),
@@ -169,7 +169,7 @@ def test_a_directory_that_may_not_be_listed_is_not_passed_over(tmp_path: Path) -
 
 def test_gc_of_a_cache_with_nothing_in_it(tmp_path: Path) -> None:
     write_shop(tmp_path / "shop", days=1, files=1, rows=10)
-    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"))
+    pqcache.sync(str(tmp_path / "shop"), tmp_path / "cache")
     (tmp_path / "cache" / "current").unlink()
     shutil.rmtree(tmp_path / "cache" / "snapshots")
     done = subprocess.run([*PQCACHE, "gc", tmp_path / "cache"], capture_output=True, text=True, timeout=60)

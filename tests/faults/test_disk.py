@@ -141,7 +141,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, deep: bool, small_disk
     """A real file system runs full while the cache is written, at many points of the run."""
     lake, cache = tmp_path / "lake", small_disk / "cache"
     yesterday(lake)
-    pqcache.sync(cache, str(lake), row_group_size=row_group_size, keep=1)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size, keep=1)
     old = rows_at(lake)
     today(lake)
     write_day(lake, "2026-11-05", files=2, rows=3000, first=400_000)
@@ -171,7 +171,7 @@ def test_a_disk_that_fills_up(row_group_size: int | None, deep: bool, small_disk
             assert space > 200_000
             shutil.rmtree(cache)
             filler.unlink()
-            pqcache.sync(cache, str(lake), row_group_size=row_group_size, keep=1)
+            pqcache.sync(str(lake), cache, row_group_size=row_group_size, keep=1)
             break
         filler.unlink()
     assert refused
@@ -188,19 +188,19 @@ def test_the_guard_says_both_numbers(small_disk: Path, tmp_path: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(free - (1 << 20)))
     events: list[Event] = []
     with pytest.raises(pqcache.PqcacheError, match=r"needs \d.* MB of free space, has \d.* [KM]B"):
-        pqcache.sync(cache, str(lake), on_event=events.append)
+        pqcache.sync(str(lake), cache, on_event=events.append)
     assert not [event for event in events if isinstance(event, Fetched)]
     assert not (cache / "current").exists()
     assert not any(path.is_file() for path in (cache / "tmp").rglob("*"))
     (small_disk / "filler").unlink()
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     check_clean(cache)
 
 
 def test_a_read_only_disk(small_disk: Path, runner: Runner, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", small_disk / "cache"
     yesterday(lake)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     old = rows_at(lake)
     today(lake)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -220,7 +220,7 @@ def test_a_read_only_disk(small_disk: Path, runner: Runner, tmp_path: Path) -> N
 def test_a_target_of_somebody_else(what: str, runner: Runner, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     yesterday(lake)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     old = rows_at(lake)
     today(lake)
     for directory in (tmp_path, *tmp_path.parents[:2]):
@@ -254,7 +254,7 @@ def test_without_hard_links(
     """Where a file cannot have two names it is copied, as durable and as read-only as the first."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     yesterday(lake)
-    pqcache.sync(cache, str(lake), row_group_size=row_group_size, keep=1)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size, keep=1)
     today(lake)
     kept = next(p.name for p in sorted((cache / "current" / "dt=2026-11-02").iterdir()))
     before = (cache / "current" / "dt=2026-11-02" / kept).stat().st_ino
@@ -334,7 +334,7 @@ def test_two_runs_without_a_lock(
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     lake, start, cache = tmp_path / "lake", tmp_path / "start", tmp_path / "cache"
     yesterday(lake)
-    pqcache.sync(cache, str(lake), row_group_size=row_group_size, keep=1, jobs=2)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size, keep=1, jobs=2)
     shutil.copytree(cache, start, symlinks=True)
     old = rows_at(lake)
     today(lake)
@@ -375,7 +375,7 @@ def test_two_processes_without_a_lock(deep: bool, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     yesterday(lake)
     versions = [rows_at(lake)]
-    pqcache.sync(cache, str(lake), keep=1)
+    pqcache.sync(str(lake), cache, keep=1)
     runners = []
     for number in range(2):
         (tmp_path / f"out{number}").mkdir()
@@ -402,7 +402,7 @@ def test_two_processes_without_a_lock(deep: bool, tmp_path: Path) -> None:
 def test_a_lock_that_works_keeps_the_second_out(tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     yesterday(lake)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     today(lake)
     second = Second(cache, 1)
     pqcache.sync(cache, on_event=second)
@@ -447,7 +447,7 @@ def test_a_writer_left_behind_by_a_failed_run(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(LocalSource, "read", read)
     with pytest.raises(pqcache.SourceDenied):
-        pqcache.sync(cache, str(lake))
+        pqcache.sync(str(lake), cache)
     seen: list[Event] = []
     pqcache.sync(cache, on_event=seen.append)
     assert calls["big"] == 2

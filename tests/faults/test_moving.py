@@ -112,7 +112,7 @@ def test_a_file_overwritten_while_it_is_copied_is_fetched_again(remote: Remote, 
         shutil.rmtree(cache, ignore_errors=True)
         watch.read_bytes.clear()
         watch.once(lambda other=other: remote.put(BIG, other))  # type: ignore[misc]
-        pqcache.sync(cache, remote.url, retries=2)
+        pqcache.sync(remote.url, cache, retries=2)
         (made / BIG).write_bytes(other)
         assert check_snapshot(cache, [rows_at(made)]) == 0, f"version {number}"
         check_clean(cache)
@@ -123,7 +123,7 @@ def test_a_file_overwritten_while_it_is_copied_is_fetched_again(remote: Remote, 
 def test_a_file_that_vanishes_while_it_is_copied_is_named(remote: Remote, watch: Watch, tmp_path: Path) -> None:
     made, cache = tmp_path / "made", tmp_path / "cache"
     put_all(made, remote, big(1))
-    pqcache.sync(cache, remote.url)
+    pqcache.sync(remote.url, cache)
     old = rows_at(made)
     remote.put(BIG, big(2))
     watch.once(lambda: remote.delete(BIG))
@@ -141,7 +141,7 @@ def test_a_file_that_vanishes_while_it_is_copied_is_named(remote: Remote, watch:
 def test_a_file_that_keeps_changing_is_named(remote: Remote, watch: Watch, tmp_path: Path) -> None:
     made, cache = tmp_path / "made", tmp_path / "cache"
     put_all(made, remote, big(1))
-    pqcache.sync(cache, remote.url)
+    pqcache.sync(remote.url, cache)
     old = rows_at(made)
     remote.put(BIG, big(2))
     versions = iter(range(3, 100))
@@ -179,7 +179,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(remote: Remote, watch:
         watch.read_bytes.clear()
         watch.once(lost, after=1_500_000)
         with pytest.raises(pqcache.SourceDenied):
-            pqcache.sync(cache, remote.url, jobs=1)
+            pqcache.sync(remote.url, cache, jobs=1)
         watch.at = lambda path, offset: None
         watch.read_bytes.clear()
         return max(path.stat().st_size for path in (cache / "tmp").rglob("*.part"))
@@ -215,7 +215,7 @@ def test_the_beginning_of_a_download_is_not_trusted_after_a_restart(
 
     watch.once(lost, after=1_000_000)
     with pytest.raises(pqcache.SourceDenied):
-        pqcache.sync(cache, str(lake))
+        pqcache.sync(str(lake), cache)
     (part,) = (cache / "tmp").rglob("*.part")
     part.write_bytes(bytes(part.stat().st_size))
     monkeypatch.setattr(workdir, "_boot_id", lambda: "another0")
@@ -267,7 +267,7 @@ def test_a_local_file_changes_at_any_moment(change: Change, after: int | None, w
 
     if after:
         watch.once(lambda: change(lake / BIG), after=after)
-    pqcache.sync(cache, str(lake), on_event=on_event, retries=1)
+    pqcache.sync(str(lake), cache, on_event=on_event, retries=1)
     versions = [first] if after is None else [rows_at(lake)]
     assert check_snapshot(cache, versions) == 0
     pqcache.sync(cache)
@@ -279,7 +279,7 @@ def test_a_local_file_changes_at_any_moment(change: Change, after: int | None, w
 def test_a_partition_that_vanishes_while_it_is_copied(row_group_size: int | None, watch: Watch, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
     write_day(lake, "2026-11-01", files=2, rows=50)
-    pqcache.sync(cache, str(lake), row_group_size=row_group_size)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size)
     old = rows_at(lake)
     (lake / BIG).parent.mkdir()
     (lake / BIG).write_bytes(big(1))
@@ -300,6 +300,6 @@ def test_the_checks_see_a_mixture(watch: Watch, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(LocalSource, "stat", lambda self, path: identity)
     watch.once(lambda: same_time(lake / BIG), after=1_500_000)
     before = rows_at(lake)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     with pytest.raises(AssertionError, match="neither"):
         check_snapshot(cache, [before, rows_at(lake)])

@@ -63,7 +63,7 @@ class Store:
     def sync(self, **how: object) -> list[Event]:
         """Sync through the proxy; return the events."""
         events: list[Event] = []
-        pqcache.sync(self.cache, self.url, on_event=events.append, **{"timeout": TIMEOUT, **how})  # type: ignore[arg-type]
+        pqcache.sync(self.url, self.cache, on_event=events.append, **{"timeout": TIMEOUT, **how})  # type: ignore[arg-type]
         return events
 
     def restore(self) -> None:
@@ -437,7 +437,7 @@ def test_a_wrong_byte_in_a_rewrite_is_an_error_with_a_name(
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
             proxy.rule(faults.flip(4), method="GET", path=r"part-00001\.parquet$")
             with pytest.raises(pqcache.PqcacheError) as error:
-                pqcache.sync(cache, remote.url, row_group_size=16 << 10)
+                pqcache.sync(remote.url, cache, row_group_size=16 << 10)
             assert "part-00001.parquet" in str(error.value)
             assert not (cache / "current").exists()
             proxy.clear()
@@ -461,7 +461,7 @@ def test_a_wrong_byte_on_a_datanode_is_seen(request: pytest.FixtureRequest, tmp_
             file.seek(MIDDLE)
             file.write(bytes([content[MIDDLE] ^ 0xFF]))
         with pytest.raises(pqcache.SourceError, match=re.escape(BIG)):
-            pqcache.sync(cache, remote.url, retries=1, timeout=10)
+            pqcache.sync(remote.url, cache, retries=1, timeout=10)
         assert not (cache / "current").exists()
 
 
@@ -493,12 +493,12 @@ def test_the_checks_see_a_wrong_row(store: Store, monkeypatch: pytest.MonkeyPatc
 
     other = store.another_version()
 
-    def blind(source: object, file: object, part: Path, *_: object) -> download.Copied:
-        part.write_bytes(other)
-        metadata, schema = download._footer(source, file, part)  # type: ignore[arg-type]
-        return download.Copied(file, metadata, schema, download.checksum_of(part))  # type: ignore[arg-type]
+    def blind(transfer: download._Transfer) -> download.Downloaded:
+        transfer.part.write_bytes(other)
+        metadata, schema = download._footer(transfer, b"")
+        return download.Downloaded(transfer.file, metadata, schema, download.checksum_of(transfer.part))
 
-    monkeypatch.setattr(download, "_fetch_version", blind)
+    monkeypatch.setattr(download, "_download_version", blind)
     store.sync()
     with pytest.raises(AssertionError, match="neither the old rows nor the new"):
         store.check_new()

@@ -130,7 +130,7 @@ def test_files_without_an_arrow_schema(tmp_path: Path) -> None:
 
 def test_a_cache_remembers_and_syncs_alike(lake: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     pqcache.repartition(cache, row_group_size=LIMIT, dense=["tokens"], narrow=True)
     assert read_config(cache).dense == {"tokens": "uint16[32]"}
     assert not pqcache.sync(cache).published
@@ -200,7 +200,7 @@ def test_wrong_names_are_refused(lake: Path, tmp_path: Path, monkeypatch: pytest
     def dense(*columns: str, **more: Any) -> None:
         pqcache.repartition(lake, tmp_path / "out", dense=columns or None, **more)
 
-    with pytest.raises(pqcache.UsageError, match="--dense nope: that column is not there; there are id, tokens"):
+    with pytest.raises(pqcache.UsageError, match="--dense nope: there is no column of this name; there are id, tokens"):
         dense("nope")
     with pytest.raises(pqcache.UsageError, match="--dense title: it is string; only lists of numbers"):
         dense("title")

@@ -269,7 +269,7 @@ def test_inspect_and_repartition_name_it(source: Path, tmp_path: Path) -> None:
 
 def in_cache(source: Path, tmp_path: Path) -> tuple[Path, str]:
     """Return a cache one file of which has been damaged since, keeping its size, and that file's path."""
-    pqcache.sync(tmp_path / "cache", str(source))
+    pqcache.sync(str(source), tmp_path / "cache")
     snapshot = pqcache.Cache(tmp_path / "cache").snapshot()
     path = snapshot.path / "dt=2" / "a.parquet"
     data = path.read_bytes()

@@ -20,7 +20,7 @@ from tests.datasets import rows_of, write_day, write_shop
 
 @pytest.fixture
 def cache(tmp_path: Path) -> pqcache.Cache:
-    pqcache.sync(tmp_path / "cache", str(write_shop(tmp_path / "shop")))
+    pqcache.sync(str(write_shop(tmp_path / "shop")), tmp_path / "cache")
     return pqcache.Cache.open(tmp_path / "cache")
 
 
@@ -64,17 +64,17 @@ def test_leased_snapshots_outlive_gc(cache: pqcache.Cache) -> None:
     assert len(cache.snapshots()) == 2
 
 
-def _hold(path: Path, ready: object, stay: object) -> None:
+def _hold(path: Path, ready: object, release: object) -> None:
     lease = pqcache.Cache.open(path).lease()
     ready.set()  # type: ignore[attr-defined]
-    stay.wait(60)  # type: ignore[attr-defined]
+    release.wait(60)  # type: ignore[attr-defined]
     lease[1].close()
 
 
 def test_a_lease_ends_with_its_process_even_by_kill(cache: pqcache.Cache) -> None:
     context = multiprocessing.get_context("spawn")
-    ready, stay = context.Event(), context.Event()
-    reader = context.Process(target=_hold, args=(cache.path, ready, stay))
+    ready, release = context.Event(), context.Event()
+    reader = context.Process(target=_hold, args=(cache.path, ready, release))
     reader.start()
     assert ready.wait(30)
     held = cache.snapshot()
@@ -131,7 +131,7 @@ def test_damaged_parts_are_named(cache: pqcache.Cache) -> None:
         pqcache.sync(cache.path)
 
 
-def test_comments_in_the_configuration_stay(cache: pqcache.Cache) -> None:
+def test_comments_in_the_configuration_are_kept(cache: pqcache.Cache) -> None:
     path = cache.path / "pqcache.toml"
     path.write_text(path.read_text().replace("keep = 2", "keep = 2  # the disk is small"))
     pqcache.sync(cache.path, where="dt > '2026-11-01'")
@@ -160,7 +160,7 @@ def test_nothing_but_the_torch_companion_needs_torch(tmp_path: Path) -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import pqcache, pqcache.cli, pqcache.console.terminal\n"
         "import pqcache.reader.order.order, pqcache.reader.shuffle.lane_reader\n"
-        f"pqcache.sync({str(tmp_path / 'c')!r}, {str(shop)!r}, row_group_size=65536)\n"
+        f"pqcache.sync({str(shop)!r}, {str(tmp_path / 'c')!r}, row_group_size=65536)\n"
         f"assert pqcache.inspect({str(tmp_path / 'c')!r}).rows == 3600\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

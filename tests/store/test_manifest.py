@@ -94,7 +94,7 @@ def test_a_cache_from_before_recipes_were_json_is_refused_by_name_and_left_alone
 
 
 def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
-    """Copied, subset and rewritten files have theirs; a file that stays, or is linked, keeps what was recorded."""
+    """Copied, subset and rewritten files have theirs; a file that is kept, or linked, has what was recorded."""
     shop, cache = write_shop(tmp_path / "shop", days=2), tmp_path / "cache"
 
     def checksums() -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_checksums_are_those_of_the_bytes_and_are_kept(tmp_path: Path) -> None:
         assert snapshot.check(ROW_GROUPS)
         return {entry.path: entry.checksum for entry in snapshot.manifest().files}
 
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     first = checksums()
     assert len(first) == 6
     for path, checksum in first.items():

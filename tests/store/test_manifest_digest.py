@@ -60,7 +60,7 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def snapshot(shop: Path, tmp_path: Path) -> Snapshot:
-    pqcache.sync(tmp_path / "cache", str(shop))
+    pqcache.sync(str(shop), tmp_path / "cache")
     return pqcache.Cache(tmp_path / "cache").snapshot()
 
 
@@ -83,7 +83,7 @@ def test_what_was_published_is_as_its_summary_says(snapshot: Snapshot) -> None:
 )
 def test_nothing_to_do_needs_neither_manifest_nor_pyarrow(how: dict[str, object], shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "c"
-    first = pqcache.sync(cache, str(shop), **how)  # type: ignore[arg-type]
+    first = pqcache.sync(str(shop), cache, **how)  # type: ignore[arg-type]
     expected = {**first.to_dict(), "published": False, "added": 0, "unchanged": 9, "rewritten": 0, "fetched_bytes": 0}
     for arguments in (["sync", str(cache)], ["sync", str(cache), "--dry-run"], ["sync", str(shop), str(cache), "-j1"]):
         done = without_pyarrow([*arguments, "--json"])
@@ -134,7 +134,7 @@ def test_another_recipe_is_seen(snapshot: Snapshot) -> None:
 
 
 def test_a_snapshot_from_before_there_were_summaries(snapshot: Snapshot) -> None:
-    """It is compared file by file, stays as it is, and is no damage."""
+    """It is compared file by file, is kept, and is no damage."""
     (snapshot.path / SUMMARY).unlink()
     checksums = json.loads((snapshot.path / CHECKSUMS).read_text())
     del checksums[SUMMARY]

@@ -18,7 +18,7 @@ from pqcache.errors import SourceIncomplete, UsageError
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
-from pqcache.store.shard import WHOLE, Shard, listing_digest, owners, parse_shard
+from pqcache.store.shard import MIN_PARTS, Shard, listing_digest, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.remote import Remote, make_remote
 
@@ -69,12 +69,12 @@ def test_shares_differ_from_the_mean_by_at_most_a_file(table: Partitions, n: int
     found = owners(files(table), n)
     for file in files(table):
         loads[found[file.path]] += file.identity.size
-    assert max(abs(load - mean) for load in loads) <= max(largest(table), mean / WHOLE) + 1e-6
+    assert max(abs(load - mean) for load in loads) <= max(largest(table), mean / MIN_PARTS) + 1e-6
 
 
 @given(st.integers(1, 6), st.integers(3, 8))
-def test_small_partitions_stay_whole(per_partition: int, n: int) -> None:
-    table = {f"dt={day}": [100] * per_partition for day in range(n * WHOLE)}
+def test_small_partitions_are_not_cut(per_partition: int, n: int) -> None:
+    table = {f"dt={day}": [100] * per_partition for day in range(n * MIN_PARTS)}
     found = owners(files(table), n)
     nodes_of: dict[str, set[int]] = {}
     for path, node in found.items():
@@ -84,7 +84,7 @@ def test_small_partitions_stay_whole(per_partition: int, n: int) -> None:
 
 @given(tables, sizes, nodes, st.booleans())
 @settings(max_examples=300)
-def test_a_change_moves_few_of_the_files_that_stay(table: Partitions, new: list[int], n: int, there: bool) -> None:
+def test_a_change_moves_few_of_the_other_files(table: Partitions, new: list[int], n: int, there: bool) -> None:
     """Adding ``new`` bytes, or the same read the other way, removing them: (n - 1) / 2 times as many at most.
 
     Each cut may besides move the file, or the small partition, in which it lies.
@@ -93,7 +93,7 @@ def test_a_change_moves_few_of_the_files_that_stay(table: Partitions, new: list[
     grown = {**table, directory: [*table.get(directory, []), *new]}
     before, after = owners(files(table), n), owners(files(grown), n)
     moved = sum(f.identity.size for f in files(table) if before[f.path] != after[f.path])
-    unit = max(largest(grown), size_of(grown) / n / WHOLE)
+    unit = max(largest(grown), size_of(grown) / n / MIN_PARTS)
     assert moved <= (n - 1) * (sum(new) / 2 + 2 * unit) + 1e-6
 
 
@@ -129,7 +129,7 @@ def test_three_nodes_hold_the_whole_once(remote: Remote, tmp_path: Path) -> None
     remote.upload(shop)
     caches = [tmp_path / f"node{node}" for node in range(3)]
     for node, cache in enumerate(caches):
-        report = pqcache.sync(cache, remote.url, shard=f"{node}/3")
+        report = pqcache.sync(remote.url, cache, shard=f"{node}/3")
         assert report.shard == f"{node}/3"
     together(caches, shop)
     listings = {manifest_of(cache).listing for cache in caches}
@@ -158,7 +158,7 @@ def test_where_prunes_before_sharing_and_columns_and_rewriting_go_with_it(tmp_pa
     caches = [tmp_path / f"node{node}" for node in range(3)]
     for node, cache in enumerate(caches):
         how = {"where": "dt >= '2026-11-03' and price < 0.5", "columns": ["id", "price"], "marker": "_SUCCESS"}
-        pqcache.sync(cache, str(shop), shard=f"{node}/3", row_group_size=64 << 10, **how)  # type: ignore[arg-type]
+        pqcache.sync(str(shop), cache, shard=f"{node}/3", row_group_size=64 << 10, **how)  # type: ignore[arg-type]
         recipes = {entry.recipe for entry in manifest_of(cache).files}
         assert len(recipes) == 1
         assert "row_group_size" in recipes.pop()
@@ -171,14 +171,14 @@ def test_where_prunes_before_sharing_and_columns_and_rewriting_go_with_it(tmp_pa
     assert sorted(rows) == wanted.fetchall()
     assert all(rows_of(cache / "current") for cache in caches)
     before = manifest_of(caches[0])
-    pqcache.repartition(caches[0], row_group_size=128 << 10)  # what is known of the share stays known
+    pqcache.repartition(caches[0], row_group_size=128 << 10)  # the share is remembered
     assert (manifest_of(caches[0]).shard, manifest_of(caches[0]).listing) == ("0/3", before.listing)
 
 
 def test_another_number_of_nodes_keeps_what_it_can_and_asks_first(tmp_path: Path) -> None:
     shop = write_uneven(tmp_path / "shop")
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(shop), shard="0/2")
+    pqcache.sync(str(shop), cache, shard="0/2")
     held = set(files_of(cache / "current"))
     with pytest.raises(SourceIncomplete, match=r"--shard 1/2 \(before: 0/2\).*--force"):
         pqcache.sync(cache, shard="1/2")
@@ -203,7 +203,7 @@ def test_files_that_change_nodes_do_not_count_as_dropped(tmp_path: Path) -> None
         write_day(shop, f"2026-11-0{i + 1}", files=1, first=i * 1000)
     caches = [tmp_path / f"node{node}" for node in range(2)]
     for node, cache in enumerate(caches):
-        pqcache.sync(cache, str(shop), shard=f"{node}/2", max_delete="0")
+        pqcache.sync(str(shop), cache, shard=f"{node}/2", max_delete="0")
     for i in range(6, 9):
         write_day(shop, f"2026-11-0{i + 1}", files=1, first=i * 1000, rows=1500)
     reports = [pqcache.sync(cache) for cache in caches]
@@ -220,14 +220,14 @@ def test_a_share_without_a_file_is_refused(tmp_path: Path) -> None:
     for node in range(3):
         if node == 1:
             with pytest.raises(SourceIncomplete, match=r"--shard 1/3 is left without a file; 2 files .* fewer nodes"):
-                pqcache.sync(tmp_path / f"node{node}", str(shop), shard=f"{node}/3")
+                pqcache.sync(str(shop), tmp_path / f"node{node}", shard=f"{node}/3")
         else:
-            pqcache.sync(tmp_path / f"node{node}", str(shop), shard=f"{node}/3")
+            pqcache.sync(str(shop), tmp_path / f"node{node}", shard=f"{node}/3")
 
 
 def test_one_of_one_is_all(tmp_path: Path) -> None:
     shop = write_shop(tmp_path / "shop")
-    pqcache.sync(tmp_path / "cache", str(shop), shard="0/1")
+    pqcache.sync(str(shop), tmp_path / "cache", shard="0/1")
     assert rows_of(tmp_path / "cache" / "current") == rows_of(shop)
 
 

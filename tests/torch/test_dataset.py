@@ -380,7 +380,7 @@ def test_transform_is_seeded_by_the_batch(shop: Path) -> None:
 def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
     source = write_shop(tmp_path / "source", days=2, files=2, rows=200)
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(source), keep=1)
+    pqcache.sync(str(source), cache, keep=1)
     ds = ParquetDataset(cache, columns=["id"], batch_size=50, lanes=2)
     old = ds.snapshot
     expected = ids_of(ds)
@@ -409,7 +409,7 @@ def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
 
 def test_snapshot_paths_are_leased_too(tmp_path: Path) -> None:
     source = write_shop(tmp_path / "source", days=1, files=1, rows=50)
-    pqcache.sync(tmp_path / "cache", str(source))
+    pqcache.sync(str(source), tmp_path / "cache")
     whole = ParquetDataset(tmp_path / "cache", batch_size=10, columns=["id"])
     current = ParquetDataset(tmp_path / "cache" / "current", batch_size=10, columns=["id"])
     assert current.snapshot == whole.snapshot

@@ -74,7 +74,7 @@ def caches(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         first += rows
     found = [root / f"node{node}" for node in range(NODES)]
     for node, cache in enumerate(found):
-        pqcache.sync(cache, str(root / "lake"), shard=f"{node}/{NODES}")
+        pqcache.sync(str(root / "lake"), cache, shard=f"{node}/{NODES}")
     return found
 
 
@@ -176,7 +176,7 @@ def test_nodes_that_do_not_fit_are_told_what_to_do(caches: list[Path], tmp_path:
     assert len(twice) == 1
     assert "no rank reads share 2/3" in twice.pop()
     other = tmp_path / "other"
-    pqcache.sync(other, lake, shard="2/3", columns=["id"])
+    pqcache.sync(lake, other, shard="2/3", columns=["id"])
     differ = {said["error"] for said in run_ranks(tmp_path, [first, second, other])}
     assert len(differ) == 1
     assert "different listings of their source" in differ.pop()

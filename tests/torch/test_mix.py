@@ -358,7 +358,7 @@ def test_transforms_are_the_datasets_and_seeded(root: Path) -> None:
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_spawned_workers(root: Path, tmp_path: Path, context: str) -> None:
-    pqcache.sync(tmp_path / "cache", str(write_shop(tmp_path / "source", days=1, files=2, rows=100)))
+    pqcache.sync(str(write_shop(tmp_path / "source", days=1, files=2, rows=100)), tmp_path / "cache")
 
     def mix() -> Mix:
         shop = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=30)

@@ -1,4 +1,4 @@
-"""Closer looks at a dataset, one item after the other: files, row groups, the schema, some rows, what changed."""
+"""List the items of a dataset: files, row groups, columns, some rows, and what changed between snapshots."""
 
 from __future__ import annotations
 
@@ -81,20 +81,20 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """A dataset that was opened: its index, the bytes of each file, and where it lies if that is on this machine."""
+class OpenedDataset:
+    """A dataset: its index, the bytes of each file, and its directory if that is on this machine."""
 
     index: Index
     sizes: Sequence[int]
     root: Path | None
 
 
-def look(
+def open_dataset(
     target: str | os.PathLike[str],
     options: Mapping[str, str] | None = None,
     jobs: int = 16,
     on_event: OnEvent = ignore,
-) -> Looked:
+) -> OpenedDataset:
     """Open a cache, a directory, a file or a URL; of anything but a cache the footers are read.
 
     Raises as ``inspect`` does.
@@ -105,7 +105,7 @@ def look(
         snapshot, lease = cache.lease()
         with lease:
             entries = snapshot.manifest().files
-            return Looked(snapshot.index(), [entry.size for entry in entries], snapshot.path)
+            return OpenedDataset(snapshot.index(), [entry.size for entry in entries], snapshot.path)
     source = open_source(text, options)
     try:
         files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
@@ -116,46 +116,46 @@ def look(
     if url_scheme(text) in ("", "file"):
         root = Path(os.path.abspath(os.path.expanduser(local_path(text))))
         root = root.parent if root.is_file() else root
-    return Looked(index, [file.identity.size for file in files], root)
+    return OpenedDataset(index, [file.identity.size for file in files], root)
 
 
-def items_of(view: str, looked: Looked, count: int, name: str) -> Iterator[dict[str, Any]]:
+def items_of(view: str, dataset: OpenedDataset, count: int, name: str) -> Iterator[dict[str, Any]]:
     """Yield what one of the views shows as plain values: ``files``, ``row-groups``, ``schema`` or ``sample``."""
     if view == "sample":
-        yield from sample_rows(looked, count, name)
+        yield from sample_rows(dataset, count, name)
     elif view == "schema":
-        yield from schema_view(looked)
+        yield from schema_view(dataset)
     else:
-        yield from map(asdict, file_views(looked) if view == "files" else row_group_views(looked))
+        yield from map(asdict, file_views(dataset) if view == "files" else row_group_views(dataset))
 
 
-def file_views(looked: Looked) -> Iterator[FileView]:
+def file_views(dataset: OpenedDataset) -> Iterator[FileView]:
     """Yield every file in path order."""
-    index, count = looked.index, len(looked.index.paths)
+    index, count = dataset.index, len(dataset.index.paths)
     files, sizes = index.numbers("file"), index.numbers("bytes")
     groups, rows = np.bincount(files, minlength=count), np.bincount(files, index.rows, count)
     largest = np.zeros(count, np.int64)
     np.maximum.at(largest, files, sizes)
     for i, path in enumerate(index.paths):
         yield FileView(
-            path=path, bytes=looked.sizes[i], rows=int(rows[i]), row_groups=int(groups[i]), largest=int(largest[i])
+            path=path, bytes=dataset.sizes[i], rows=int(rows[i]), row_groups=int(groups[i]), largest=int(largest[i])
         )
 
 
-def row_group_views(looked: Looked) -> Iterator[RowGroupView]:
+def row_group_views(dataset: OpenedDataset) -> Iterator[RowGroupView]:
     """Yield every row group in the order of the files."""
-    index = looked.index
+    index = dataset.index
     names = ("row_group", "rows", "offset", "bytes", "uncompressed")
     columns = [index.numbers(name).tolist() for name in names]
     for file, *numbers in zip(index.numbers("file").tolist(), *columns, strict=True):
         yield RowGroupView(path=index.paths[file], **dict(zip(names, numbers, strict=True)))
 
 
-def schema_view(looked: Looked) -> Iterator[dict[str, Any]]:
+def schema_view(dataset: OpenedDataset) -> Iterator[dict[str, Any]]:
     """Yield name, Arrow type, nullability and metadata of every column, partition columns last."""
-    for field in looked.index.schema:
+    for field in dataset.index.schema:
         metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in (field.metadata or {}).items()}
-        partition = field.name in looked.index.partitions.column_names
+        partition = field.name in dataset.index.partitions.column_names
         shown = {k: v for k, v in metadata.items() if not k.startswith(("PARQUET:", "pqcache."))}
         yield {
             "name": field.name,
@@ -166,20 +166,20 @@ def schema_view(looked: Looked) -> Iterator[dict[str, Any]]:
         }
 
 
-def sample_rows(looked: Looked, count: int, name: str) -> list[dict[str, Any]]:
+def sample_rows(dataset: OpenedDataset, count: int, name: str) -> list[dict[str, Any]]:
     """Return the first ``count`` rows with values as ``readable`` has them; a remote dataset raises UsageError."""
-    if looked.root is None:
+    if dataset.root is None:
         raise UsageError(
-            "--sample", f"{redact(name)} is not local", f"bring it here with 'pqcache sync {redact(name)} CACHE'"
+            "--sample", f"{redact(name)} is not local", f"copy it with 'pqcache sync {redact(name)} CACHE'"
         )
     found: list[dict[str, Any]] = []
-    for position, path in enumerate(looked.index.paths):
+    for position, path in enumerate(dataset.index.paths):
         if len(found) >= count:
             break
         values = {
-            name: looked.index.partitions[name][position].as_py() for name in looked.index.partitions.column_names
+            name: dataset.index.partitions[name][position].as_py() for name in dataset.index.partitions.column_names
         }
-        for row in islice(_rows(looked.root / path, min(count, 1024)), count - len(found)):
+        for row in islice(_rows(dataset.root / path, min(count, 1024)), count - len(found)):
             found.append({key: readable(value) for key, value in {**row, **values}.items()})
     return found
 

@@ -1,4 +1,4 @@
-"""Inspect: what is in a dataset, from its row-group index or, where there is none, from its footers."""
+"""Inspect: describe a dataset by its row-group index or, where there is none, by its footers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.parquet.dense import as_list, dense_of
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
-from pqcache.store.cache import cache_at
+from pqcache.store.cache import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
@@ -28,12 +28,13 @@ from pqcache.store.row_group_index import Index, IndexBuilder
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.remote_footer import read_remote_footer
 from pqcache.store.urls import url_scheme
+from pqcache.units import parse_count, parse_size
 
 BLOCK_SIZE = 128 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Partition:
+class PartitionSummary:
     """One partition directory; sizes in bytes."""
 
     path: str
@@ -44,7 +45,7 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ColumnSummary:
     """One column; ``bytes`` on disk and ``uncompressed`` are 0 for partition columns.
 
     ``codec`` names all codecs, joined by ``+``; ``encodings`` are those in the first file that has the column.
@@ -60,7 +61,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Bin:
+class HistogramBar:
     """A bar of the row-group size histogram: sizes from ``low`` up to, not including, ``high`` bytes."""
 
     low: int
@@ -73,9 +74,9 @@ class Inspection:
     """What is in a dataset.
 
     ``kind`` is cache, directory or remote. ``over_block`` counts row groups of more compressed bytes than
-    ``block_size``, ``straddling`` those that lie across a block boundary where the files are stored on HDFS, or
-    would be, were they stored in blocks of the size that was asked for, with ``blocks_touched`` in all; both are
-    None where there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
+    ``block_size``, ``straddling`` those that lie across a block boundary of files on HDFS, or of files in blocks of
+    the size that was asked for, and ``blocks_touched`` the blocks that all row groups lie in; both are None where
+    there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
     than a quarter of ``block_size``. ``keys`` are the columns that a cache has a key index of.
     ``shard`` is the node whose share a cache holds, like ``0/3``, or None for all;
     ``listing`` is equal for caches that hold shares of the same.
@@ -83,9 +84,9 @@ class Inspection:
 
     target: str
     kind: str
-    source: str | None
-    snapshot: str | None
-    created: str | None
+    source: str | None = None
+    snapshot: str | None = None
+    created: str | None = None
     files: int
     rows: int
     row_groups: int
@@ -96,10 +97,10 @@ class Inspection:
     straddling: int | None
     blocks_touched: int | None
     row_group_bytes: Mapping[str, int]
-    histogram: tuple[Bin, ...]
+    histogram: tuple[HistogramBar, ...]
     compression: Mapping[str, int]
-    partitions: tuple[Partition, ...]
-    columns: tuple[Column, ...]
+    partitions: tuple[PartitionSummary, ...]
+    columns: tuple[ColumnSummary, ...]
     under_quarter: int = 0
     keys: tuple[str, ...] = ()
     shard: str | None = None
@@ -114,17 +115,17 @@ def inspect(
     target: str | os.PathLike[str],
     *,
     options: Mapping[str, str] | None = None,
-    block_size: int | None = None,
-    jobs: int = 16,
+    block_size: str | int | None = None,
+    jobs: str | int = 16,
     on_event: OnEvent = ignore,
 ) -> Inspection:
     """Describe a cache, a local directory or file, or a remote dataset.
 
-    A cache answers from its index; of anything else only the footers are read. ``block_size`` in bytes is
-    what row groups are measured against: by default the size that a cache was repartitioned to, the block size of
-    files on HDFS, else 128 MB.
+    Of a cache the index is read, of anything else only the footers, ``jobs`` at once. ``block_size`` (bytes, or text
+    like ``"128MB"``) is what row groups are measured against; default: the size that a cache was repartitioned to,
+    the block size of files on HDFS, else 128 MB.
 
-    >>> found = inspect("cache/shop", block_size=8 << 10)
+    >>> found = inspect("cache/shop", block_size="8KB")
     >>> found.files, found.rows, found.row_groups, found.over_block
     (6, 600, 12, 12)
     >>> [column.name for column in found.columns if column.partition]
@@ -134,36 +135,71 @@ def inspect(
     """
     text = os.fspath(target)
     cache = cache_at(text)
+    size = None if block_size is None else parse_size(block_size)
     if cache is not None:
-        snapshot, lease = cache.lease()
-        with lease:
-            manifest, index = snapshot.manifest(), snapshot.index()
-            encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
-            keys = tuple(columns_indexed(snapshot.path))
-        sizes = np.array([entry.size for entry in manifest.files], np.int64)
-        about = {
-            "source": manifest.source,
-            "snapshot": snapshot.id,
-            "created": manifest.created,
-            "shard": manifest.shard,
-            "listing": manifest.listing,
-        }
-        blocks = np.full(len(sizes), block_size or 0, np.int64)
-        limit = block_size or read_config(cache.path).row_group_size or BLOCK_SIZE
-        found = _describe(str(cache.path), "cache", about, index, sizes, limit, blocks, encodings)
-        return replace(found, keys=keys)
+        return _inspect_cache(cache, size)
     source = open_source(text, options)
     try:
         files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
-        index = read_remote_index(source, files, jobs, on_event)
+        index = read_remote_index(source, files, parse_count(jobs), on_event)
         encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
     finally:
         source.close()
-    kind = "directory" if url_scheme(text) in ("", "file") else "remote"
-    blocks = np.array([block_size or file.block_size for file in files], np.int64)
-    sizes = np.array([file.identity.size for file in files], np.int64)
+    blocks = np.array([size or file.block_size for file in files], np.int64)
     default = int(blocks.max()) if blocks.all() else BLOCK_SIZE
-    return _describe(source.url, kind, {}, index, sizes, block_size or default, blocks, encodings)
+    dataset = _Dataset(
+        index=index,
+        sizes=np.array([file.identity.size for file in files], np.int64),
+        block_size=size or default,
+        blocks=blocks,
+        encodings=encodings,
+    )
+    kind = "directory" if url_scheme(text) in ("", "file") else "remote"
+    return _describe(dataset, source.url, kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dataset:
+    """What a dataset is described by.
+
+    Attributes:
+        index: its row groups.
+        sizes: bytes of each file.
+        block_size: what row groups are measured against.
+        blocks: the block size of each file, 0 where it has none.
+        encodings: of each column, in the first file.
+    """
+
+    index: Index
+    sizes: npt.NDArray[np.int64]
+    block_size: int
+    blocks: npt.NDArray[np.int64]
+    encodings: Mapping[str, tuple[str, ...]]
+
+
+def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
+    snapshot, lease = cache.lease()
+    with lease:
+        manifest, index = snapshot.manifest(), snapshot.index()
+        encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
+        keys = tuple(columns_indexed(snapshot.path))
+    sizes = np.array([entry.size for entry in manifest.files], np.int64)
+    dataset = _Dataset(
+        index=index,
+        sizes=sizes,
+        block_size=block_size or read_config(cache.path).row_group_size or BLOCK_SIZE,
+        blocks=np.full(len(sizes), block_size or 0, np.int64),
+        encodings=encodings,
+    )
+    return replace(
+        _describe(dataset, str(cache.path), "cache"),
+        source=manifest.source,
+        snapshot=snapshot.id,
+        created=manifest.created,
+        shard=manifest.shard,
+        listing=manifest.listing,
+        keys=keys,
+    )
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
@@ -178,34 +214,22 @@ def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on
     return builder.finish([file.path for file in files])
 
 
-def _describe(
-    target: str,
-    kind: str,
-    about: Mapping[str, str | None],
-    index: Index,
-    sizes: npt.NDArray[np.int64],
-    block_size: int,
-    blocks: npt.NDArray[np.int64],
-    encodings: Mapping[str, tuple[str, ...]],
-) -> Inspection:
-    """Return the description; ``blocks`` has the block size of each file, 0 where it has none."""
+def _describe(dataset: _Dataset, target: str, kind: str) -> Inspection:
+    index, block_size = dataset.index, dataset.block_size
     groups = index.numbers("bytes")
     straddling = touched = None
-    if blocks.all():
+    if dataset.blocks.all():
         first = index.numbers("offset")
-        block = blocks[index.numbers("file")]
+        block = dataset.blocks[index.numbers("file")]
         count = (first + np.maximum(groups, 1) - 1) // block - first // block + 1
         straddling, touched = int((count > 1).sum()), int(count.sum())
     return Inspection(
         target=target,
         kind=kind,
-        source=about.get("source"),
-        snapshot=about.get("snapshot"),
-        created=about.get("created"),
         files=len(index.paths),
         rows=int(index.rows.sum()),
         row_groups=len(index),
-        bytes=int(sizes.sum()),
+        bytes=int(dataset.sizes.sum()),
         uncompressed=int(index.uncompressed().sum()),
         block_size=block_size,
         over_block=int((groups > block_size).sum()),
@@ -214,11 +238,9 @@ def _describe(
         row_group_bytes=_spread(groups),
         histogram=_histogram(groups, block_size),
         compression=_compression(index),
-        partitions=_partitions(index, sizes, groups),
-        columns=_columns(index, encodings),
+        partitions=_partitions(index, dataset.sizes),
+        columns=_columns(index, dataset.encodings),
         under_quarter=int((groups < block_size // 4).sum()),
-        shard=about.get("shard"),
-        listing=about.get("listing"),
     )
 
 
@@ -233,14 +255,14 @@ def _spread(groups: npt.NDArray[np.int64]) -> dict[str, int]:
     }
 
 
-def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[Bin, ...]:
+def _histogram(groups: npt.NDArray[np.int64], block_size: int) -> tuple[HistogramBar, ...]:
     """Return bars at eighths of the block size and two above it; a full block counts as not above."""
     edges = [block_size * i // 8 for i in range(9)] + [2 * block_size]
     edges.append(max(edges[-1], int(groups.max(initial=0))) + 1)
     edges = [edge + 1 if i >= 1 else edge for i, edge in enumerate(edges)]
     counts, _ = np.histogram(groups, edges)
     bins = zip(edges[:-1], edges[1:], counts.tolist(), strict=True)
-    return tuple(Bin(low, high, count) for low, high, count in bins)
+    return tuple(HistogramBar(low, high, count) for low, high, count in bins)
 
 
 def _compression(index: Index) -> dict[str, int]:
@@ -253,7 +275,7 @@ def _compression(index: Index) -> dict[str, int]:
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def _partitions(index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> tuple[Partition, ...]:
+def _partitions(index: Index, sizes: npt.NDArray[np.int64]) -> tuple[PartitionSummary, ...]:
     files = index.numbers("file")
     count = len(index.paths)
     rows = np.bincount(files, index.rows, count).astype(np.int64)
@@ -266,13 +288,13 @@ def _partitions(index: Index, sizes: npt.NDArray[np.int64], groups: npt.NDArray[
         total[2] += int(rows[position])
         total[3] += int(sizes[position])
     return tuple(
-        Partition(path=path, files=own, row_groups=groups_of, rows=rows_of, bytes=bytes_of)
-        for path, (own, groups_of, rows_of, bytes_of) in sorted(totals.items())
+        PartitionSummary(path=path, files=files_of, row_groups=groups_of, rows=rows_of, bytes=bytes_of)
+        for path, (files_of, groups_of, rows_of, bytes_of) in sorted(totals.items())
     )
 
 
 def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[str, tuple[str, ...]]:
-    """Return the encodings of each top-level column's values; those of levels and of dictionaries' own are left out."""
+    """Return the encodings of each top-level column's values; those of levels and of dictionaries are left out."""
     found: dict[str, dict[str, None]] = {}
     for metadata, schema in footers:
         names = top_level_names(metadata, schema)
@@ -287,7 +309,7 @@ def encodings_of(footers: Sequence[tuple[pq.FileMetaData, pa.Schema]]) -> dict[s
     return {name: tuple(used) for name, used in found.items()}
 
 
-def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[Column, ...]:
+def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[ColumnSummary, ...]:
     columns = []
     known = dict(zip(index.table.column_names, index.table.columns, strict=True))  # there may be thousands
     for field in index.schema:
@@ -299,7 +321,7 @@ def _columns(index: Index, encodings: Mapping[str, tuple[str, ...]]) -> tuple[Co
         codec = "" if partition else _codecs(known, f"{field.name}:codec")
         used = () if partition else encodings.get(field.name, ())
         columns.append(
-            Column(
+            ColumnSummary(
                 name=field.name,
                 type=kind,
                 partition=partition,

@@ -1,12 +1,12 @@
-"""Builds key indexes: reads a column, sorts it run by run, and takes over the runs of the snapshot before."""
+"""Build key indexes: read a column, sort it run by run, and take over runs of the previous snapshot."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,10 +22,10 @@ from pqcache.store.keys.codes import Keys, is_hashed, keys_of, mixed
 from pqcache.store.keys.lookup import (
     BITS,
     ROWS,
-    STRETCHES,
+    SPANS,
     Ints,
     KeyIndex,
-    Run,
+    KeyRun,
     check_key_index,
     directory_of,
     field_of,
@@ -38,15 +38,17 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, link_or_copy, remove_tree
 
 JOBS = 4  # threads, at most, as each takes up to 150 MB
-_AT_ONCE = 1 << 18  # rows decoded at once
+_BATCH = 1 << 18  # rows decoded at once
 _TASK = 1 << 20  # rows decoded ahead by a thread; row groups of more are decoded while they are sorted
-_BLOCK = 1 << 15  # words handled at once, so that they stay in the processor's cache
+_BLOCK = 1 << 15  # words handled at once, so that they are still in the processor's cache
 _FOOTERS = 64  # kept for the next row groups of the same file
-_FEW = ROWS // 2  # a run of fewer rows is made anew with what is new, lest there be more and more of them
+_MIN_ROWS = ROWS // 2  # a run of fewer rows is made again with new rows, so that short runs do not add up
+
+log = logging.getLogger("pqcache.keys")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class RowRange:
     """Rows to be indexed: ``rows`` of a row group from ``first`` on."""
 
     path: str
@@ -54,7 +56,7 @@ class Piece:
     group: int
     first: int
     rows: int
-    whole: bool
+    complete: bool
 
 
 def build_key_index(
@@ -62,32 +64,36 @@ def build_key_index(
 ) -> None:
     """Build the key index of ``column`` into ``directory``, durably; raises UsageError or ParquetError."""
     field = field_of(index, column)
-    pieces = _pieces(index, np.zeros(len(index), np.bool_))
-    runs, stretches = _make_runs(snapshot, pieces, field, directory, on_event, jobs)
-    write_key_index(directory, field, runs, pa.table(stretches, STRETCHES), {})
+    ranges = _ranges(index, np.zeros(len(index), np.bool_))
+    runs, spans = _make_runs(snapshot, ranges, field, directory, on_event, jobs)
+    write_key_index(directory, field, runs, pa.table(spans, SPANS), {})
 
 
 def refresh_key_indexes(
     columns: Sequence[str], previous: Snapshot | None, snapshot: Snapshot, on_event: OnEvent
 ) -> None:
-    """Build the key indexes of a snapshot that is being put together, with what is still true of the previous one's.
+    """Build the key indexes of a snapshot that is not published yet, with the runs of the previous one that are valid.
 
-    One that cannot be built is left out with a warning: the data is what matters.
+    One that cannot be built is left out with a warning, so that new data is published without it.
     """
     index, new = snapshot.index(), snapshot.manifest().files
     old: Sequence[FileEntry] = ()
     before = None
     if previous is not None:
-        with suppress(DamagedError):
-            old, before = previous.whole_manifest().files, previous.whole_index()
+        try:
+            old, before = previous.checked_manifest().files, previous.checked_index()
+        except DamagedError as error:
+            log.debug("key indexes are built from all rows: %s", error)
     moved = np.zeros(0, np.int64) if before is None else _moved(before, index, old, new)
     for column in columns:
         try:
             directory = directory_of(snapshot.path, column)
             known = None
             if previous is not None and before is not None:
-                with suppress(DamagedError):
+                try:
                     known = check_key_index(directory_of(previous.path, column))
+                except DamagedError as error:
+                    log.debug("the key index of %s is built from all rows: %s", column, error)
             directory.mkdir(parents=True)
             if known is not None and known.field.equals(field_of(index, column)):
                 _refresh(known, moved, snapshot.path, index, directory, on_event)
@@ -99,41 +105,41 @@ def refresh_key_indexes(
 
 
 def _refresh(known: KeyIndex, moved: Ints, root: Path, index: Index, target: Path, on_event: OnEvent) -> None:
-    """Build a key index with the runs of ``known`` whose rows are still there; ``moved`` says where those are now."""
+    """Build a key index with the runs of ``known`` whose rows still exist; ``moved`` has their new row groups."""
     source = known.directory
-    groups = np.append(moved, -1)[known.numbers("group")]  # the last one for row groups that were gone before
+    groups = np.append(moved, -1)[known.numbers("group")]  # the last one is for row groups that were removed before
     keep = _kept(known, groups)
     here = keep[known.numbers("run")]
     indexed = np.zeros(len(index), np.bool_)
     indexed[groups[groups >= 0]] = True
-    pieces = _pieces(index, indexed)
+    ranges = _ranges(index, indexed)
     again = ~here & (groups >= 0)
-    pieces += [
-        _piece(index, int(group), int(first), int(rows))
+    ranges += [
+        _range(index, int(group), int(first), int(rows))
         for group, first, rows in zip(
             groups[again], known.numbers("first")[again], known.numbers("length")[again], strict=True
         )
     ]
-    pieces.sort(key=lambda piece: (piece.group, piece.first))
-    kept = [run for run, stays in zip(known.runs, keep, strict=True) if stays]
+    ranges.sort(key=lambda part: (part.group, part.first))
+    kept = [run for run, is_kept in zip(known.runs, keep, strict=True) if is_kept]
     for run in kept:
         if run.keys:
             link_or_copy(source / run.file, target / run.file)
-    runs, stretches = _make_runs(root, pieces, known.field, target, on_event, None, len(kept))
+    runs, spans = _make_runs(root, ranges, known.field, target, on_event, None, len(kept))
     number = np.cumsum(keep) - 1
-    old = known.stretches.filter(pa.array(here))
-    old = old.set_column(0, STRETCHES.field("run"), pa.array(number[known.numbers("run")[here]], pa.int32()))
-    old = old.set_column(3, STRETCHES.field("group"), pa.array(groups[here]))
-    both = pa.concat_tables([old, pa.table(stretches, STRETCHES)])
+    old = known.spans.filter(pa.array(here))
+    old = old.set_column(0, SPANS.field("run"), pa.array(number[known.numbers("run")[here]], pa.int32()))
+    old = old.set_column(3, SPANS.field("group"), pa.array(groups[here]))
+    both = pa.concat_tables([old, pa.table(spans, SPANS)])
     write_key_index(target, known.field, [*kept, *runs], both, read_checksums(source))
 
 
 def _kept(known: KeyIndex, groups: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return which runs are taken over: those with enough rows of which at least half are still there."""
+    """Return which runs are taken over: those with enough rows of which at least half still exist."""
     count = len(known.runs)
     rows = np.array([run.rows for run in known.runs], np.int64)
     live = np.bincount(known.numbers("run"), known.numbers("length") * (groups >= 0), count)
-    return np.asarray((rows >= _FEW) & (2 * live >= rows))
+    return np.asarray((rows >= _MIN_ROWS) & (2 * live >= rows))
 
 
 def _moved(before: Index, after: Index, old: Sequence[FileEntry], new: Sequence[FileEntry]) -> Ints:
@@ -145,44 +151,46 @@ def _moved(before: Index, after: Index, old: Sequence[FileEntry], new: Sequence[
     return np.where(of_file < 0, -1, of_file + before.numbers("row_group"))
 
 
-def _piece(index: Index, group: int, first: int, rows: int) -> Piece:
+def _range(index: Index, group: int, first: int, rows: int) -> RowRange:
     path = index.paths[index.table["file"][group].as_py()]
-    return Piece(
+    return RowRange(
         path=path,
         row_group=index.table["row_group"][group].as_py(),
         group=group,
         first=first,
         rows=rows,
-        whole=rows == index.rows[group],
+        complete=rows == index.rows[group],
     )
 
 
-def _pieces(index: Index, indexed: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[Piece]:
+def _ranges(index: Index, indexed: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[RowRange]:
     """Return the row groups that are not indexed yet."""
     files, numbers, rows = index.numbers("file"), index.numbers("row_group"), index.rows
     wanted = np.flatnonzero(~indexed & (rows > 0)).tolist()
     return [
-        Piece(path=index.paths[files[i]], row_group=int(numbers[i]), group=i, first=0, rows=int(rows[i]), whole=True)
+        RowRange(
+            path=index.paths[files[i]], row_group=int(numbers[i]), group=i, first=0, rows=int(rows[i]), complete=True
+        )
         for i in wanted
     ]
 
 
 def _make_runs(
     root: Path,
-    pieces: Sequence[Piece],
+    ranges: Sequence[RowRange],
     field: pa.Field,
     directory: Path,
     on_event: OnEvent,
     jobs: int | None,
     number: int = 0,
-) -> tuple[list[Run], dict[str, list[int]]]:
-    """Write the runs of some rows into ``directory``, durably; return them, from ``number`` on, and their stretches."""
-    stretches: dict[str, list[int]] = {name: [] for name in STRETCHES.names}
-    writing: deque[Future[Run]] = deque()
+) -> tuple[list[KeyRun], dict[str, list[int]]]:
+    """Write the runs of some rows into ``directory``, durably; return them, from ``number`` on, and their spans."""
+    spans: dict[str, list[int]] = {name: [] for name in SPANS.names}
+    writing: deque[Future[KeyRun]] = deque()
     durable: list[Future[None]] = []
-    runs: list[Run] = []
+    runs: list[KeyRun] = []
     jobs = jobs or min(JOBS, os.cpu_count() or 1)
-    on_event(Started("index", sum(piece.rows for piece in pieces), "rows"))
+    on_event(Started("index", sum(part.rows for part in ranges), "rows"))
     with ThreadPoolExecutor(jobs) as pool, ThreadPoolExecutor(1) as disk:
 
         def write() -> None:
@@ -190,37 +198,37 @@ def _make_runs(
             while len(writing) > jobs:
                 wrote(writing.popleft().result())
 
-        def wrote(run: Run) -> None:
+        def wrote(run: KeyRun) -> None:
             runs.append(run)
             if run.keys:
                 durable.append(disk.submit(fsync_path, directory / run.file))
 
         buffer = _Buffer(is_hashed(field.type))
-        for task, found in _read_all(pool, root, pieces, field, jobs):
+        for task, found in _read_all(pool, root, ranges, field, jobs):
             waiting = iter(task)
-            piece, done = next(waiting), 0
+            part, done = next(waiting), 0
             for keys in found:
                 at = 0
                 while at < len(keys):
-                    if done == piece.rows:
-                        piece, done = next(waiting), 0
-                    count = min(len(keys) - at, piece.rows - done, ROWS - buffer.rows)
-                    values = (number + len(runs) + len(writing), buffer.rows, count, piece.group, piece.first + done)
-                    for name, value in zip(STRETCHES.names, values, strict=True):
-                        stretches[name].append(value)
+                    if done == part.rows:
+                        part, done = next(waiting), 0
+                    count = min(len(keys) - at, part.rows - done, ROWS - buffer.rows)
+                    values = (number + len(runs) + len(writing), buffer.rows, count, part.group, part.first + done)
+                    for name, value in zip(SPANS.names, values, strict=True):
+                        spans[name].append(value)
                     buffer.take(keys, at, count)
                     at, done = at + count, done + count
                     if buffer.rows == ROWS:
                         write()
                         buffer = _Buffer(is_hashed(field.type))
-            on_event(Advanced("index", sum(piece.rows for piece in task)))
+            on_event(Advanced("index", sum(part.rows for part in task)))
         if buffer.rows:
             write()
         for future in writing:
             wrote(future.result())
         for synced in durable:
             synced.result()
-    return runs, stretches
+    return runs, spans
 
 
 class _Buffer:
@@ -245,13 +253,13 @@ class _Buffer:
         self.rows += count
 
 
-def _write_run(directory: Path, buffer: _Buffer) -> Run:
+def _write_run(directory: Path, buffer: _Buffer) -> KeyRun:
     """Sort a buffer's keys and write them; the buffer is used up."""
     first, second = buffer.first[: buffer.rows], buffer.second
     valid = None if buffer.valid is None else buffer.valid[: buffer.rows]
     there = first if valid is None else first[valid]
     if not len(there):
-        return Run(file="", rows=buffer.rows, keys=0, wide=False)
+        return KeyRun(file="", rows=buffer.rows, keys=0, wide=False)
     low = high = None
     if second is None:
         low, high = int(there.min()), int(there.max())
@@ -271,7 +279,7 @@ def _write_run(directory: Path, buffer: _Buffer) -> Run:
         words = words[valid]
     words.sort()
     parts = [words] if second is None else [words, second[(words & np.uint64(ROWS - 1)).view(np.int64)]]
-    run = Run(
+    run = KeyRun(
         file=f"{os.urandom(8).hex()}.npy",
         rows=buffer.rows,
         keys=len(words),
@@ -289,43 +297,47 @@ def _write_run(directory: Path, buffer: _Buffer) -> Run:
 
 
 def _read_all(
-    pool: ThreadPoolExecutor, root: Path, pieces: Sequence[Piece], field: pa.Field, jobs: int
-) -> Iterator[tuple[list[Piece], Iterable[Keys]]]:
-    """Yield all pieces in order with their rows' keys, decoded ahead on threads unless they are very large."""
+    pool: ThreadPoolExecutor, root: Path, ranges: Sequence[RowRange], field: pa.Field, jobs: int
+) -> Iterator[tuple[list[RowRange], Iterable[Keys]]]:
+    """Yield all ranges in order with their rows' keys, decoded ahead on threads unless they are very large."""
     footers: dict[Path, pq.FileMetaData] = {}
-    ahead: deque[tuple[list[Piece], Future[list[Keys]] | None]] = deque()
-    tasks = _tasks(pieces)
+    ahead: deque[tuple[list[RowRange], Future[list[Keys]] | None]] = deque()
+    tasks = _tasks(ranges)
     while True:
         for task in islice(tasks, jobs + 1 - len(ahead)):
-            large = sum(piece.rows for piece in task) > ROWS
-            ahead.append((task, None if large else pool.submit(_read_whole, root, task, field, footers)))
+            large = sum(part.rows for part in task) > ROWS
+            ahead.append((task, None if large else pool.submit(_read_all_rows, root, task, field, footers)))
         if not ahead:
             return
         task, future = ahead.popleft()
         yield task, _read(root, task, field, footers) if future is None else future.result()
 
 
-def _read_whole(root: Path, task: Sequence[Piece], field: pa.Field, footers: dict[Path, pq.FileMetaData]) -> list[Keys]:
+def _read_all_rows(
+    root: Path, task: Sequence[RowRange], field: pa.Field, footers: dict[Path, pq.FileMetaData]
+) -> list[Keys]:
     return list(_read(root, task, field, footers))
 
 
-def _tasks(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+def _tasks(ranges: Sequence[RowRange]) -> Iterator[list[RowRange]]:
     """Yield what is read at once: row groups of one file that follow each other, or a part of one."""
-    task: list[Piece] = []
+    task: list[RowRange] = []
     rows = 0
-    for piece in pieces:
-        if task and (piece.path != task[0].path or not (piece.whole and task[0].whole) or rows + piece.rows > _TASK):
+    for part in ranges:
+        if task and (part.path != task[0].path or not (part.complete and task[0].complete) or rows + part.rows > _TASK):
             yield task
             task, rows = [], 0
-        task.append(piece)
-        rows += piece.rows
+        task.append(part)
+        rows += part.rows
     if task:
         yield task
 
 
-def _read(root: Path, task: Sequence[Piece], field: pa.Field, footers: dict[Path, pq.FileMetaData]) -> Iterator[Keys]:
+def _read(
+    root: Path, task: Sequence[RowRange], field: pa.Field, footers: dict[Path, pq.FileMetaData]
+) -> Iterator[Keys]:
     """Yield the keys of some row groups of a file, or of a part of one; what it lacks are nulls."""
-    path, skip, left = root / task[0].path, task[0].first, sum(piece.rows for piece in task)
+    path, skip, left = root / task[0].path, task[0].first, sum(part.rows for part in task)
     try:
         with pq.ParquetFile(path, metadata=footers.get(path), memory_map=True) as file:
             if len(footers) > _FOOTERS:
@@ -335,8 +347,8 @@ def _read(root: Path, task: Sequence[Piece], field: pa.Field, footers: dict[Path
             if names is None:
                 yield from _nulls(left, is_hashed(field.type))
                 return
-            groups = [piece.row_group for piece in task]
-            for batch in file.iter_batches(_AT_ONCE, groups, [".".join(names)], use_threads=False):
+            groups = [part.row_group for part in task]
+            for batch in file.iter_batches(_BATCH, groups, [".".join(names)], use_threads=False):
                 column = batch.column(0)
                 if names[1:]:
                     column = pc.struct_field(column, names[1:])
@@ -368,6 +380,6 @@ def _names_in(schema: pa.Schema, column: str) -> list[str] | None:
 
 
 def _nulls(rows: int, hashed: bool) -> Iterator[Keys]:
-    for low in range(0, rows, _AT_ONCE):
-        codes = np.zeros(min(_AT_ONCE, rows - low), np.uint64)
+    for low in range(0, rows, _BATCH):
+        codes = np.zeros(min(_BATCH, rows - low), np.uint64)
         yield Keys(codes, codes if hashed else None, codes.astype(np.bool_))

@@ -1,8 +1,8 @@
 """The keys of a key index as 64-bit numbers, of which equal keys have equal ones.
 
-Integers, dates, times and booleans are their own numbers, so nothing is confused. Strings, binary and decimals become
-two independent 64-bit hashes: of all pairs of different keys one in 2 ** 106 would be taken for equal, since that many
-bits are kept.
+Integers, dates, times and booleans are used as numbers, so different keys have different codes. Strings, binary and
+decimals become two independent 64-bit hashes, of which 106 bits are kept: two different keys have equal codes with a
+probability of one in 2 ** 106.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pqcache.errors import UsageError, first_line
 
 Codes = npt.NDArray[np.uint64]
 _SIGN = np.uint64(1 << 63)
-_BLOCK = 1 << 14  # values hashed at once: what is made of them stays in the processor's cache
+_BLOCK = 1 << 14  # values hashed at once: what is made of them fits the processor's cache
 _WORD = np.dtype("<u8")
 _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], np.uint64)  # the first n bytes of a word
 
@@ -139,22 +139,22 @@ def as_array(column: str, values: Any, kind: pa.DataType) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def _alike(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Return whether a value of type ``given`` can be equal to one of type ``kind``."""
+def _alike(value: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether a value of type ``value`` can be equal to one of type ``kind``."""
     if pa.types.is_timestamp(kind):
-        return bool(pa.types.is_timestamp(given)) and (given.tz is None) == (kind.tz is None)
+        return bool(pa.types.is_timestamp(value)) and (value.tz is None) == (kind.tz is None)
     try:
-        given = key_type("", given)
+        value = key_type("", value)
     except UsageError:
         return False
     if pa.types.is_integer(kind):
-        return bool(pa.types.is_integer(given))
+        return bool(pa.types.is_integer(value))
     if pa.types.is_decimal(kind):
-        return bool(pa.types.is_decimal(given) or pa.types.is_integer(given))
+        return bool(pa.types.is_decimal(value) or pa.types.is_integer(value))
     for same in (pa.types.is_time, pa.types.is_duration):
         if same(kind):
-            return bool(same(given))
-    return bool(given == kind)
+            return bool(same(value))
+    return bool(value == kind)
 
 
 def _named(kind: pa.DataType) -> str:

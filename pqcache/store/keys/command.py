@@ -1,4 +1,4 @@
-"""The key indexes of a cache: made, listed and dropped; syncs and repartitions keep them true from then on."""
+"""Make, list and drop the key indexes of a cache; sync and repartition update them from then on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.workdir import discard
 from pqcache.system.disk import fsync_path, remove_tree
 from pqcache.system.stopwatch import Stopwatch
+from pqcache.units import parse_count, parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,79 +57,83 @@ def index(
     *,
     keys: Sequence[str] = (),
     drop: Sequence[str] = (),
-    jobs: int | None = None,
-    wait: float = 0.0,
+    jobs: str | int | None = None,
+    wait: str | float = 0.0,
     on_event: OnEvent = ignore,
 ) -> IndexReport:
     """Make key indexes, with which ``Cache.lookup`` finds the rows of a key without scanning.
 
     The cache remembers them: each snapshot that sync or repartition publish has them too, made from the previous
-    one's and from what is new. Without ``keys`` and ``drop`` nothing is done, and the report lists what there is.
+    one's and from new rows. Without ``keys`` and ``drop`` nothing is done, and the report lists the key indexes.
 
     Args:
         cache: the cache's directory.
-        keys: columns; ``a.b`` inside of a struct. A key index that is there and whole is left as it is.
-        drop: columns to have no key index any more.
-        jobs: threads; each takes up to 150 MB. By default as many as there are processors, at most 4.
-        wait: seconds to wait for another run to end.
+        keys: columns; ``a.b`` inside of a struct. A key index that exists and is intact is kept as it is.
+        drop: columns whose key index is removed.
+        jobs: threads; each takes up to 150 MB. Default: as many as there are processors, at most 4.
+        wait: how long to wait for another run to end, in seconds or like ``"10m"``.
         on_event: called with what happens.
 
-    Raises UsageError, ParquetError, CacheError or CacheLocked; what was there before stays.
+    >>> index("cache/shop").keys
+    ()
+
+    Raises UsageError, ParquetError, CacheError or CacheLocked; then the key indexes are unchanged.
     """
     watch = Stopwatch()
+    threads = None if jobs is None else parse_count(jobs)
     target = CacheDirectory.open(cache)
     if any(isinstance(names, str) or not all(isinstance(name, str) for name in names) for names in (keys, drop)):
-        raise UsageError("keys and drop", "give lists of names")
+        raise UsageError("keys and drop", "are not lists of names", "write keys=['NAME']")
     if not (keys or drop):
         snapshot, lease = target.lease()
         with lease:
             return _report(target, snapshot, (), (), watch)
-    with disk_errors(target.path), target.lock(wait):
-        _sweep(target.tmp_dir)
+    with disk_errors(target.path), target.lock(parse_duration(wait)):
+        _remove_left(target.tmp_dir)
         snapshot, config = target.snapshot(), read_config(target.path)
-        row_groups = snapshot.whole_index()
+        row_groups = snapshot.checked_index()
         for column in keys:
             field_of(row_groups, column)
         for column in drop:
             if column not in (*config.keys, *columns_indexed(snapshot.path)) or column in keys:
                 raise UsageError(f"--drop {column}", f"{target.path} has no key index of it")
-        built = [column for column in dict.fromkeys(keys) if not _is_whole(snapshot, column)]
+        built = [column for column in dict.fromkeys(keys) if not _is_intact(snapshot, column)]
         for column in built:
             scratch = target.tmp_dir / f"keys-{os.getpid()}-{os.urandom(4).hex()}"
             scratch.mkdir()
             try:
-                build_key_index(snapshot.path, row_groups, column, scratch, on_event, jobs)
-                _put(scratch, directory_of(snapshot.path, column), target)
+                build_key_index(snapshot.path, row_groups, column, scratch, on_event, threads)
+                _replace(directory_of(snapshot.path, column), scratch, target)
             finally:
                 remove_tree(scratch)
         for column in drop:
-            _put(None, directory_of(snapshot.path, column), target)
+            _replace(directory_of(snapshot.path, column), None, target)
         remembered = [column for column in dict.fromkeys([*config.keys, *keys]) if column not in drop]
         write_config(target.path, replace(config, keys=tuple(remembered)))
         return _report(target, snapshot, tuple(built), tuple(drop), watch)
 
 
-def _sweep(tmp: Path) -> None:
-    """Remove what runs that died have left, but for what a sync brought: the next one takes that over."""
+def _remove_left(tmp: Path) -> None:
+    """Remove what runs that died have left, but for downloads of a sync: the next one takes those over."""
     for left in tmp.iterdir():
         if not left.is_dir() or left.name.startswith(("keys-", "removed-")):
             discard(left)
 
 
-def _is_whole(snapshot: Snapshot, column: str) -> bool:
+def _is_intact(snapshot: Snapshot, column: str) -> bool:
     with suppress(DamagedError):
         check_key_index(directory_of(snapshot.path, column), deep=True)
         return True
     return False
 
 
-def _put(built: Path | None, place: Path, cache: CacheDirectory) -> None:
-    """Put a key index that is whole and durable in its place, or nothing; what was there goes first, in one step."""
+def _replace(place: Path, built: Path | None, cache: CacheDirectory) -> None:
+    """Move a key index that is complete and durable to its place, or none; the old one is removed first."""
     place.parent.mkdir(exist_ok=True)
     if place.exists():
-        grave = cache.tmp_dir / f"removed-{os.urandom(8).hex()}"
-        place.rename(grave)
-        remove_tree(grave)
+        trash = cache.tmp_dir / f"removed-{os.urandom(8).hex()}"
+        place.rename(trash)
+        remove_tree(trash)
     if built is not None:
         built.rename(place)
     fsync_path(place.parent)

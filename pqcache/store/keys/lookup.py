@@ -1,13 +1,13 @@
-"""Key indexes: which rows have a key, found by binary search in files that are mapped into memory.
+"""Look up rows by key in key indexes: sorted files that are mapped into memory and searched by bisection.
 
     _pqcache/keys/user_id/
-      index.arrow      which rows of the snapshot each run is about
+      index.arrow      which rows of the snapshot each run has
       checksums.json   of index.arrow and of the runs
       0a1b2c3d.npy     a run: the keys of up to two million rows, sorted
 
-A run is sorted by itself, so building needs memory for a few runs and no merging, and a lookup searches each run whose
-keys may be those wanted: tens of microseconds each. The next snapshot links the runs whose rows it still has, and makes
-new ones for new rows only. ``docs/cache-format.md`` has the format.
+Each run is sorted on its own, so building needs memory for a few runs and no merging, and a lookup searches each run
+that may have the keys. The next snapshot links the runs whose rows it still has, and makes new ones for new rows only.
+``docs/cache-format.md`` describes the format.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROWS = 1 << BITS  # of a run: its row numbers take these bits of a word, and its
 _INDEX = "index.arrow"
 CHECKSUMS = "checksums.json"
 _HEADER = 128  # bytes of a .npy file before its numbers, at most
-STRETCHES = pa.schema(
+SPANS = pa.schema(
     [
         ("run", pa.int32()),
         ("start", pa.int64()),
@@ -54,7 +54,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class KeyRun:
     """A file of sorted keys: ``keys`` rows of its ``rows`` have one.
 
     Keys between ``low`` and ``high`` (as numbers) may be in it; both are None where keys are hashed. ``wide`` runs have
@@ -78,19 +78,19 @@ class Run:
 class KeyIndex:
     """A key index of one snapshot; ``field`` is the column, with the type that its keys are compared in.
 
-    ``stretches`` has one row for each stretch of rows that follow each other in a run and in a row group: ``run``, the
+    ``spans`` has one row for each span of rows that follow each other in a run and in a row group: ``run``, the
     ``start`` of its ``length`` rows in the run, its row ``group`` in the snapshot's index, -1 if that is gone, and the
     ``first`` of them there.
     """
 
     directory: Path
     field: pa.Field
-    runs: tuple[Run, ...]
-    stretches: pa.Table
+    runs: tuple[KeyRun, ...]
+    spans: pa.Table
 
     def numbers(self, name: str) -> Ints:
-        """Return a column of ``stretches``."""
-        return np.asarray(self.stretches[name].to_numpy(), np.int64)
+        """Return a column of ``spans``."""
+        return np.asarray(self.spans[name].to_numpy(), np.int64)
 
     @property
     def rows(self) -> int:
@@ -112,7 +112,7 @@ def directory_of(snapshot: Path, column: str) -> Path:
 
 
 def columns_indexed(snapshot: Path) -> list[str]:
-    """Return the columns of which a snapshot has a key index, whole or not, by name."""
+    """Return the columns of which a snapshot has a key index, intact or not, by name."""
     try:
         return sorted(unquote(name) for name in os.listdir(snapshot / KEYS))
     except FileNotFoundError:
@@ -167,17 +167,17 @@ def find(index: KeyIndex, keys: Keys) -> tuple[Ints, Ints]:
             continue
         if at.max() >= run.rows:
             raise _damaged(index.directory / run.file)
-        stretch = np.searchsorted(starts[low:high], at, side="right") - 1 + low
-        here = groups[stretch] >= 0
-        stretch = stretch[here]
-        found_groups.append(groups[stretch])
-        found_rows.append(firsts[stretch] + at[here] - starts[stretch])
+        span = np.searchsorted(starts[low:high], at, side="right") - 1 + low
+        here = groups[span] >= 0
+        span = span[here]
+        found_groups.append(groups[span])
+        found_rows.append(firsts[span] + at[here] - starts[span])
     group, row = np.concatenate(found_groups), np.concatenate(found_rows)
     order = np.lexsort((row, group))
     return group[order], row[order]
 
 
-def _search(directory: Path, run: Run, keys: Keys) -> Ints:
+def _search(directory: Path, run: KeyRun, keys: Keys) -> Ints:
     """Return the rows of a run that have one of ``keys``, in the order of the keys."""
     first, second = keys.first, keys.second
     least = np.uint64(run.low or 0)
@@ -202,7 +202,7 @@ def _search(directory: Path, run: Run, keys: Keys) -> Ints:
     return np.asarray(words[0][at] & mask, np.int64)
 
 
-def _words_of(directory: Path, run: Run) -> Codes:
+def _words_of(directory: Path, run: KeyRun) -> Codes:
     """Map a run into memory: one row of words, or two; a file of another size raises DamagedError."""
     path = directory / run.file
     try:
@@ -230,15 +230,15 @@ def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
 
 
 def write_key_index(
-    directory: Path, field: pa.Field, runs: Sequence[Run], stretches: pa.Table, known: Mapping[str, str]
+    directory: Path, field: pa.Field, runs: Sequence[KeyRun], spans: pa.Table, known: Mapping[str, str]
 ) -> None:
-    """Write which runs there are and what they are about, durably; ``known`` has checksums of runs by file name."""
+    """Write ``index.arrow`` and the checksums, durably; ``known`` has checksums of runs by file name."""
     about = {"pqcache": json.dumps({"format": FORMAT, "runs": [asdict(run) for run in runs]})}
     about["pqcache.schema"] = pa.schema([field]).serialize().to_pybytes()
     with pa.OSFile(str(directory / _INDEX), "wb") as sink:
-        schema = STRETCHES.with_metadata(about)
+        schema = SPANS.with_metadata(about)
         with pa.ipc.new_file(sink, schema) as writer:
-            writer.write_table(stretches.cast(schema).combine_chunks())
+            writer.write_table(spans.cast(schema).combine_chunks())
     sums = {run.file: known.get(run.file) or checksum_of(directory / run.file) for run in runs if run.keys}
     sums[_INDEX] = checksum_of(directory / _INDEX)
     (directory / CHECKSUMS).write_text(json.dumps(sums) + "\n")
@@ -248,22 +248,24 @@ def write_key_index(
 
 
 def read_key_index(directory: Path) -> KeyIndex:
-    """Read which runs there are and what they are about; a damaged one raises DamagedError."""
+    """Return the key index in ``directory``; a damaged one raises DamagedError."""
     path = directory / _INDEX
     try:
-        with pa.ipc.open_file(pa.py_buffer(path.read_bytes())) as reader:  # mapping it takes longer, until 10 MB
-            stretches = reader.read_all()
-        metadata = stretches.schema.metadata or {}
+        with pa.ipc.open_file(
+            pa.py_buffer(path.read_bytes())
+        ) as reader:  # reading a small file is faster than mapping it
+            spans = reader.read_all()
+        metadata = spans.schema.metadata or {}
         about = json.loads(metadata[b"pqcache"])
         if about["format"] != FORMAT:
             raise CacheError(
                 path, f"written in format {about['format']}, this pqcache reads format {FORMAT}", "upgrade pqcache"
             )
-        runs = tuple(Run(**run) for run in about["runs"])
+        runs = tuple(KeyRun(**run) for run in about["runs"])
         field = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"])).field(0)
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise _damaged(path) from error
-    return KeyIndex(directory, field, runs, stretches.replace_schema_metadata(None))
+    return KeyIndex(directory, field, runs, spans.replace_schema_metadata(None))
 
 
 def read_checksums(directory: Path) -> dict[str, str]:

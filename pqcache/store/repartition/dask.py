@@ -1,4 +1,4 @@
-"""The jobs of a repartition on an existing Dask cluster.
+"""Run the jobs of a repartition on an existing Dask cluster.
 
 The scheduler gives a dead worker's jobs to others. Jobs publish a partition in one step and make the same bytes
 wherever they run, so one that is done twice does no harm.
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError
 from pqcache.events import Advanced, OnEvent, Warned
 from pqcache.store.repartition.job import PartitionJob, run_job
-from pqcache.store.repartition.target_record import Done
+from pqcache.store.repartition.target_record import DirectoryResult
 from pqcache.store.urls import url_scheme
 from pqcache.units import format_count
 
@@ -39,15 +39,17 @@ def connected(scheduler: str, todo: Sequence[PartitionJob], on_event: OnEvent) -
         if not client.scheduler_info(n_workers=-1)["workers"]:
             on_event(Warned(f"{scheduler}: no worker is there yet; waiting for one ('dask worker {scheduler}')"))
         _check_packages(client)
-        if todo and url_scheme(todo[0].source) in ("", "file"):
-            check_seen(client, todo[0].source)
+        if todo and url_scheme(todo[0].endpoints.source) in ("", "file"):
+            check_seen(client, todo[0].endpoints.source)
         yield client
     finally:
         client.close()
 
 
-def on_cluster(client: Any, todo: Sequence[PartitionJob], on_event: OnEvent) -> Iterator[tuple[PartitionJob, Done]]:
-    """Do the jobs on the workers; yield each with what became of it, as they end.
+def on_cluster(
+    client: Any, todo: Sequence[PartitionJob], on_event: OnEvent
+) -> Iterator[tuple[PartitionJob, DirectoryResult]]:
+    """Do the jobs on the workers; yield each with its result, as they end.
 
     Raises what a job raises. Jobs that have begun then end on their workers.
     """
@@ -55,9 +57,7 @@ def on_cluster(client: Any, todo: Sequence[PartitionJob], on_event: OnEvent) -> 
 
     in_order: Any = as_completed
     run = os.urandom(4).hex()
-    futures = {
-        client.submit(run_job, job, key=f"pqcache-{run}-{job.directory or '.'}", pure=False): job for job in todo
-    }
+    futures = {client.submit(run_job, job, key=f"pqcache-{run}-{job.name}", pure=False): job for job in todo}
     try:
         for future in in_order(list(futures), loop=client.loop):
             job = futures[future]
@@ -69,7 +69,7 @@ def on_cluster(client: Any, todo: Sequence[PartitionJob], on_event: OnEvent) -> 
 
 
 def check_seen(client: Any, path: str) -> None:
-    """Raise UsageError when a worker does not see a local path."""
+    """Raise UsageError when a worker does not have a local path."""
     blind = [worker for worker, seen in _on_workers(client, os.path.exists, path).items() if seen is not True]
     if blind:
         raise UsageError(
@@ -84,7 +84,7 @@ def _client(scheduler: str) -> Any:
         from distributed import Client
     except ImportError as error:
         raise UsageError(
-            "", "--scheduler needs Dask's distributed", "install it with: pip install 'pqcache[dask]'"
+            "--scheduler", "needs Dask's distributed", "install it with: pip install 'pqcache[dask]'"
         ) from error
     try:
         place = urlsplit(scheduler)
@@ -127,11 +127,11 @@ def _on_workers(client: Any, function: Any, argument: str) -> Mapping[str, Any]:
     return {worker: value for worker, value in found.items() if not isinstance(value, OSError)}
 
 
-def _result(future: Any, job: PartitionJob, scheduler: str) -> Done:
+def _result(future: Any, job: PartitionJob, scheduler: str) -> DirectoryResult:
     """Return what a job returned, or raise what a user can act on."""
-    name = f"partition {job.directory or '.'}"
+    name = f"partition {job.name}"
     try:
-        done: Done = future.result()
+        done: DirectoryResult = future.result()
         return done
     except PqcacheError:
         raise

@@ -1,4 +1,4 @@
-"""Which list columns of a table can be dense, and as what: one answer for all files, since they share one schema."""
+"""Which list columns of a table can be stored dense, and in which type: the same for all files of a table."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Proposal:
 
 
 def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: bool) -> dict[str, str]:
-    """Return as what each of ``columns`` is to be stored in all of ``paths``, as in ``uint16[512]``.
+    """Return the type that each of ``columns`` is to be stored in, in all of ``paths``, as in ``uint16[512]``.
 
-    None for ``columns`` takes those that are dense already. The length is that of the first row; whether all rows
-    have it turns out when they are rewritten. With ``narrow``, integers take the smallest type that holds all.
+    None for ``columns`` takes those that are dense already. The length is that of the first row; all rows are checked
+    for it when they are rewritten. With ``narrow``, integers take the smallest type that holds all.
 
     Raises:
         UsageError: a column is not there, or no list of numbers.
@@ -64,8 +64,8 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
     found = {}
     for name in columns:
         if schema.names.count(name) != 1:
-            kind = "is there twice" if name in schema.names else "is not there"
-            raise UsageError(f"--dense {name}", f"that column {kind}", f"there are {', '.join(schema.names)}")
+            kind = "there are two columns" if name in schema.names else "there is no column"
+            raise UsageError(f"--dense {name}", f"{kind} of this name", f"there are {', '.join(schema.names)}")
         dtype = item_dtype(schema.field(name).type)
         if dtype is None:
             kind = schema.field(name).type
@@ -74,7 +74,7 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
             )
         length = _first_length(files, name)
         if length is None:
-            raise UsageError(f"--dense {name}", "no file has a row, so there is no length to go by")
+            raise UsageError(f"--dense {name}", "no file has a row, so its length is not known")
         if narrow and dtype.strip("u").startswith("int"):
             dtype = smallest(*_extremes(files, name))
         as_dense(schema.field(name), Dense(dtype, length))  # raises where that is too wide
@@ -83,7 +83,7 @@ def resolve_dense(paths: Sequence[Path], columns: Sequence[str] | None, narrow: 
 
 
 def propose_dense(paths: Sequence[Path]) -> list[Proposal]:
-    """Return the columns whose lists seem to have one length, by the footers and the first rows."""
+    """Return the columns whose lists have one length as far as footers and first rows show."""
     files = _files(paths)
     found = []
     for field in _schema(files):
@@ -198,7 +198,7 @@ def dense_proposals(
 ) -> list[Proposal]:
     """Return the list columns of a cache or a local directory that ``dense`` would make faster to read.
 
-    Goes by the footers and the first rows; a repartition looks at every row.
+    Only footers and first rows are read; a repartition checks every row.
 
     >>> dense_proposals("cache/shop")  # its lists have many lengths
     []
@@ -221,24 +221,24 @@ def dense_proposals(
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The columns that are to be dense (None: those that are), and whether as the smallest type."""
+class DenseRequest:
+    """Which columns are to be dense (None: those that are), and whether in the smallest type."""
 
     columns: Sequence[str] | None
     narrow: bool
 
     @property
-    def nothing(self) -> bool:
-        """Whether everything stays as it is."""
+    def is_empty(self) -> bool:
+        """Whether every column keeps how it is stored."""
         return self.columns is None and not self.narrow
 
     @property
-    def looks(self) -> bool:
-        """Whether the files have to be looked at, as all but ``--dense none`` does."""
+    def reads_files(self) -> bool:
+        """Whether files have to be read first, as for all but ``--dense none``."""
         return bool(self.columns) or self.narrow
 
-    def resolved(self, paths: Sequence[Path]) -> dict[str, str]:
-        """Return as what each column is to be stored."""
+    def resolve(self, paths: Sequence[Path]) -> dict[str, str]:
+        """Return the type that each column is to be stored in, as in ``uint16[512]``."""
         if self.columns is not None and not self.columns:
             if self.narrow:
                 raise UsageError("--narrow", "goes with --dense COLUMN, and not with --dense none")
@@ -251,8 +251,8 @@ def local_root(url: str) -> Path:
     if url_scheme(url) not in ("", "file"):
         raise UsageError(
             "--dense",
-            f"every file has to be looked at first, and {redact(url)} is not local",
-            f"bring it here with 'pqcache sync {redact(url)} CACHE', then run 'pqcache repartition CACHE'",
+            f"every file has to be read first, and {redact(url)} is not local",
+            f"copy it with 'pqcache sync {redact(url)} CACHE', then run 'pqcache repartition CACHE'",
         )
     root = Path(os.path.abspath(os.path.expanduser(local_path(url))))
     return root.parent if root.is_file() else root

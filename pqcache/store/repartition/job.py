@@ -5,41 +5,34 @@ A job is plain values, so it can be sent to any process on any machine that reac
 
 from __future__ import annotations
 
-import fcntl
 import os
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from shutil import disk_usage
 
 import pyarrow as pa
 
-from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError, disk_errors
+from pqcache.errors import SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import KnownOfSources, rewrite_directory
-from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.drivers.base import Source, Staged, Target
+from pqcache.parquet.rewrite.rewrite import KnownOfSources
+from pqcache.store.drivers.base import Source, Staged, Target, file_url
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.repartition.target_record import Done, Record, check_own
-from pqcache.store.sync.download import fetch
+from pqcache.store.repartition.endpoints import Endpoints
+from pqcache.store.repartition.spool import Spool, open_spool
+from pqcache.store.repartition.target_record import DirectoryRecord, DirectoryResult, check_claim
+from pqcache.store.sync.download import DownloadOptions, download
+from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files
 from pqcache.store.urls import local_path, url_scheme
-from pqcache.system.disk import bytes_below, remove_tree
+from pqcache.system.disk import remove_tree
 from pqcache.system.parallel import in_parallel
-from pqcache.units import format_size
 from pqcache.versions import __version__
 
-_SPOOL = "pqcache-spool-"
-_TRANSFERS = 4  # files of one partition fetched or sent at once
-_SPARE = 64 << 20
-_FRESH = 60.0  # seconds: a spool so young may not have its lock yet
+_TRANSFERS = 4  # files of one partition downloaded or sent at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,34 +40,37 @@ class PartitionJob:
     """What to do with one partition directory.
 
     Attributes:
-        source: URL of the dataset, with its store options ``source_options``; both may hold secrets.
-        files: the source files of ``directory``, in row order.
-        target: URL of what is written, with ``target_options`` and, on HDFS, blocks of ``block_size`` bytes.
-        how: sizes and codecs.
+        endpoints: the source and the target, with their store options; they may hold secrets.
+        directory: the partition directory.
+        files: its source files, in row order.
+        options: sizes and codecs.
         key: names the files' identities and everything that decides what is written.
-        whole: no other partition lies below this one, so it can be published by one rename.
+        is_leaf: no other partition lies below this one, so it can be published by one rename.
         version: of the pqcache that made the job.
-        run: the run that the target has to be of.
-        schema: of the whole table, as an Arrow IPC message; empty where the partition is all there is.
-        int96: the unit in which the whole table's INT96 time stamps are read, or None.
-        decoded: bytes that the rows take in memory, about.
+        run: the run that the target has to belong to.
+        schema: of the table, as an Arrow IPC message; empty where the partition is all of it.
+        int96: the unit in which the table's INT96 time stamps are read, or None.
+        row_groups: of the source files.
+        decoded: about how many bytes the rows take in memory.
     """
 
-    source: str = field(repr=False)  # Dask logs the arguments of what fails
-    source_options: Mapping[str, str] = field(repr=False)
+    endpoints: Endpoints = field(repr=False)  # Dask logs the arguments of what fails
     directory: str
     files: tuple[SourceFile, ...] = field(repr=False)
-    target: str = field(repr=False)
-    target_options: Mapping[str, str] = field(repr=False)
-    block_size: int | None
-    how: RewriteOptions
+    options: RewriteOptions
     key: str
-    whole: bool
+    is_leaf: bool
     version: str
     run: str = ""
     schema: bytes = field(default=b"", repr=False)
     int96: str | None = None
+    row_groups: int = 0
     decoded: int = 0
+
+    @property
+    def name(self) -> str:
+        """The partition directory, for messages."""
+        return self.directory or "."
 
     @property
     def size(self) -> int:
@@ -82,219 +78,161 @@ class PartitionJob:
         return sum(file.identity.size for file in self.files)
 
     @property
-    def spooled(self) -> int:
-        """Bytes that lie on the local disk for a while, at most about: source files, new files, rows being shuffled."""
-        copies = sum(url_scheme(url) not in ("", "file") for url in (self.source, self.target))
-        spilled = self.decoded if self.how.shuffle is not None and self.decoded > 2 * self.how.row_group_size else 0
+    def shuffles(self) -> bool:
+        """Whether rows are shuffled."""
+        return self.options.shuffle is not None
+
+    @property
+    def spool_size(self) -> int:
+        """At most about how many bytes lie on the local disk at once: source files, new files, rows being shuffled."""
+        copies = sum(url_scheme(url) not in ("", "file") for url in (self.endpoints.source, self.endpoints.target))
+        spilled = self.decoded if self.shuffles and self.decoded > 2 * self.options.row_group_size else 0
         return copies * self.size + spilled
 
 
-@dataclass
-class Spool:
-    """A local directory for files on their way, shared by jobs that would fill its disk if all began at once."""
+@dataclass(frozen=True, kw_only=True)
+class JobContext:
+    """What a process has open to do jobs with.
 
-    path: Path
-    promised: int = 0
-    jobs: set[str] = field(default_factory=set)
-    changed: threading.Condition = field(default_factory=threading.Condition)
+    Attributes:
+        source: where files come from.
+        target: where they go.
+        spool: a local directory for files on their way.
+        encoding: held while a job decodes and encodes.
+        on_event: called with what happens.
+    """
 
-    @contextmanager
-    def room(self, job: PartitionJob, token: str) -> Iterator[Path]:
-        """Yield a directory for ``job``, once the others leave enough of the disk free for it.
-
-        Raises PqcacheError when the disk is too small for this job alone.
-        """
-        with self.changed:
-            while self.promised + job.spooled + _SPARE > (space := self._space()) and job.spooled:
-                if not self.jobs:
-                    what = "to shuffle its rows" if job.how.shuffle is not None else "for its files"
-                    raise PqcacheError(
-                        self.path,
-                        f"partition {job.directory or '.'} needs up to {format_size(job.spooled)} for a while "
-                        f"{what}, {format_size(space)} are free",
-                        "free some, or set TMPDIR to a larger disk",
-                    )
-                self.changed.wait()
-            self.promised += job.spooled
-            self.jobs.add(token)
-        try:
-            with disk_errors(self.path / token):
-                (self.path / token).mkdir(parents=True)
-            yield self.path / token
-        finally:
-            with suppress(OSError):
-                remove_tree(self.path / token)
-            with self.changed:
-                self.promised -= job.spooled
-                self.jobs.remove(token)
-                self.changed.notify_all()
-
-    def _space(self) -> int:
-        """Return the bytes that are free, or taken by what has been promised already."""
-        taken = sum(bytes_below(self.path / token) for token in self.jobs)
-        return disk_usage(self.path).free + taken
+    source: Source
+    target: Target
+    spool: Spool
+    encoding: AbstractContextManager[object] = field(default_factory=nullcontext)
+    on_event: OnEvent = ignore
 
 
-def run_job(job: PartitionJob) -> Done:
+def run_job(job: PartitionJob) -> DirectoryResult:
     """Do a job in a process that has nothing open yet; what it writes is the same everywhere."""
     if job.version != __version__:
         raise UsageError(
-            "",
-            f"pqcache {__version__} is not the version that was started, {job.version}",
+            f"pqcache {__version__}",
+            f"is not the version that was started, {job.version}",
             "install the same on all workers",
         )
     with ExitStack() as stack:
-        source = open_source(job.source, job.source_options)
+        source = open_source(job.endpoints.source, job.endpoints.source_options)
         stack.callback(source.close)
-        target = open_target(job.target, job.target_options, job.block_size)
+        target = open_target(job.endpoints.target, job.endpoints.target_options, job.endpoints.block_size)
         stack.callback(target.close)
-        spool = stack.enter_context(spooled(target))
-        return do_job(job, source, target, spool)
+        spool = stack.enter_context(open_spool(target))
+        return do_job(job, JobContext(source=source, target=target, spool=spool))
 
 
-def do_job(
-    job: PartitionJob,
-    source: Source,
-    target: Target,
-    spool: Spool,
-    on_event: OnEvent = ignore,
-    turn: AbstractContextManager[object] | None = None,
-) -> Done:
-    """Rewrite one partition directory and publish it; nothing of it is seen at the target before all of it is.
+def do_job(job: PartitionJob, context: JobContext) -> DirectoryResult:
+    """Rewrite one partition directory and publish it; readers of the target see nothing of it before all of it.
 
-    Remote source files, and the new ones until they are at the target, lie in a directory of their own in ``spool``.
-    ``turn`` is held while decoding and encoding.
+    Remote source files, and the new ones until they are at the target, lie in a directory of their own in the spool.
     """
+    target = context.target
     token = os.urandom(8).hex()
     staged: list[Staged] = []
-    with spool.room(job, token) as own:
+    with context.spool.reserve(token, job.spool_size, job.name, job.shuffles) as scratch:
         try:
-            paths = _brought(job, source, own, on_event)
-            out = own / "out"
-            with turn or nullcontext():
-                before = sum(read_footer(path)[0].num_row_groups for path in paths)
-                schema = pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None
-                result = rewrite_directory(
-                    paths,
-                    out,
-                    job.how,
-                    lambda amount: on_event(Advanced("rewrite", amount)),
-                    KnownOfSources(schema=schema, int96=job.int96),
-                    cached=target.scratch is None,  # it is sent from here
-                )
-            if paths[0].parent.parent.parent != own:
-                _check_unchanged(job, source, on_event)  # fetch has done so
-            remove_tree(own / "in")
-            new = sorted(out.iterdir())
-            footers = [read_footer(path)[0] for path in new]
+            done, new = _rewrite(job, context, scratch)
             sizes = {path.name: path.stat().st_size for path in new}
-            done = Done(
-                files=(len(job.files), len(new)),
-                row_groups=(before, sum(footer.num_row_groups for footer in footers)),
-                bytes=(job.size, sum(sizes.values())),
-                rows=sum(footer.num_rows for footer in footers),
-                warnings=result.warnings,
-            )
-            record = Record(job.directory, job.key, sizes, done)
-            _publish(job, target, token, new, staged, record, on_event)
+            _publish(job, context, token, new, staged, DirectoryRecord(job.directory, job.key, sizes, done))
             return done
         except BaseException:
             target.discard(token, staged)
             raise
 
 
-def _brought(job: PartitionJob, source: Source, own: Path, on_event: OnEvent) -> list[Path]:
-    """Return the local paths of the source files; remote ones are fetched."""
-    if url_scheme(job.source) in ("", "file"):
-        root = Path(os.path.abspath(os.path.expanduser(local_path(job.source))))
-        root = root.parent if root.is_file() else root
-        _check_unchanged(job, source, on_event)
-        return [root / file.path for file in job.files]
-    inside = own / "in"
-    inside.mkdir()
+def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[DirectoryResult, list[Path]]:
+    """Rewrite a directory's files into ``scratch``; return what they became, and the new files."""
+    root, paths = _local_files(job, context, scratch)
+    task = RewriteTask(
+        files=paths,
+        target=scratch / "out",
+        options=job.options,
+        known=KnownOfSources(
+            schema=pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None, int96=job.int96
+        ),
+        cached=context.target.scratch is None,  # it is sent from here
+        root=root,
+        name=file_url(context.source, job.files[0].path).rpartition("/")[0],
+    )
+    with context.encoding:
+        result = rewrite_files(task, lambda amount: context.on_event(Advanced("rewrite", amount)))
+    if root.parent != scratch:
+        _check_unchanged(job, context)  # a download has been checked
+    else:
+        remove_tree(root)
+    new = [output.path for output in result.outputs]
+    done = DirectoryResult(
+        files=(len(job.files), len(new)),
+        row_groups=(job.row_groups, sum(output.row_groups for output in result.outputs)),
+        bytes=(job.size, sum(path.stat().st_size for path in new)),
+        rows=sum(output.rows for output in result.outputs),
+        warnings=result.warnings,
+    )
+    return done, new
 
-    def bring(number: int, file: SourceFile) -> Path:
-        copy = inside / f"{number:06d}" / file.path.rpartition("/")[2]
-        copy.parent.mkdir()
-        fetch(source, file, lambda _: copy, on_event)
+
+def _local_files(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Path, list[Path]]:
+    """Return a directory and the source files in it, in row order; remote ones are downloaded."""
+    if url_scheme(job.endpoints.source) in ("", "file"):
+        root = Path(os.path.abspath(os.path.expanduser(local_path(job.endpoints.source))))
+        root = root.parent if root.is_file() else root
+        _check_unchanged(job, context)
+        return root / job.directory, [root / file.path for file in job.files]
+    inside = scratch / "in"
+    inside.mkdir()
+    options = DownloadOptions(on_event=context.on_event)
+
+    def fetch(file: SourceFile) -> Path:
+        copy = inside / file.path.rpartition("/")[2]
+        download(context.source, file, lambda _: copy, options)
         return copy
 
-    return in_parallel([partial(bring, number, file) for number, file in enumerate(job.files)], _TRANSFERS)
+    return inside, in_parallel([partial(fetch, file) for file in job.files], _TRANSFERS)
 
 
 def _publish(
     job: PartitionJob,
-    target: Target,
+    context: JobContext,
     token: str,
     new: list[Path],
     staged: list[Staged],
-    record: Record,
-    on_event: OnEvent,
+    record: DirectoryRecord,
 ) -> None:
-    """Send the new files, note what they are, and let readers see them."""
+    """Send the new files, write their record, and let readers see them."""
+    target = context.target
 
     def retried(call: Callable[[], object]) -> None:
-        with_retries(call, job.directory or ".", RETRIES, on_event)
+        with_retries(call, job.name, RETRIES, context.on_event)
 
     def send(file: Path) -> None:
         path = f"{job.directory}/{file.name}" if job.directory else file.name
         retried(lambda: staged.append(target.put(file, token, path)))
 
-    retried(lambda: check_own(target, job.run))
-    note = partial(retried, lambda: target.write(record.path, record.encoded()))
-    in_parallel([note, *(partial(send, file) for file in new)], _TRANSFERS)
+    retried(lambda: check_claim(target, job.run))
+    write_record = partial(retried, lambda: target.write(record.path, record.encoded()))
+    in_parallel([write_record, *(partial(send, file) for file in new)], _TRANSFERS)
     staged.sort(key=lambda item: item.path)
-    retried(lambda: check_own(target, job.run))
-    retried(lambda: target.commit(token, job.directory, staged, job.whole))
+    retried(lambda: check_claim(target, job.run))
+    retried(lambda: target.commit(token, job.directory, staged, job.is_leaf))
 
 
-def _check_unchanged(job: PartitionJob, source: Source, on_event: OnEvent) -> None:
-    """Raise SourceIncomplete when a file is not the one that was listed, or is not to be seen from here."""
+def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
+    """Raise SourceIncomplete when a file is not the one that was listed, or is not visible from here."""
+    source = context.source
     for file in job.files:
         try:
-            now: Identity | None = with_retries(partial(source.stat, file.path), file.path, RETRIES, on_event)
+            now: Identity | None = with_retries(partial(source.stat, file.path), file.path, RETRIES, context.on_event)
         except SourceNotFound:
             now = None
         if now != file.identity:
-            what = "is not there" if now is None else "is not the file that was listed"
             raise SourceIncomplete(
                 f"{source.url}/{file.path}",
-                f"{what}",
+                "is not there" if now is None else "is not the file that was listed",
                 "nothing of this partition was published, run again when nothing writes there, and on a "
                 "cluster name a path that is the same files on every worker",
             )
-
-
-@contextmanager
-def spooled(target: Target) -> Iterator[Spool]:
-    """Yield a directory for files on their way, on the target's own file system where that is local.
-
-    Elsewhere it is in ``TMPDIR``, and what processes that died have left there is removed first.
-    """
-    if target.scratch is not None:
-        yield Spool(target.scratch)
-        return
-    with disk_errors(Path(tempfile.gettempdir())):
-        for left in Path(tempfile.gettempdir()).glob(f"{_SPOOL}*"):
-            _remove_if_dead(left)
-        spool = Path(tempfile.mkdtemp(prefix=_SPOOL))
-    held = os.open(spool, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)  # the kernel gives it back when this process ends, however it ends
-        yield Spool(spool)
-    finally:
-        with suppress(OSError):
-            remove_tree(spool)
-        os.close(held)
-
-
-def _remove_if_dead(left: Path) -> None:
-    with suppress(OSError):  # another user's, or just removed by its owner
-        if time.time() - left.stat().st_mtime < _FRESH:
-            return
-        held = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(left)
-        finally:
-            os.close(held)

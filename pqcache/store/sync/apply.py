@@ -1,341 +1,183 @@
-"""Apply a plan: fetch, rewrite, index, put a snapshot together in ``tmp/`` and publish it."""
+"""Apply a plan: download, rewrite, index, put a snapshot together in ``tmp/`` and publish it."""
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from pqcache.errors import DamagedError, ParquetError, disk_errors
-from pqcache.events import Advanced, OnEvent, Published, Rewrote, Started, Warned
-from pqcache.parquet.rewrite.options import RewriteOptions, differ_in_size_only, shuffle_of
-from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.cache import CacheDirectory
-from pqcache.store.drivers.base import Source
+from pqcache.events import Published, Started, Warned
+from pqcache.store.drivers.base import ExactSource, Source
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import FileEntry, Manifest, SourceFile, assign_sources
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
-from pqcache.store.sync.download import Copied
-from pqcache.store.sync.download_pool import Bringer, brought, pool
-from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition, recipe_of
+from pqcache.store.sync.download import Downloaded, DownloadOptions
+from pqcache.store.sync.download_pool import Downloader, download_all, pool
+from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition
+from pqcache.store.sync.rewrite_in_cache import is_rewritten, rewrite_in_cache
+from pqcache.store.sync.run import CacheRun, Outcome
 from pqcache.store.sync.safety_checks import check_space
-from pqcache.store.sync.subset import Subset
-from pqcache.store.sync.table_schema import Kinds, Table, table_in, table_like
-from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
-from pqcache.system.checksum import checksum_of
+from pqcache.store.sync.snapshot_job import BuiltFile, SnapshotJob, keys_of
+from pqcache.store.sync.subset import EVERYTHING, Subset
+from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
+from pqcache.store.workdir import adopt, make_workdir
 from pqcache.system.disk import bytes_below, fsync_path, link_or_copy, remove_tree
 from pqcache.units import format_count
 
-_ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
+log = logging.getLogger("pqcache.sync")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a build works on: ``previous`` is the snapshot that ``plan`` was made against.
+def build_snapshot(
+    run: CacheRun,
+    plan: Plan,
+    metadata: SnapshotMetadata,
+    *,
+    source: Source | None = None,
+    subset: Subset = EVERYTHING,
+    table: TableSchema | None = None,
+    reindex: bool = False,
+) -> Outcome:
+    """Apply ``plan`` and publish the result; whatever fails leaves the current snapshot as it is.
 
-    ``source`` is None when nothing has to be fetched. With ``reindex`` nothing is taken from the index there is.
-    ``keys`` are the columns to have key indexes of. ``table`` is what files are brought to that are rewritten.
-    ``shard`` and ``listing`` are what the manifest says of the share.
+    Args:
+        run: the run; its cache is locked, and ``run.current`` is the snapshot that ``plan`` was made against.
+        plan: what to keep, download and rewrite. The outcome has another one where the new files' schema differs from
+            the others': then more is rewritten than was planned.
+        metadata: what the manifest says of the snapshot beside its files.
+        source: where to download from; None when nothing is downloaded.
+        subset: what to take of each file.
+        table: the schema to rewrite files with, where it is known.
+        reindex: read all footers again, and take nothing from the current index.
     """
-
-    cache: CacheDirectory
-    previous: Snapshot | None
-    plan: Plan
-    source: Source | None
-    source_url: str
-    where: str | None
-    subset: Subset
-    rewrite: RewriteOptions | None
-    jobs: int
-    retries: int
-    checksum: bool
-    on_event: OnEvent
-    reindex: bool = False
-    keys: tuple[str, ...] = ()
-    shard: str | None = None
-    listing: str | None = None
-    table: Table | None = None
-
-
-@dataclass(frozen=True)
-class Built:
-    """A file of the new snapshot that is not in the old one: where it lies, and its entry."""
-
-    file: str
-    entry: FileEntry
-
-
-def build_snapshot(job: Job) -> tuple[Snapshot, Manifest, Plan]:
-    """Apply ``job.plan`` and publish the result; whatever fails leaves the current snapshot as it is.
-
-    Return the plan as well: where the new files' schema is another one, more is rewritten than was planned.
-    """
-    run = make_workdir(job.cache)
-    with disk_errors(job.cache.path):
-        known, plan = _previous_index(job), job.plan
-        if job.rewrite is not None and job.table is None and known is not None and known.uniform:
-            # nothing but INT96 that stays could be another type to a rewrite
-            job = job if job.rewrite.keep_int96 else replace(job, table=table_like(known.data_schema))
-        keys = {_file_key(job, file) for file in job.plan.downloads}
-        adopt(job.cache, run, keys, {_rewrite_key(job, d, _inputs(d)) for d in job.plan.directories})
-        check_space(job.cache.path, job.plan, bytes_below(run))
+    cache = run.cache
+    with disk_errors(cache.path):
+        job = SnapshotJob(
+            run=run,
+            workdir=make_workdir(cache),
+            plan=plan,
+            metadata=metadata,
+            previous=run.current,
+            source=source,
+            subset=subset,
+            table=table,
+            reindex=reindex,
+        )
+        known = _previous_index(job)
+        if job.rewrite is not None and table is None and known is not None and known.uniform:
+            # only INT96 that is kept could be of another type to a rewrite
+            job = job if job.rewrite.keep_int96 else replace(job, table=uniform_table_schema(known.data_schema))
+        adopt(cache, job.workdir, *keys_of(job))
+        check_space(cache.path, plan, bytes_below(job.workdir))
         index = IndexBuilder()
-        target, entries = _assembled(job, run / "snapshot", list(_make_files(job, run, index)))
+        target, entries = _assemble(job, job.workdir / "snapshot", list(_make_files(job, index)))
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
-            target, entries, known, plan = _unified(job, run, target, entries)
+            target, entries, known, plan = _unify(job, target, entries)
             index = IndexBuilder()
-        manifest = _described(job, target, entries, index, known)
-        snapshot = job.cache.publish(target, job.previous)
+        index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
+        manifest = _write_metadata(job, target, entries)
+        snapshot = cache.publish(target, job.previous)
     job.on_event(Published(snapshot.id))
-    remove_tree(run)
-    return snapshot, manifest, plan
+    remove_tree(job.workdir)
+    return Outcome(plan=plan, published=snapshot, totals=manifest.totals)
 
 
-def _unified(job: Job, run: Path, target: Path, entries: list[FileEntry]) -> tuple[Path, list[FileEntry], Index, Plan]:
-    """Bring files that drifted apart to one schema; return where they have it, their entries, index, and the plan.
+def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Path, list[FileEntry], Index, Plan]:
+    """Rewrite files whose schemas differ to one schema; return where they are, their entries, index, and the plan.
 
     Directories whose files have it already are linked. Raises ParquetError where types do not mix without loss.
     """
     assert job.rewrite is not None
-    done = job.plan
+    done, source = job.plan, job.metadata.source
     try:
-        table = table_in(target, entries, job.rewrite.keep_int96)
+        table = local_table_schema(target, entries, job.rewrite.keep_int96)
     except ParquetError as error:
-        raise error.renamed(target, job.source_url) from error
+        raise error.renamed(target, source) from error
     if table.others:
         plan = plan_repartition(entries, job.plan.recipe, table.others)
         number = format_count(plan.rewrites, "partition directory", "partition directories")
-        job.on_event(Warned(f"{job.source_url}: schemas differ; {number} rewritten with the one that holds them all"))
-        check_space(job.cache.path, plan)
+        job.on_event(Warned(f"{source}: schemas differ; {number} rewritten with the one that holds them all"))
+        check_space(job.run.cache.path, plan)
         again = replace(job, previous=Snapshot(target), plan=plan, source=None, table=table)
-        target, entries = _assembled(again, run / "unified", list(_make_files(again, run, IndexBuilder())))
+        target, entries = _assemble(again, job.workdir / "unified", list(_make_files(again, IndexBuilder())))
         redone = {directory.directory: directory for directory in plan.directories}
         done = replace(done, directories=tuple(d if d.rewrite else redone[d.directory] for d in done.directories))
     return target, entries, build_index(target, [entry.path for entry in entries]), done
 
 
-def _make_files(job: Job, run: Path, index: IndexBuilder) -> Iterator[Built]:
-    """Fetch and rewrite what the plan says, several files at once; yield the new snapshot's new files.
+def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
+    """Download and rewrite what the plan says, several files at once; yield the new snapshot's new files, indexed.
 
-    A directory is rewritten as soon as its last file has arrived, while others are still fetched.
+    A directory is rewritten as soon as its last file is downloaded, while others are still downloaded.
     """
-    plan, stop = job.plan, threading.Event()
+    plan, jobs, stop = job.plan, job.run.options.jobs, threading.Event()
     job.on_event(Started("fetch", plan.fetch_bytes))
     if plan.rewrites:
         job.on_event(Started("rewrite", plan.rewrite_bytes))
-    finished = {d.directory for d in plan.directories if d.rewrite and _is_finished(job, run, d)}
-    waiting = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
-    arrived: dict[SourceFile, Copied] = {}
-    kinds = Kinds()  # so that what does not mix is refused as soon as it arrives
-    kept = next((entry.path for d in plan.directories for entry in d.keep), None)
-    if job.table is not None and job.previous is not None and kept is not None:
-        kinds.add(f"{job.previous.path / kept}", job.table.schema)
+    finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
+    missing = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
+    downloaded: dict[SourceFile, Downloaded] = {}
+    schemas = _schemas_kept(job)  # so that types that do not mix are refused as soon as they are downloaded
 
-    with pool(job.jobs, stop) as fetchers, pool(1, stop) as rewriter:
-        rewriting: list[Future[list[Built]]] = []
+    with pool(jobs, stop) as threads, pool(1, stop) as rewriter:
+        rewriting: list[Future[list[BuiltFile]]] = []
 
         def rewrite(directory: DirectoryPlan) -> None:
-            here = {file: arrived.pop(file) for file in directory.downloads if file in arrived}
-            rewriting.append(rewriter.submit(_rewrite, job, run, directory, here, stop.is_set))
+            files = {file: downloaded.pop(file) for file in directory.downloads if file in downloaded}
+            rewriting.append(rewriter.submit(rewrite_in_cache, job, directory, files, stop.is_set))
 
         for directory in plan.directories:
-            if directory.rewrite and not waiting[directory.directory]:
+            if directory.rewrite and not missing[directory.directory]:
                 rewrite(directory)
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
-        for (directory, file), copied in brought(fetchers, _bringer(job, run, stop.is_set), tasks, job.jobs):
+        for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
             if not directory.rewrite:
-                index.add(copied.file.path, copied.metadata, copied.schema)
-                yield Built(f"{run}/fetch/{_file_key(job, copied.file)}", _entry(job, run, copied))
+                index.add(copy.file.path, copy.metadata, copy.schema)
+                yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy), copy.metadata, copy.schema)
                 continue
-            arrived[file] = copied
-            waiting[directory.directory] -= 1
-            if not waiting[directory.directory]:
+            downloaded[file] = copy
+            missing[directory.directory] -= 1
+            if not missing[directory.directory]:
                 rewrite(directory)
-            kinds.add(f"{job.source_url}/{file.path}", copied.schema)
+            schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
             for done in [future for future in rewriting if future.done()]:
-                done.result()  # an error there stops the fetching here
+                done.result()  # an error there stops the downloads here
         for future in rewriting:
-            for item in future.result():
-                index.add(item.entry.path, *read_footer(Path(item.file)))
-                yield item
+            for built in future.result():
+                index.add(built.entry.path, built.metadata, built.schema)
+                yield built
 
 
-def _bringer(job: Job, run: Path, stopped: Callable[[], bool]) -> Bringer:
-    def target(version: SourceFile) -> Path:
-        return run / "fetch" / _file_key(job, version)
+def _schemas_kept(job: SnapshotJob) -> SchemaSet:
+    """Return the schema of the files that are kept, where all of them are known to have one."""
+    schemas = SchemaSet()
+    kept = next((entry.path for d in job.plan.directories for entry in d.keep), None)
+    if job.table is not None and job.previous is not None and kept is not None:
+        schemas.add(f"{job.previous.path / kept}", job.table.schema)
+    return schemas
 
-    return Bringer(
-        source=job.source,
-        cache=job.cache.path,
-        target=target,
-        on_event=job.on_event,
-        stopped=stopped,
-        retries=job.retries,
-        checksum=job.checksum,
+
+def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
+    options = DownloadOptions(
         subset=job.subset,
+        retries=job.run.options.retries,
+        checksum=job.run.config.checksum,
+        confirm=not (isinstance(job.source, ExactSource) and job.subset.is_all),
+        stopped=stopped,
+        on_event=job.on_event,
     )
+    return Downloader(source=job.source, cache=job.run.cache.path, target=job.download_path, options=options)
 
 
-def _rewrite(
-    job: Job,
-    run: Path,
-    plan: DirectoryPlan,
-    arrived: dict[SourceFile, Copied],
-    stopped: Callable[[], bool],
-) -> list[Built]:
-    """Rewrite one directory, unless a run that died had done so already."""
-    assert job.rewrite is not None
-    sources: list[tuple[SourceFile, ...]] = []
-    files: list[tuple[str, Path]] = []
-    rows: list[int] = []
-    recorded: list[str] = []
-    recipes = ["" if item.entry is None else item.entry.recipe for item in plan.rewrite]
-    for item in plan.rewrite:
-        if item.entry is not None:
-            assert job.previous is not None
-            sources.append(item.entry.sources)
-            name = item.file.path if item.file is not None else item.entry.path
-            files.append((Path(name).name, job.previous.path / item.entry.path))
-            rows.append(item.entry.rows)
-            recorded.append(item.entry.checksum)
-        elif item.file is not None:
-            copied = arrived.get(item.file)  # None: a run that died had rewritten the directory
-            file = item.file if copied is None else copied.file
-            sources.append((file,))
-            files.append((Path(file.path).name, run / "fetch" / _file_key(job, file)))
-            rows.append(0 if copied is None else copied.metadata.num_rows)
-            recorded.append("" if copied is None else copied.checksum)
-    target = run / "rewrite" / _rewrite_key(job, plan, [file for part in sources for file in part])
-    written: Mapping[str, str] = {}
-    if target.is_dir():
-        rows = json.loads((target / _ROWS).read_text())
-        job.on_event(Advanced("fetch", sum(file.identity.size for file in plan.downloads)))
-        job.on_event(Advanced("rewrite", sum(item.size for item in plan.rewrite)))
-    else:
-        try:
-            written = _rewrite_files(job, run, plan.directory, files, rows, recipes, target, stopped)
-        except ParquetError:
-            _forget(run, files)  # a copy that was damaged on its way must not be taken over by the next run
-            raise
-    made_files = sorted(path for path in target.iterdir() if path.name != _ROWS)
-    checksums = _checksums(made_files, written, [path for _, path in files], recorded)
-    _forget(run, files)  # their rows are in the rewritten files, or they are linked there
-    footers = [read_footer(path)[0] for path in made_files]
-    assigned = assign_sources(rows, [footer.num_rows for footer in footers])
-    if job.rewrite.shuffle is not None:
-        assigned = [list(range(len(sources)))] * len(made_files)
-    built = []
-    for path, footer, positions, checksum in zip(made_files, footers, assigned, checksums, strict=True):
-        came_from = tuple(dict.fromkeys(file for position in positions for file in sources[position]))
-        name = f"{plan.directory}/{path.name}" if plan.directory else path.name
-        size, recipe = path.stat().st_size, job.plan.recipe.text
-        entry = FileEntry(
-            path=name,
-            size=size,
-            rows=footer.num_rows,
-            row_groups=footer.num_row_groups,
-            sources=came_from,
-            recipe=recipe,
-            checksum=checksum,
-        )
-        built.append(Built(str(path), entry))
-    total = sum(item.entry.size for item in built)
-    groups = sum(item.entry.row_groups for item in built)
-    job.on_event(
-        Rewrote(
-            directory=plan.directory, files_before=len(files), files_after=len(built), row_groups=groups, bytes=total
-        )
-    )
-    return built
-
-
-def _checksums(
-    made: Sequence[Path], known: Mapping[str, str], inputs: Sequence[Path], recorded: Sequence[str]
-) -> list[str]:
-    """Return the checksum of each file that was made, ``known`` by name if it was written just now.
-
-    One that is an input, linked, keeps what was ``recorded`` of it.
-    """
-    linked = {}
-    for path, checksum in zip(inputs, recorded, strict=True):
-        if checksum and path.exists():
-            linked[path.stat().st_ino] = checksum
-    return [known.get(path.name) or linked.get(path.stat().st_ino) or checksum_of(path) for path in made]
-
-
-def _forget(run: Path, files: Sequence[tuple[str, Path]]) -> None:
-    for _, path in files:
-        if path.parent == run / "fetch":
-            path.unlink(missing_ok=True)
-
-
-def _rewrite_files(
-    job: Job,
-    run: Path,
-    directory: str,
-    files: list[tuple[str, Path]],
-    rows: list[int],
-    recipes: list[str],
-    target: Path,
-    stopped: Callable[[], bool],
-) -> dict[str, str]:
-    """Rewrite ``files`` into ``target``, which appears only when it is whole and durable.
-
-    Return the checksums of what was written, by name.
-    """
-    # a plain sync need not import this
-    from pqcache.parquet.rewrite.rewrite import KnownOfSources, rewrite_directory
-
-    assert job.rewrite is not None
-    how, table = job.rewrite, job.table
-    if table is not None and how.dense is None:
-        how = replace(how, dense=table.dense)
-    made_by = [recipe_of(recipe).rewrite for recipe in recipes]
-    made = [differ_in_size_only(rewrite, job.plan.recipe.rewrite) for rewrite in made_by]
-    before = shuffle_of(made_by[0])  # the plan sees to it that all have been shuffled at once, or none
-    if how.shuffle is not None and before == how.shuffle:
-        how = replace(how, shuffle=None)  # they are in this seed's order
-    inputs = run / f"{target.name}.in"
-    inputs.mkdir()
-    for name, path in files:
-        link_or_copy(path, inputs / name)
-    unfinished = target.with_name(target.name + ".new")
-
-    def progress(amount: int) -> None:
-        job.on_event(Advanced("rewrite", amount))
-        if stopped():
-            raise KeyboardInterrupt
-
-    place = f"{job.source_url}/{directory}".rstrip("/")
-    try:
-        paths = [inputs / name for name, _ in files]
-        schema, int96 = (None, None) if table is None else (table.schema, table.int96)
-        known = KnownOfSources(schema=schema, made_alike=made, int96=int96, shuffled_with=before)
-        result = rewrite_directory(paths, unfinished, how, progress, known)
-    except ParquetError as error:
-        raise error.renamed(inputs, place) from error
-    for warning in result.warnings:
-        job.on_event(Warned(warning.replace(str(inputs), place).replace(str(unfinished), place)))
-    for path in unfinished.iterdir():
-        path.chmod(0o444)
-    (unfinished / _ROWS).write_text(json.dumps(rows))
-    fsync_path(unfinished / _ROWS)
-    fsync_path(unfinished)
-    unfinished.rename(target)
-    remove_tree(inputs)
-    return {output.path.name: output.checksum for output in result.outputs}
-
-
-def _assembled(job: Job, target: Path, built: list[Built]) -> tuple[Path, list[FileEntry]]:
+def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[Path, list[FileEntry]]:
     """Put the files of the new snapshot together in ``target``; return it with their entries."""
     previous = job.previous
     places = {item.entry.path: item.file for item in built}
@@ -354,75 +196,49 @@ def _assembled(job: Job, target: Path, built: list[Built]) -> tuple[Path, list[F
     return target, entries
 
 
-def _described(job: Job, target: Path, entries: list[FileEntry], index: IndexBuilder, known: Index | None) -> Manifest:
-    """Write the metadata of the snapshot that is put together in ``target``; return its manifest."""
-    index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
-    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+def _write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
+    """Write manifest, summary, checksums and key indexes of a snapshot that has its index; return the manifest."""
     manifest = Manifest(
         files=tuple(entries),
-        source=job.source_url,
-        created=created,
-        where=job.where,
-        shard=job.shard,
-        listing=job.listing,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        source=job.metadata.source,
+        where=job.metadata.where,
+        shard=job.metadata.shard,
+        listing=job.metadata.listing,
     )
     write_manifest(manifest, target / FILES)
     write_summary(manifest, target / SUMMARY)
     write_checksums(target)
     for name in (ROW_GROUPS, FILES, SUMMARY, CHECKSUMS):
         fsync_path(target / name)
-    if job.keys:
+    if keys := job.run.config.keys:
         from pqcache.store.keys.build import refresh_key_indexes  # and pyarrow.compute, which few syncs need
 
-        refresh_key_indexes(job.keys, None if job.reindex else job.previous, Snapshot(target), job.on_event)
+        refresh_key_indexes(keys, None if job.reindex else job.previous, Snapshot(target), job.on_event)
     return manifest
 
 
-def _previous_index(job: Job) -> Index | None:
-    """Return the current snapshot's index, if files are kept; a damaged one is built anew from those."""
+def _previous_index(job: SnapshotJob) -> Index | None:
+    """Return the current snapshot's index, if files are kept; a damaged one is built again from their footers."""
     previous = job.previous
     if previous is None or not any(directory.keep for directory in job.plan.directories):
         return None
     if not job.reindex:
-        with suppress(DamagedError):
-            return previous.whole_index()
+        try:
+            return previous.checked_index()
+        except DamagedError as error:
+            log.debug("footers of all kept files are read again: %s", error)
     return build_index(previous.path, [entry.path for d in job.plan.directories for entry in d.keep])
 
 
-def _inputs(plan: DirectoryPlan) -> list[SourceFile]:
-    """Return the source files that a directory is rewritten from, in row order."""
-    files: list[SourceFile] = []
-    for item in plan.rewrite:
-        if item.entry is not None:
-            files.extend(item.entry.sources)
-        elif item.file is not None:
-            files.append(item.file)
-    return files
-
-
-def _file_key(job: Job, file: SourceFile) -> str:
-    return file_key(job.source_url, file, job.plan.recipe.fetch)
-
-
-def _rewrite_key(job: Job, plan: DirectoryPlan, files: Sequence[SourceFile]) -> str:
-    common = "" if job.table is None else f" {job.table.digest}"
-    return rewrite_key(job.source_url, plan.directory, files, job.plan.recipe.text + common)
-
-
-def _is_finished(job: Job, run: Path, plan: DirectoryPlan) -> bool:
-    """Return whether a run that died had rewritten this directory from the same files."""
-    return (run / "rewrite" / _rewrite_key(job, plan, _inputs(plan)) / _ROWS).is_file()
-
-
-def _entry(job: Job, run: Path, copied: Copied) -> FileEntry:
-    recipe, file, metadata = job.plan.recipe.text, copied.file, copied.metadata
-    size = (run / "fetch" / _file_key(job, file)).stat().st_size if recipe else file.identity.size
+def _entry(job: SnapshotJob, copy: Downloaded) -> FileEntry:
+    recipe, file, metadata = job.plan.recipe.text, copy.file, copy.metadata
     return FileEntry(
         path=file.path,
-        size=size,
+        size=job.download_path(file).stat().st_size if recipe else file.identity.size,
         rows=metadata.num_rows,
         row_groups=metadata.num_row_groups,
         sources=(file,),
         recipe=recipe,
-        checksum=copied.checksum,
+        checksum=copy.checksum,
     )

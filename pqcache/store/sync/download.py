@@ -1,37 +1,43 @@
-"""One file brought safely to local disk.
+"""Download one source file safely to local disk.
 
-A download goes to a temporary name by ranged reads. It goes on where it stopped after a lost connection, is
-checked for its length and for a footer that parses, is made durable, and the source is asked once more
-whether the file is still the one that was listed.
+A download goes to a temporary name by ranged reads. After a lost connection it continues where it stopped. It is
+checked for its length and for a footer that parses, is made durable, and the source is asked once more whether the
+file is still the one that was listed.
+
+A copy is not read next, as a rule. So complete blocks go from one buffer, which is used again and again, past the
+page cache to the disk, where the file system can do that: this saves the fresh pages of the page cache, and keeps
+what training reads in it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import mmap
 import os
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, cast
 
 from pqcache.errors import (
     DISK_FULL,
     ParquetError,
     PqcacheError,
     SourceChanged,
+    SourceError,
     SourceIncomplete,
     SourceNotFound,
     SourceUnavailable,
     disk_error,
 )
-from pqcache.events import Advanced, OnEvent
-from pqcache.store.drivers.base import Source, file_url
+from pqcache.events import Advanced, OnEvent, ignore
+from pqcache.store.drivers.base import FillingSource, Source, file_url
 from pqcache.store.drivers.retries import RETRIES, with_retries
-from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.sync.download_stream import WORTH_DIRECT, arriving
-from pqcache.store.sync.subset import Subset
+from pqcache.store.sync.subset import EVERYTHING, Subset
 from pqcache.system.checksum import checksum_of, feed, new_checksum, text_of
 from pqcache.system.disk import BLOCK, past_cache, write_at
 
@@ -39,10 +45,43 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+CHUNK = 1 << 20  # bytes written at once
+MIN_DIRECT = 64 << 10  # bytes of a file; for fewer, writing past the page cache costs more than it saves
+MAX_VERSIONS = 3  # how often a file may change while it is downloaded before the run gives up
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_SYNC_INTERVAL = 32 << 20  # bytes of a file
+_TAIL = 64 << 10  # of a file's end, where its footer is; most fit
+
+log = logging.getLogger("pqcache.sync")
+_of_thread = threading.local()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions:
+    """How source files are downloaded.
+
+    Attributes:
+        subset: the columns and rows to take of each file.
+        retries: how often what fails for a passing reason is tried again.
+        checksum: compare what was downloaded with the store's own checksum where it has one: the ETag of an S3
+            object that was uploaded in one part.
+        confirm: ask the source for a file's identity after each download. Without it the source is asked only if
+            something went wrong: the caller asks for many files at once.
+        stopped: asked between chunks; true raises KeyboardInterrupt.
+        on_event: called with what happens.
+    """
+
+    subset: Subset = EVERYTHING
+    retries: int = RETRIES
+    checksum: bool = False
+    confirm: bool = True
+    stopped: Callable[[], bool] = lambda: False
+    on_event: OnEvent = ignore
+
 
 @dataclass(frozen=True)
-class Copied:
-    """A source file as it was copied, with the copy's footer, Arrow schema and checksum."""
+class Downloaded:
+    """A source file as it was downloaded, with the copy's footer, Arrow schema and checksum."""
 
     file: SourceFile
     metadata: pq.FileMetaData
@@ -50,69 +89,71 @@ class Copied:
     checksum: str
 
 
-ALL = Subset()
-_MD5 = re.compile(r"[0-9a-f]{32}")
-_DURABLE_EVERY = 32 << 20  # bytes of a file
-_TAIL = 64 << 10  # of a file's end, where its footer is; most fit
-MOVED = 3  # how often a file may change while it is copied before the run gives up
+@dataclass(frozen=True, kw_only=True)
+class _Transfer:
+    """One version of a source file that is downloaded to the local file ``part``."""
 
+    source: Source
+    file: SourceFile
+    part: Path
+    options: DownloadOptions
+    cached: bool
 
-class Arrived(NamedTuple):
-    """The checksum of what arrived, and its last bytes, if there is need of them."""
+    @property
+    def size(self) -> int:
+        """Bytes of ``part``."""
+        try:
+            return os.stat(self.part).st_size
+        except FileNotFoundError:
+            return 0
 
-    checksum: str
-    tail: bytes
+    def advance(self, amount: int) -> None:
+        """Report bytes downloaded, or with a negative number bytes to be downloaded again."""
+        self.options.on_event(Advanced("fetch", amount))
 
 
 class _Moved(PqcacheError):
     """The source file is no longer the one that was listed."""
 
-    def __init__(self, identity: Identity) -> None:
-        super().__init__("", "the file changed at its source")
+    def __init__(self, path: str, identity: Identity) -> None:
+        super().__init__(path, "the file changed at its source")
         self.identity = identity
 
 
-def fetch(
+def download(
     source: Source,
     file: SourceFile,
     target: Callable[[SourceFile], Path],
-    on_event: OnEvent,
-    stopped: Callable[[], bool] = lambda: False,
-    retries: int = RETRIES,
-    checksum: bool = False,
-    subset: Subset = ALL,
-    confirm: bool = True,
+    options: DownloadOptions,
     cached: bool = True,
-) -> Copied:
+) -> Downloaded:
     """Copy ``file`` to ``target(file)``; return what was copied.
 
-    With ``checksum``, what arrived is compared with the store's own checksum where it has one (the ETag of
-    an S3 object that was uploaded in one part). A file that changes meanwhile is fetched again, and the
-    returned identity is that of the copy. One that vanished, or keeps changing, raises SourceIncomplete.
-    Without ``confirm`` the source is asked for its identity again only if something went wrong: the caller asks
-    for many files at once. Without ``cached`` the copy does not go through the page cache: nobody reads it next.
+    A file that changes meanwhile is downloaded again, and the returned identity is that of the copy. One that
+    vanished, or keeps changing, raises SourceIncomplete. Without ``cached`` the copy does not go through the page
+    cache: nobody reads it next.
     """
-    for attempt in range(MOVED + 1):
+    for attempt in range(MAX_VERSIONS + 1):
         final = target(file)
         part = Path(f"{final}.part")
-        if os.path.exists(final) and not part.exists():  # whole, from a run that died: check it like any other
+        if os.path.exists(final) and not part.exists():  # complete, from a run that died: check it like any other
             final.rename(part)
             part.chmod(0o644)
+        transfer = _Transfer(source=source, file=file, part=part, options=options, cached=cached)
         try:
-            copied = _fetch_version(source, file, part, on_event, stopped, retries, checksum, subset, confirm, cached)
+            downloaded = _download_version(transfer)
         except SourceNotFound as error:
             raise vanished(source, file.path) from error
         except _Moved as moved:
-            written = part.stat().st_size if part.exists() else 0
-            on_event(Advanced("fetch", -written))
+            transfer.advance(-transfer.size)
             part.unlink(missing_ok=True)
-            if attempt == MOVED:
+            if attempt == MAX_VERSIONS:
                 break
             file = SourceFile(file.path, moved.identity, file.block_size)
             continue
         part.chmod(0o444)
         part.replace(final)
-        return copied
+        return downloaded
     raise keeps_changing(source, file.path)
 
 
@@ -126,7 +167,7 @@ def vanished(source: Source, path: str) -> SourceIncomplete:
 
 
 def keeps_changing(source: Source, path: str) -> SourceIncomplete:
-    """Return the error for a file that never holds still."""
+    """Return the error for a file that changes again and again."""
     return SourceIncomplete(
         path,
         f"keeps changing at {source.url} while it is copied",
@@ -134,89 +175,61 @@ def keeps_changing(source: Source, path: str) -> SourceIncomplete:
     )
 
 
-def _fetch_version(
-    source: Source,
-    file: SourceFile,
-    part: Path,
-    on_event: OnEvent,
-    stopped: Callable[[], bool],
-    retries: int,
-    checksum: bool,
-    subset: Subset,
-    confirm: bool,
-    cached: bool,
-) -> Copied:
-    """Copy one version of a file to ``part``; raises _Moved when it is another version by the end."""
+def _download_version(transfer: _Transfer) -> Downloaded:
+    """Download one version of a file; raises _Moved when the source has another version by the end."""
+    file, options = transfer.file, transfer.options
 
-    def bring() -> Arrived:
-        if not subset.is_all:
-            _project(source, file, part, on_event, stopped, subset)
-            return Arrived(checksum_of(part), b"")
-        arrived = _fill(source, file, part, on_event, stopped, cached)
-        if checksum:
-            _check_md5(source, file, part, on_event)
-        return arrived
-
-    def size() -> int:
-        try:
-            return os.stat(part).st_size
-        except FileNotFoundError:
-            return 0
+    def receive() -> tuple[str, bytes]:
+        if not options.subset.is_all:
+            _download_subset(transfer)
+            return checksum_of(transfer.part), b""
+        received = _download_rest(transfer)
+        if options.checksum:
+            _check_md5(transfer)
+        return received
 
     for last in (False, True):
         error: PqcacheError | None = None
         try:
-            arrived = with_retries(bring, file.path, retries, on_event, size)
-            metadata, schema = _footer(source, file, part, arrived.tail)
+            checksum, tail = with_retries(receive, file.path, options.retries, options.on_event, lambda: transfer.size)
+            metadata, schema = _footer(transfer, tail)
         except (SourceChanged, SourceUnavailable) as failure:
-            error = failure  # it may have failed because the file changed under the copy: ask before telling
+            error = failure  # it may have failed because the file changed meanwhile: ask before raising it
         except ParquetError as failure:
             error = failure
-            on_event(Advanced("fetch", -size()))
-            part.unlink(missing_ok=True)  # damaged on its way? no run must build on it
-        if error is None and not confirm:
-            return Copied(file, metadata, schema, arrived.checksum)
-        now = with_retries(lambda: source.stat(file.path), file.path, retries, on_event)
+            transfer.advance(-transfer.size)
+            transfer.part.unlink(missing_ok=True)  # damaged on its way? no run must build on it
+        if error is None and not options.confirm:
+            return Downloaded(file, metadata, schema, checksum)
+        now = with_retries(lambda: transfer.source.stat(file.path), file.path, options.retries, options.on_event)
         if now != file.identity:
-            raise _Moved(now)
+            raise _Moved(file.path, now)
         if error is None:
-            return Copied(file, metadata, schema, arrived.checksum)
+            return Downloaded(file, metadata, schema, checksum)
         if last or not isinstance(error, ParquetError):
             raise error
     raise AssertionError("unreachable")
 
 
-def _project(
-    source: Source,
-    file: SourceFile,
-    part: Path,
-    on_event: OnEvent,
-    stopped: Callable[[], bool],
-    subset: Subset,
-) -> None:
-    """Fetch the wanted columns and rows, unless an earlier run had done so already."""
-    if part.exists():
+def _download_subset(transfer: _Transfer) -> None:
+    """Download the wanted columns and rows, unless an earlier run had done so already."""
+    if transfer.part.exists():
         return
-    from pqcache.store.sync.download_columns import (
-        fetch_projected,  # a tenth of a second that a plain copy need not wait for
+    from pqcache.store.sync.download_columns import download_columns  # and pyarrow.parquet, which a copy can wait for
+
+    options = transfer.options
+    download_columns(
+        transfer.source, transfer.file, transfer.part, options.subset, transfer.advance, stopped=options.stopped
     )
 
-    partitions = subset.partitions.get(parent(file.path), {})
 
-    def on_bytes(amount: int) -> None:
-        on_event(Advanced("fetch", amount))
-
-    fetch_projected(source, file, part, subset.columns, subset.where, partitions, on_bytes, stopped, subset.types)
-
-
-def _fill(
-    source: Source, file: SourceFile, part: Path, on_event: OnEvent, stopped: Callable[[], bool], cached: bool
-) -> Arrived:
-    """Fetch what ``part`` lacks and make it durable; return the checksum of the whole, and its end.
+def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
+    """Download what ``part`` lacks and make it durable; return the checksum of the complete file, and its last bytes.
 
     Bytes are written at their own offsets: a thread that an earlier run left behind in a stalled read can
     only write the same bytes to the same places.
     """
+    source, file, part = transfer.source, transfer.file, transfer.part
     size, tail = file.identity.size, b""
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -227,23 +240,26 @@ def _fill(
             written = durable = size if held >= size else held // BLOCK * BLOCK
             seen = new_checksum()
             feed(seen, descriptor, written)
-            direct = not cached and size >= WORTH_DIRECT and past_cache(descriptor)
-            for piece in arriving(source, file.path, written, size - written, file.identity.tag):
-                if stopped():
+            direct = not transfer.cached and size >= MIN_DIRECT
+            if direct and not past_cache(descriptor):
+                direct = False
+                log.debug("%s is written through the page cache: its file system has no direct writes", part)
+            for chunk in _read_range(source, file, written):
+                if transfer.options.stopped():
                     raise KeyboardInterrupt
-                piece = piece[: size - written]
-                seen.update(piece)  # while it is in the processor's cache
-                write_at(descriptor, piece, written, direct)
-                written += len(piece)
-                on_event(Advanced("fetch", len(piece)))
+                chunk = chunk[: size - written]
+                seen.update(chunk)  # while it is in the processor's cache
+                write_at(descriptor, chunk, written, direct)
+                written += len(chunk)
+                transfer.advance(len(chunk))
                 if written == size:
-                    tail = bytes(piece[-_TAIL:])
-                elif not direct and written - durable >= _DURABLE_EVERY:
+                    tail = bytes(chunk[-_TAIL:])
+                elif not direct and written - durable >= _SYNC_INTERVAL:
                     os.fdatasync(descriptor)  # the disk has work while others download, and little at the end
                     durable = written
             if written < size:
                 raise SourceUnavailable(
-                    f"{file_url(source, file.path)}", f"the connection ended after {written:,} of {size:,} bytes"
+                    file_url(source, file.path), f"the connection ended after {written:,} of {size:,} bytes"
                 )
             os.fsync(descriptor)
         finally:
@@ -252,31 +268,79 @@ def _fill(
         if error.errno not in DISK_FULL:  # what fsync could not write is not reported twice: do not build on it
             part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
-    return Arrived(text_of(seen), tail)
+    return text_of(seen), tail
 
 
-def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) -> None:
-    """Compare ``part`` with the MD5 in the file's tag, if that is one; what differs is fetched again."""
+def _read_range(source: Source, file: SourceFile, offset: int) -> Iterator[memoryview]:
+    """Yield the bytes of a source's file from ``offset`` on, as ``in_chunks`` does."""
+    length = file.identity.size - offset
+    if length <= 0:
+        return
+    if hasattr(source, "read_into"):  # isinstance of a protocol is slow, and this is asked for each file
+        buffer = _buffer()
+        for count in cast(FillingSource, source).read_into(buffer, file.path, offset, length, file.identity.tag):
+            yield buffer[:count]
+    else:
+        yield from in_chunks(source.read(file.path, offset, length, file.identity.tag))
+
+
+def in_chunks(stream: Iterator[bytes]) -> Iterator[memoryview]:
+    """Yield the bytes of ``stream`` in chunks of 1 MiB, each valid until the next is asked for.
+
+    What was received before an error is yielded before the error is raised, so that every try gets further.
+    """
+    buffer, filled = _buffer(), 0
+    try:
+        for data in stream:
+            rest = memoryview(data)
+            while rest:
+                count = min(CHUNK - filled, len(rest))
+                buffer[filled : filled + count] = rest[:count]
+                filled, rest = filled + count, rest[count:]
+                if filled == CHUNK:
+                    yield buffer
+                    filled = 0
+    except SourceError:
+        if filled:
+            yield buffer[:filled]
+        raise
+    if filled:
+        yield buffer[:filled]
+
+
+def _buffer() -> memoryview:
+    """Return this thread's buffer, which begins at a page."""
+    if not hasattr(_of_thread, "buffer"):
+        _of_thread.buffer = memoryview(mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    buffer: memoryview = _of_thread.buffer
+    return buffer
+
+
+def _check_md5(transfer: _Transfer) -> None:
+    """Compare a download with the MD5 in the file's tag, if that is one; what differs is downloaded again."""
+    file = transfer.file
     if not _MD5.fullmatch(file.identity.tag):
         return
     digest = hashlib.md5(usedforsecurity=False)
-    with open(part, "rb", buffering=0) as data:
+    with open(transfer.part, "rb", buffering=0) as data:
         while chunk := data.read(1 << 20):
             digest.update(chunk)
     if digest.hexdigest() != file.identity.tag:
-        part.unlink()
-        on_event(Advanced("fetch", -file.identity.size))
-        raise SourceUnavailable(f"{file_url(source, file.path)}", "arrived damaged: its MD5 is not the store's")
+        transfer.part.unlink()
+        transfer.advance(-file.identity.size)
+        raise SourceUnavailable(
+            file_url(transfer.source, file.path), "was damaged on its way: its MD5 is not the store's"
+        )
 
 
-def _footer(source: Source, file: SourceFile, part: Path, tail: bytes = b"") -> tuple[pq.FileMetaData, pa.Schema]:
+def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return the footer and the Arrow schema of a copy, of which ``tail`` is the end."""
     from pqcache.parquet.footer import read_local_tail
     from pqcache.parquet.row_group_stats import footer_in
 
     complete = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
-    url = file_url(source, file.path)
+    url = file_url(transfer.source, transfer.file.path)
     try:
-        return footer_in(tail if complete else read_local_tail(part).data, url)
+        return footer_in(tail if complete else read_local_tail(transfer.part).data, url)
     except ParquetError as error:
-        raise error.renamed(part, url) from error
+        raise error.renamed(transfer.part, url) from error

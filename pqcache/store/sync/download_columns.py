@@ -1,4 +1,4 @@
-"""Only the wanted columns and row groups of a remote Parquet file, fetched as byte ranges into a local one.
+"""Download only the wanted columns and row groups of a remote Parquet file, as byte ranges, into a local one.
 
 The end of the file is read first; from its footer follow the bytes of every column chunk. Those wanted are copied
 as they are, one behind the other, and get a footer of their own: nothing is decoded unless rows are to be
@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +27,17 @@ from pqcache.parquet.projection import Projection, Span, number_of, project, top
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
 from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.filter_rows import condition_schema, write_matching
+from pqcache.store.sync.filter_rows import RowFilter, condition_schema, write_matching
+from pqcache.store.sync.subset import Subset
 
-_GAP = 64 << 10  # bytes that are cheaper to read and throw away than to ask around
+_GAP = 64 << 10  # bytes that are cheaper to read and discard than to skip with another request
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class FileEnd:
     """The end of a remote file: what is known of it before any column is read.
 
     Attributes:
@@ -56,42 +57,37 @@ class End:
     columns: tuple[str, ...]
 
 
-def fetch_projected(
+def download_columns(
     source: Source,
     file: SourceFile,
     target: Path,
-    columns: Sequence[str] | None,
-    where: str | None,
-    partitions: Mapping[str, pa.Scalar],
+    subset: Subset,
     on_bytes: Callable[[int], None],
-    stopped: Callable[[], bool],
-    types: Mapping[str, pa.DataType] = MappingProxyType({}),
+    *,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Write the wanted columns of those rows of ``file`` that satisfy ``where`` to ``target``, durably.
+    """Write the columns and rows of ``file`` that ``subset`` asks for to ``target``, durably.
 
     Without a condition on its own columns, or where min and max decide it, the chunks are copied byte for byte.
-    Otherwise row groups that cannot match are not fetched, those of which every row must match are copied, and the
-    rest is decoded and filtered. No row left makes a file without rows. Memory is some MiB beside the footer, and
-    about 100 MiB while rows are filtered.
+    Otherwise row groups that cannot match are not downloaded, those of which every row must match are copied, and the
+    rest is decoded and filtered. No row left makes a file without rows. Memory is bounded by the footer and, while
+    rows are filtered, by a row group of the new file.
 
-    What is fetched lies in ``<target's name>.<key>`` until it is whole; called again after an error, with equal
-    arguments, it goes on there. While rows are filtered, that needs space beside ``target``.
+    What is downloaded lies in ``<target's name>.<key>`` until it is complete; called again after an error, with equal
+    arguments, it continues there. While rows are filtered, that needs space beside ``target``.
 
     Args:
         source: where ``file`` is.
         file: as it was listed; its size is believed.
-        target: the file to make; one that is there is replaced.
-        columns: top-level columns to keep, None for all, in the file's order. Names in ``partitions`` that the file
-            lacks are skipped: they are in its path.
-        where: a condition, None for all rows.
-        partitions: the values of the partition columns, typed as the dataset's `partition_table` has them; they win
-            over columns of the file.
+        target: the file to make; one that exists is replaced.
+        subset: the columns to keep, in the file's order, and the condition. Columns that the file lacks and that are
+            among its partition columns are skipped: they are in its path. Of partition columns the values of the path
+            win over those of the file. Columns of ``subset.types`` that the file lacks are null in it.
         on_bytes: called with the number of bytes received since the last call.
         stopped: asked between reads; true raises KeyboardInterrupt.
-        types: columns of the dataset that the file may lack: it has nulls in them.
 
     Raises:
-        UsageError: a column is neither in the file nor in ``types``, or ``where`` makes no sense for it.
+        UsageError: a column is neither in the file nor in the dataset, or the condition makes no sense for it.
         ParquetError: not Parquet, or damaged; names the file.
         SourceUnavailable: the source ended early; worth another try.
         PqcacheError: ``target`` cannot be written.
@@ -100,42 +96,47 @@ def fetch_projected(
     def read(offset: int, length: int) -> Iterator[bytes]:
         return _received(source, file, offset, length, on_bytes, stopped)
 
-    end = read_end(f"{source.url}/{file.path}", file.identity.size, read)
-    wanted = _wanted(end, columns, {*partitions, *types})
-    here = set(map(str.lower, end.columns))
-    nulls = {name: pa.scalar(None, kind) for name, kind in types.items() if name.lower() not in here}
+    partitions = subset.partitions.get(parent(file.path), {})
+    end = read_end(file_url(source, file.path), file.identity.size, read)
+    wanted = _wanted(end, subset.columns, {*partitions, *subset.types})
+    present = set(map(str.lower, end.columns))
+    nulls = {name: pa.scalar(None, kind) for name, kind in subset.types.items() if name.lower() not in present}
     partitions = {**nulls, **partitions}
     groups: Sequence[int] = range(len(footer.row_groups_of(end.fields, end.name)))
     every = True
     used: set[str] = set()
-    if where:
-        condition = _condition(end, where, partitions)
+    if subset.where:
+        condition = _condition(end, subset.where, partitions)
         used = {name for name in condition_columns(condition) if name not in partitions}
         outcomes = prune(end, condition, partitions, used)
         groups = np.flatnonzero(outcomes.some).tolist()
         every = bool(outcomes.every[groups].all())
-    fetched = wanted if every else [a or name in used for a, name in zip(wanted, end.columns, strict=True)]
-    projection = project(end.fields, fetched, groups, end.limit, end.name)
+    needed = wanted if every else [keep or name in used for keep, name in zip(wanted, end.columns, strict=True)]
+    projection = project(end.fields, needed, groups, end.limit, end.name)
     part = target.with_name(f"{target.name}.{_key(end, projection)}")
     with write_errors(target):
         _copy(projection, part, end, read)
         if every:
             os.replace(part, target)
-    if not every:
-        assert where is not None
-        keep = [kept for kept, here in zip(wanted, fetched, strict=True) if here]
-        whole = part.with_name(f"{part.name}.rows")
-        flags = outcomes.every[groups].tolist()
-        write_matching(part, whole, keep, where, partitions, flags, stopped, end.name)
-        with write_errors(target):
-            os.replace(whole, target)
-            part.unlink()
+            return
+    assert subset.where is not None
+    rows = RowFilter(
+        where=subset.where,
+        partitions=partitions,
+        columns=[keep for keep, copied in zip(wanted, needed, strict=True) if copied],
+        every=outcomes.every[groups].tolist(),
+    )
+    filtered = part.with_name(f"{part.name}.rows")
+    write_matching(part, filtered, rows, end.name, stopped)
+    with write_errors(target):
+        os.replace(filtered, target)
+        part.unlink()
 
 
-def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) -> End:
+def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) -> FileEnd:
     """Return the end of a file of ``size`` bytes, read by ``read(offset, length)``.
 
-    What is no Parquet raises ParquetError.
+    What is not Parquet, or encrypted, raises ParquetError.
     """
     tail = footer.read_tail(lambda offset, length: b"".join(read(offset, length)), size, name)
     fields = thrift.decode(tail.footer, name)
@@ -143,10 +144,10 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first")
     schema = footer.schema_of(fields, name)
     columns = [schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name)]
-    return End(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=tuple(columns))
+    return FileEnd(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=tuple(columns))
 
 
-def prune(end: End, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]) -> Outcomes:
+def prune(end: FileEnd, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]) -> Outcomes:
     """Return what ``condition`` may be for each row group of a file; ``used`` are its columns in the file."""
     groups = footer.row_groups_of(end.fields, end.name)
     wanted = [name in used for name in end.columns]
@@ -173,25 +174,25 @@ def _received(
     """Yield exactly ``length`` bytes of the file from ``offset``."""
     left = length
     for data in source.read(file.path, offset, length) if length else ():
-        piece = data[:left]
-        left -= len(piece)
+        chunk = data[:left]
+        left -= len(chunk)
         on_bytes(len(data))
-        yield piece
+        yield chunk
         if stopped():
             raise KeyboardInterrupt
     if left:
         raise SourceUnavailable(
-            f"{source.url}/{file.path}",
+            file_url(source, file.path),
             f"the connection ended after {length - left:,} of {length:,} bytes from {offset:,}",
         )
 
 
-def _wanted(end: End, columns: Sequence[str] | None, elsewhere: Collection[str]) -> list[bool]:
+def _wanted(end: FileEnd, columns: Sequence[str] | None, elsewhere: Collection[str]) -> list[bool]:
     if columns is None:
         return [True] * len(end.columns)
-    here = set(map(str.lower, end.columns))
+    present = set(map(str.lower, end.columns))
     for name in columns:
-        if name not in end.columns and (name not in elsewhere or name.lower() in here):
+        if name not in end.columns and (name not in elsewhere or name.lower() in present):
             known = ", ".join(end.columns) or "none"
             raise UsageError(end.name, f"there is no column {name}", f"there are: {known}")
     wanted = [name in columns for name in end.columns]
@@ -201,7 +202,7 @@ def _wanted(end: End, columns: Sequence[str] | None, elsewhere: Collection[str])
     return wanted
 
 
-def _condition(end: End, where: str, partitions: Mapping[str, pa.Scalar]) -> Condition:
+def _condition(end: FileEnd, where: str, partitions: Mapping[str, pa.Scalar]) -> Condition:
     _, schema = _opened({**end.fields, 4: (LIST, Items(STRUCT, [])), 3: (I64, 0)}, end.name)
     try:
         return parse_condition(where, condition_schema(schema, partitions))
@@ -213,7 +214,7 @@ def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
     return footer_in(MAGIC + footer.frame(fields), name, "us")  # INT96 in microseconds, which hold the year 9999
 
 
-def _key(end: End, projection: Projection) -> str:
+def _key(end: FileEnd, projection: Projection) -> str:
     """Return a name for what is fetched, so that another version's or other columns' bytes never mix with it."""
     digest = hashlib.sha256(thrift.encode(end.fields))
     digest.update(repr((end.limit, projection.spans)).encode())
@@ -221,8 +222,8 @@ def _key(end: End, projection: Projection) -> str:
     return digest.hexdigest()[:16]
 
 
-def _copy(projection: Projection, part: Path, end: End, read: Callable[[int, int], Iterator[bytes]]) -> None:
-    """Write the file that ``projection`` describes to ``part``, durably; what it holds already is kept."""
+def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int, int], Iterator[bytes]]) -> None:
+    """Write the file that ``projection`` describes to ``part``, durably; what ``part`` holds already is kept."""
     with part.open("ab") as out:
         held = out.tell()
         if held < len(MAGIC) or held > projection.size:
@@ -232,48 +233,50 @@ def _copy(projection: Projection, part: Path, end: End, read: Callable[[int, int
             out.write(MAGIC)
             held = len(MAGIC)
         for offset, length, spans in _ranges(_remaining(projection.spans, held - len(MAGIC))):
-            at = offset
-            waiting = iter(spans)
-            span: Span | None = next(waiting)
-            for data in _pieces(offset, length, end, read):
+            position = offset
+            pending = iter(spans)
+            span: Span | None = next(pending)
+            for data in _read_unless_known(offset, length, end, read):
                 view = memoryview(data)
-                while span is not None and span.offset < at + len(view):
-                    out.write(view[max(0, span.offset - at) : span.end - at])
-                    if span.end > at + len(view):
+                while span is not None and span.offset < position + len(view):
+                    out.write(view[max(0, span.offset - position) : span.end - position])
+                    if span.end > position + len(view):
                         break
-                    span = next(waiting, None)
-                at += len(view)
+                    span = next(pending, None)
+                position += len(view)
         out.write(footer.frame(projection.fields))
         out.flush()
         os.fsync(out.fileno())
 
 
-def _pieces(offset: int, length: int, end: End, read: Callable[[int, int], Iterator[bytes]]) -> Iterator[bytes]:
+def _read_unless_known(
+    offset: int, length: int, end: FileEnd, read: Callable[[int, int], Iterator[bytes]]
+) -> Iterator[bytes]:
     """Yield a range of the file; what was read with its footer is not read again."""
-    here = max(0, min(length, end.start - offset))
-    if here:
-        yield from read(offset, here)
-    if here < length:
-        first = offset + here - end.start
-        yield end.tail[first : first + length - here]
+    unread = max(0, min(length, end.start - offset))
+    if unread:
+        yield from read(offset, unread)
+    if unread < length:
+        first = offset + unread - end.start
+        yield end.tail[first : first + length - unread]
 
 
 def _remaining(spans: Sequence[Span], done: int) -> Iterator[Span]:
-    """Yield what is left of ``spans`` when the first ``done`` bytes of them are there."""
+    """Yield what remains of ``spans`` when their first ``done`` bytes are written."""
     for span in spans:
-        gone = min(done, span.length)
-        done -= gone
-        if gone < span.length:
-            yield Span(span.offset + gone, span.length - gone)
+        written = min(done, span.length)
+        done -= written
+        if written < span.length:
+            yield Span(span.offset + written, span.length - written)
 
 
 def _ranges(spans: Iterator[Span]) -> Iterator[tuple[int, int, list[Span]]]:
-    """Yield offset and length of each range to read, with the spans in it; near ones are read in one go."""
-    together: list[Span] = []
+    """Yield offset and length of each range to read, with the spans in it; near ones are read at once."""
+    merged: list[Span] = []
     for span in spans:
-        if together and not 0 <= span.offset - together[-1].end <= _GAP:
-            yield together[0].offset, together[-1].end - together[0].offset, together
-            together = []
-        together.append(span)
-    if together:
-        yield together[0].offset, together[-1].end - together[0].offset, together
+        if merged and not 0 <= span.offset - merged[-1].end <= _GAP:
+            yield merged[0].offset, merged[-1].end - merged[0].offset, merged
+            merged = []
+        merged.append(span)
+    if merged:
+        yield merged[0].offset, merged[-1].end - merged[0].offset, merged

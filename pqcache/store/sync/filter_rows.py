@@ -1,11 +1,12 @@
-"""The rows of a local Parquet file that satisfy a condition, as a file of their own.
+"""Write the rows of a local Parquet file that satisfy a condition to a new file.
 
-Row groups of which every row matches are copied as bytes. The others are decoded in pieces, filtered, and encoded
+Row groups of which every row matches are copied as bytes. The others are decoded in batches, filtered, and encoded
 as they were: with the same codecs, dictionaries and statistics, under the same schema and key-value metadata.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -34,56 +35,65 @@ from pqcache.parquet.rewrite.file_writer import (
 from pqcache.parquet.schema_merge import conformed, working
 from pqcache.parquet.source_footer import SourceFooter, open_parquet, sources_of
 
-_PIECE = 4 << 20  # Arrow bytes decoded at once, guessed
-_MAX_PIECE_ROWS = 32 << 10  # dictionaries can make the guess far too low
+_BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
+_MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low
 _ROW_GROUP = 32 << 20  # Arrow bytes encoded at once
-_COPY = 1 << 20
+_COPY = 1 << 20  # bytes copied at once
+
+log = logging.getLogger("pqcache.sync")
 
 
 def condition_schema(schema: pa.Schema, partitions: Mapping[str, pa.Scalar]) -> pa.Schema:
     """Return the columns that a condition may name: the file's, then the partition columns, whose values win."""
-    own = [column for column in working(schema) if column.name not in partitions]
-    return pa.schema([*own, *(pa.field(name, value.type) for name, value in partitions.items())])
+    in_file = [column for column in working(schema) if column.name not in partitions]
+    return pa.schema([*in_file, *(pa.field(name, value.type) for name, value in partitions.items())])
 
 
-def write_matching(
-    source: Path,
-    target: Path,
-    wanted: Sequence[bool],
-    where: str,
-    partitions: Mapping[str, pa.Scalar],
-    every: Sequence[bool],
-    stopped: Callable[[], bool],
-    name: str,
-) -> None:
-    """Write the rows of ``source`` that satisfy ``where`` to ``target``, durably.
+@dataclass(frozen=True, kw_only=True)
+class RowFilter:
+    """Which rows and columns of a Parquet file are kept.
+
+    Attributes:
+        where: the condition.
+        partitions: the values of the partition columns; they win over columns of the file.
+        columns: for each top-level column, whether to keep it; the others serve the condition only.
+        every: for each row group, whether all its rows are known to match.
+    """
+
+    where: str
+    partitions: Mapping[str, pa.Scalar]
+    columns: Sequence[bool]
+    every: Sequence[bool]
+
+
+def write_matching(source: Path, target: Path, rows: RowFilter, name: str, stopped: Callable[[], bool]) -> None:
+    """Write the rows of ``source`` that ``rows`` keeps to ``target``, durably.
 
     Args:
         source: a local Parquet file.
-        target: the file to make; one that is there is replaced.
-        wanted: for each top-level column, whether to keep it; the others serve the condition only.
-        where: the condition.
-        partitions: the values of the partition columns; they win over columns of the file.
-        every: for each row group, whether all its rows are known to match.
-        stopped: asked between pieces; true raises KeyboardInterrupt.
-        name: the file to blame.
+        target: the file to make; one that exists is replaced.
+        rows: the condition, and the columns to keep.
+        name: the file to name in errors.
+        stopped: asked between batches; true raises KeyboardInterrupt.
 
     Raises:
-        UsageError: ``where`` makes no sense for the file.
+        UsageError: the condition makes no sense for the file.
         ParquetError: the file is damaged.
         PqcacheError: ``target`` cannot be written.
     """
     [opened] = sources_of([source])
-    condition = parse_condition(where, condition_schema(opened.schema, partitions))
-    used = [column for column in condition_columns(condition) if column not in partitions]
-    expression = expression_of(condition, partitions)
+    condition = parse_condition(rows.where, condition_schema(opened.schema, rows.partitions))
+    used = [column for column in condition_columns(condition) if column not in rows.partitions]
+    expression = expression_of(condition, rows.partitions)
     with write_errors(target):
         target.unlink(missing_ok=True)
     disk = ThreadPoolExecutor(WRITERS, thread_name_prefix="pqcache-disk")
-    output = _output_of(opened, target, wanted, disk, name)
+    output = _filtered_file(opened, target, rows.columns, disk, name)
+    if not output.copies and any(rows.every):
+        log.debug("%s: row groups of which every row matches are encoded again: columns are stored otherwise", name)
     try:
-        for group, whole in enumerate(every):
-            if whole and output.copies:
+        for group, complete in enumerate(rows.every):
+            if complete and output.copies:
                 output.flush()
                 output.copy(group)
                 continue
@@ -103,10 +113,10 @@ def write_matching(
 
 
 @dataclass(kw_only=True)
-class _Output:
+class _FilteredFile:
     """The file that is being written, and the rows that wait for it.
 
-    ``wanted`` says which top-level columns of ``source`` it holds, ``positions`` says the same. ``copies`` tells
+    ``wanted`` says which top-level columns of ``source`` it holds, ``positions`` says the same. ``copies`` says
     whether row groups can be copied: their columns are stored as those encoded here.
     """
 
@@ -157,8 +167,8 @@ class _Output:
 
     def copy(self, group: int) -> None:
         """Append a row group of the source as it is."""
-        at, number = self.file.position, len(self.file.groups)
-        found = project(self.fields, self.wanted, [group], self.limit, self.name, at, number)
+        offset, number = self.file.position, len(self.file.groups)
+        found = project(self.fields, self.wanted, [group], self.limit, self.name, offset, number)
         with write_errors(self.file.path), self.source.path.open("rb") as pages:
             out = self.file.open()
             for span in found.spans:
@@ -174,13 +184,15 @@ class _Output:
         self.template = found.fields
 
     def finish(self) -> None:
-        """Write the footer and bring everything to disk."""
+        """Write the footer and make the file durable."""
         if self.template is not None:
             self.file.template = self.template
         self.file.finish(widened(self.output_schema, self.dictionaries).keyvalues)
 
 
-def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str) -> _Output:
+def _filtered_file(
+    opened: SourceFooter, target: Path, wanted: Sequence[bool], disk: Executor, name: str
+) -> _FilteredFile:
     data = footer.read_local_tail(opened.path).footer
     fields = thrift.decode(data, name)
     limit = opened.size - 8 - len(data)
@@ -195,7 +207,7 @@ def _output_of(opened: SourceFooter, target: Path, wanted: Sequence[bool], disk:
         leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in leaves
     )
     footer_schema = footer_schema_of(output_schema, Encodings(decimal_as_integer=as_integer))
-    return _Output(
+    return _FilteredFile(
         source=opened,
         name=name,
         wanted=wanted,
@@ -235,10 +247,10 @@ def _encodings_of(
 
 
 def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
-    """Yield the rows of a row group in pieces of bounded size."""
+    """Yield the rows of a row group in batches of bounded size."""
     metadata = source.metadata.row_group(group)
     width = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
-    rows = min(max(1, _PIECE // width), _MAX_PIECE_ROWS)
+    rows = min(max(1, _BATCH // width), _MAX_BATCH_ROWS)
     schema = working(source.schema)
     found = 0
     try:

@@ -1,4 +1,4 @@
-"""What there is at a source to be taken: its Parquet files, hostile names refused, partitions chosen."""
+"""List a source: its Parquet files, after hostile names are refused and partitions are selected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.hive import is_data
 from pqcache.store.manifest import SourceFile
 from pqcache.store.shard import listing_digest, owners, parse_shard
-from pqcache.store.sync.safety_checks import Waiting, check_listing, taken
+from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
 from pqcache.store.sync.subset import Subset, select
 from pqcache.units import format_count
 
@@ -42,7 +42,7 @@ def list_source(
     def list_once() -> None:
         found[:] = source.list()
 
-    with_retries(list_once, source.url, min(retries, 2), on_event, within=FIRST / 2)  # a silent server: once
+    with_retries(list_once, source.url, min(retries, 2), on_event, within=FIRST / 2)  # a silent server is asked once
     check_listing(found, source.url)
     files = [file for file in found if is_data(file.path)]
     if not files:
@@ -55,22 +55,20 @@ def list_source(
     return Listing(files, [file.path for file in found], subset)
 
 
-def shared(
-    files: Sequence[SourceFile], paths: Sequence[str], shard: str | None, waiting: Waiting, what: str, url: str
-) -> str | None:
-    """Return the digest of what is shared among nodes, or None where nothing is; an empty share is refused.
+def digest_of_shares(listing: Listing, shard: str | None, rules: WaitRules, url: str) -> str | None:
+    """Return the digest of what is divided among nodes, or None where nothing is.
 
-    ``paths`` are those of everything at the source, ``what`` says which columns and rows are taken of the ``files``.
+    A share without any file raises SourceIncomplete.
     """
     if shard is None:
         return None
-    mine = parse_shard(shard)
-    if mine.node not in owners(files, mine.nodes).values():
+    node, files = parse_shard(shard), listing.files
+    if node.node not in owners(files, node.nodes).values():
         raise SourceIncomplete(
             url,
-            f"--shard {mine} is left without a file; {format_count(len(files), 'file')} there are too "
-            f"few, or too uneven, for {mine.nodes} nodes",
+            f"--shard {node} is left without a file; {format_count(len(files), 'file')} there are too "
+            f"few, or too uneven, for {node.nodes} nodes",
             "nothing was published, share them among fewer nodes",
         )
-    ready = (file.path for file in taken(files, paths, (), waiting))
-    return listing_digest(files, ready, mine.nodes, what)
+    ready = (file.path for file in files_to_take(files, listing.paths, (), rules))
+    return listing_digest(files, ready, node.nodes, listing.subset.recipe)

@@ -1,6 +1,6 @@
-"""What a sync or a repartition is going to do, worked out without touching anything.
+"""Plan what a sync or a repartition does, without changing anything.
 
-A plan is a plain value: ``--dry-run`` shows the same one that a real run applies.
+A plan is a plain value: ``--dry-run`` shows the plan that a run without it applies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pqcache.store.manifest import FileEntry, SourceFile
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a snapshot's files are made from the source's: what is fetched of each, and how they are rewritten.
+    """How a snapshot's files are made from the source's: what is downloaded of each, and how they are rewritten.
 
     Both are canonical JSON objects, so that equal texts mean the same; empty means all of it, and as it is.
     """
@@ -71,7 +71,7 @@ class DirectoryPlan:
     """What happens to one partition directory.
 
     ``keep`` is linked from the current snapshot, ``fetch`` is copied from the source as it is, and
-    ``rewrite`` is what the directory is made anew from, in row order.
+    ``rewrite`` is what the directory is rewritten from, in row order.
     """
 
     directory: str
@@ -81,13 +81,13 @@ class DirectoryPlan:
 
     @property
     def downloads(self) -> list[SourceFile]:
-        """The source files to bring."""
+        """The source files to download."""
         return [*self.fetch, *(item.file for item in self.rewrite if item.entry is None and item.file)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What happens to every partition directory, and the counts a person wants to see.
+    """What happens to every partition directory, and how many source files that concerns.
 
     ``added``, ``changed``, ``removed`` and ``unchanged`` count source files.
     """
@@ -101,12 +101,12 @@ class Plan:
 
     @property
     def downloads(self) -> list[SourceFile]:
-        """All source files to bring."""
+        """All source files to download."""
         return [file for directory in self.directories for file in directory.downloads]
 
     @property
     def fetch_bytes(self) -> int:
-        """Bytes to bring from the source."""
+        """Bytes to download."""
         return sum(file.identity.size for file in self.downloads)
 
     @property
@@ -134,8 +134,8 @@ def plan_sync(
 ) -> Plan:
     """Return how to get from the entries ``held`` to the source files ``listing``.
 
-    ``damaged`` names held paths that cannot be used any more, ``others`` those that do not have the table's schema.
-    Equal identity means unchanged.
+    ``damaged`` has the held paths that cannot be used any more, ``others`` those without the table's schema.
+    Files of equal identity are unchanged.
     """
     entries = sorted((entry for entry in held), key=lambda entry: entry.path)
     before: dict[str, SourceFile] = {f.path: f for entry in entries for f in entry.sources}
@@ -159,9 +159,9 @@ def plan_sync(
 
 
 def plan_repartition(held: Iterable[FileEntry], recipe: Recipe, others: frozenset[str] = frozenset()) -> Plan:
-    """Return how to rewrite what is held by ``recipe``; what is to be fetched for it, a cache cannot do alone.
+    """Return how to rewrite what is held by ``recipe``; it may need downloads, which a cache without source cannot do.
 
-    ``others`` names what does not have the table's schema.
+    ``others`` has the paths of files without the table's schema.
     """
     entries = tuple(held)
     sources = {file.path: file for entry in entries for file in entry.sources}
@@ -176,8 +176,8 @@ def _plan_directory(
     damaged: frozenset[str],
     others: frozenset[str],
 ) -> DirectoryPlan:
-    whole = not any(entry.path in damaged for entry in entries)
-    complete = whole and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
+    intact = not any(entry.path in damaged for entry in entries)
+    complete = intact and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
     if complete and all(entry.recipe == recipe.text and entry.path not in others for entry in entries):
         return DirectoryPlan(directory, keep=tuple(entries))
     fetched = [entry for entry in entries if recipe_of(entry.recipe).fetch == recipe.fetch]
@@ -185,7 +185,7 @@ def _plan_directory(
     ordered = [entry for entry in fetched if shuffle_of(recipe_of(entry.recipe).rewrite) is None]
     seeds = {shuffle_of(recipe_of(entry.recipe).rewrite) for entry in fetched}
     if len(ordered) < len(fetched) and not (complete and seed is not None and len(seeds) == 1):
-        fetched = ordered  # the order of rows that were shuffled among others is lost
+        fetched = ordered  # the order of shuffled rows is lost
     usable = _single_source(fetched, damaged)
     if not recipe.rewrite:
         plain = {f: e for f, e in usable.items() if e.recipe == recipe.text and e.path == f.path}
@@ -194,9 +194,7 @@ def _plan_directory(
             keep=tuple(plain[file] for file in files if file in plain),
             fetch=tuple(file for file in files if file not in plain),
         )
-    if complete and len(fetched) == len(
-        entries
-    ):  # rewriting loses nothing, so what was rewritten before serves as well as the source
+    if complete and len(fetched) == len(entries):  # rewriting loses nothing, so rewritten files are as good as sources
         return DirectoryPlan(directory, rewrite=tuple(Input(None, entry) for entry in entries))
     return DirectoryPlan(directory, rewrite=tuple(Input(file, usable.get(file)) for file in files))
 

@@ -1,4 +1,4 @@
-"""What keeps a bad night at the source from reaching the snapshot: markers, settling, and limits on loss."""
+"""Checks before a snapshot is published: markers, settling, hostile names, limits on deletions, free space."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pqcache.store.urls import printable
 from pqcache.units import format_count, format_size
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_LEAST_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
+_MIN_SPARE, _SPARE = 1 << 20, 64 << 20  # bytes left for indexes and metadata
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """Which files of a source are not taken yet.
+class WaitRules:
+    """The rules by which new files of a source wait for a later run.
 
     A partition is taken when it, or a partition directory above it, holds a file named ``marker``. Files
     younger than ``settle`` seconds at ``now`` (seconds since the epoch) are left for the next run.
@@ -36,28 +36,28 @@ class Waiting:
     now: float = 0.0
 
 
-def taken(
-    files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], waiting: Waiting
+def files_to_take(
+    files: Sequence[SourceFile], all_paths: Iterable[str], held: Iterable[FileEntry], rules: WaitRules
 ) -> list[SourceFile]:
-    """Return ``files`` without those that have to wait; what is held of those stays as it is.
+    """Return ``files`` without those that have to wait; what is held of those is kept as it is.
 
-    A held directory stays as it is, as a whole, while it is there without its marker, be it with nothing but
+    All of a held directory is kept as it is while it exists without its marker, even with nothing but
     a writer's temporary files in it, and while it has lost files and those that replace them are young.
 
     ``all_paths`` are the paths of everything at the source, markers and hidden files included.
     """
-    if waiting.marker is None and not waiting.settle:
+    if rules.marker is None and not rules.settle:
         return list(files)
     before = {file.path: file for entry in held for file in entry.sources}
     names = list(all_paths)
-    marked = {parent(p) for p in names if p.rpartition("/")[2] == waiting.marker}
-    deadline = (waiting.now - waiting.settle) * 1e9
+    marked = {parent(p) for p in names if p.rpartition("/")[2] == rules.marker}
+    deadline = (rules.now - rules.settle) * 1e9
     result: dict[str, SourceFile] = {}
-    young: set[str] = set()  # directories that new files have begun to arrive in
+    young: set[str] = set()  # directories that have new files which are too young
     for file in files:
-        if waiting.marker is not None and not _is_marked(parent(file.path), marked):
+        if rules.marker is not None and not _is_marked(parent(file.path), marked):
             continue
-        if waiting.settle and file.identity.mtime_ns > deadline:
+        if rules.settle and file.identity.mtime_ns > deadline:
             if file.path in before:
                 result[file.path] = before[file.path]
             else:
@@ -65,10 +65,10 @@ def taken(
         else:
             result[file.path] = file
     listed = {file.path for file in files}
-    there = _directories(names)
-    unmarked = {d for d in map(parent, before) if waiting.marker is not None and not _is_marked(d, marked)}
+    existing = _directories(names)
+    unmarked = {d for d in map(parent, before) if rules.marker is not None and not _is_marked(d, marked)}
     losing = {parent(path) for path in before if path not in listed}
-    as_held = (unmarked & there) | (losing & young)
+    as_held = (unmarked & existing) | (losing & young)
     result = {path: file for path, file in result.items() if parent(path) not in as_held}
     result.update((path, file) for path, file in before.items() if parent(path) in as_held)
     return list(result.values())
@@ -88,7 +88,7 @@ def _directories(paths: Iterable[str]) -> set[str]:
 def _is_marked(directory: str, marked: set[str]) -> bool:
     """Return whether a directory or a partition directory above it has the marker.
 
-    The root's own marker counts only for files that lie there: an old one would vouch for every partition.
+    The root's own marker counts only for files that lie in the root: an old one would count for every partition.
     """
     if not directory:
         return "" in marked
@@ -134,7 +134,7 @@ def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> Non
 
 
 def folds_case(directory: Path) -> bool:
-    """Return whether the file system of ``directory`` takes ``a`` and ``A`` for one name."""
+    """Return whether the file system of ``directory`` ignores case in names."""
     probe = directory / f"case-{os.getpid()}-{os.urandom(4).hex()}"
     probe.touch()
     try:
@@ -144,12 +144,12 @@ def folds_case(directory: Path) -> bool:
 
 
 def check_deletions(
-    plan: Plan, held: Sequence[FileEntry], max_delete: str, elsewhere: frozenset[str] = frozenset(), shard: str = ""
+    plan: Plan, held: Sequence[FileEntry], source: str, max_delete: str, elsewhere: frozenset[str], shard: str
 ) -> None:
     """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
 
-    Files are replaced, not dropped, where all that a partition held goes and others arrive: jobs that overwrite
-    or compact a partition write new names. In a table without partitions only as many as arrive are replaced.
+    Files are replaced, not dropped, where all files of a partition are removed and others added: jobs that overwrite
+    or compact a partition write new names. In a table without partitions only as many as are added are replaced.
 
     ``elsewhere`` are source files that other nodes hold. They count only where ``shard`` says how the shares have
     changed: the few that change nodes as the source changes are not lost.
@@ -157,8 +157,8 @@ def check_deletions(
     limit, percent = parse_max_delete(max_delete)
     total = len({file.path for entry in held for file in entry.sources})
     removed, added = set(plan.removed), Counter(map(parent, plan.added))
-    staying = {parent(file.path) for entry in held for file in entry.sources if file.path not in removed}
-    replaced = {directory for directory in added if directory and directory not in staying}
+    kept = {parent(file.path) for entry in held for file in entry.sources if file.path not in removed}
+    replaced = {directory for directory in added if directory and directory not in kept}
     moved = removed & elsewhere
     lost = removed if shard else removed - moved
     dropped = sum(1 for path in lost if parent(path) not in replaced)
@@ -172,7 +172,7 @@ def check_deletions(
                 "nothing was published, say --force if that is meant",
             )
         raise SourceIncomplete(
-            "",
+            source,
             f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more "
             f"than --max-delete {max_delete} (gone at the source, or left out by --where)",
             "nothing was published, check the source and the condition, or say --force if they are meant to go",
@@ -182,11 +182,11 @@ def check_deletions(
 def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
     """Raise PqcacheError when the plan needs more bytes than the cache's disk has free.
 
-    Rewriting needs room for its output beside its input; links need none, nor do the ``already`` bytes that
-    an earlier run brought. How much some columns and rows of a file take is not known beforehand.
+    Rewriting needs space for its output beside its input; links need none, nor do the ``already`` bytes that
+    an earlier run downloaded. How much some columns and rows of a file take is not known beforehand.
     """
     known = max(0, plan.fetch_bytes - already) + plan.rewrite_bytes
-    spare = min(_SPARE, _LEAST_SPARE + known // 20)
+    spare = min(_SPARE, _MIN_SPARE + known // 20)
     needed = spare if plan.recipe.fetch else known + spare
     free = shutil.disk_usage(cache).free
     if needed > free:
@@ -205,7 +205,7 @@ def check_path(path: str) -> str | None:
     directory, slash, name = path.rpartition("/")
     short = len(name) <= 255 // 4  # however many bytes its characters take
     if short and name.isprintable() and name not in ("", ".", "..") and (not slash or _is_safe(directory)):
-        return None  # as nearly all are, and there may be a million
+        return None  # the fast answer for nearly all of what may be a million paths
     if _CONTROL.search(path):
         return "has a control character in its name"
     try:

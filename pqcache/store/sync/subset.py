@@ -1,4 +1,4 @@
-"""Which columns and rows of a source are taken, and which partitions that leaves to look at."""
+"""Which columns and rows of a source are taken, and which partitions may hold them."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ class Subset:
         return canonical_json(values) if values else ""
 
 
+EVERYTHING = Subset()
+
+
 def select(
     source: Source, files: Sequence[SourceFile], where: str | None, columns: Sequence[str] | None
 ) -> tuple[list[SourceFile], Subset]:
@@ -54,8 +57,8 @@ def select(
     raises UsageError.
     """
     if not where and columns is None:
-        return list(files), Subset()
-    import pyarrow as pa  # which a plain sync need not wait for
+        return list(files), EVERYTHING
+    import pyarrow as pa  # a plain sync need not wait for it
 
     directories = sorted({parent(file.path) for file in files})
     table = partition_table(directories)
@@ -64,7 +67,7 @@ def select(
     in_files: set[str] = set()
     if where:
         from pqcache.filters.pruning import prune_row_groups
-        from pqcache.filters.sql import matching, parse_condition, where_columns  # as in transfer.py
+        from pqcache.filters.sql import matching, parse_condition, where_columns  # as above
 
         in_files = {name.lower() for name in where_columns(where)} - {name.lower() for name in names}
     types = _types(source, files, [name for name in columns or () if name not in names], in_files)
@@ -81,7 +84,7 @@ def select(
         kept = {directories[position] for position in taken}
         files = [file for file in files if parent(file.path) in kept]
     if columns is None and row_where is None:
-        return list(files), Subset()
+        return list(files), EVERYTHING
     values = {d: {name: table[name][i] for name in names} for i, d in enumerate(directories)}
     return list(files), Subset(None if columns is None else tuple(columns), row_where, values, types)
 
@@ -91,8 +94,8 @@ def _types(
 ) -> dict[str, pa.DataType]:
     """Return the types of columns by their names in the files: as in the first, the last or one in between.
 
-    ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time, and a name
-    that is in none of these files is a slip.
+    ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time; a name that
+    is in none of these files raises UsageError.
     """
     from pqcache.store.sync.remote_footer import read_remote_footer  # as above
 
@@ -107,7 +110,7 @@ def _types(
         except ParquetError:
             if file is files[0]:
                 raise
-            continue  # one that is being written, perhaps; it is named if it is to be fetched
+            continue  # one that is being written, perhaps; the download of it raises
         known |= dict.fromkeys(schema.names)
         for column in schema:
             if column.name in exact or column.name.lower() in folded:

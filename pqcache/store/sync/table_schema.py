@@ -1,6 +1,6 @@
-"""What the files of a whole table have to agree on before its partitions are rewritten apart from one another.
+"""The schema of a table of many files, on which they have to agree before partitions are rewritten one by one.
 
-It is worked out once, from the footers: one schema that holds every value, one unit for INT96 time stamps, and which
+It is computed once, from the footers: one schema that holds every value, one unit for INT96 time stamps, and which
 columns are dense.
 """
 
@@ -36,22 +36,30 @@ T = TypeVar("T")
 _JOBS = 16  # footers read at once
 
 
+@dataclass(frozen=True)
+class FileSize:
+    """The row groups of a file, and about how many bytes its rows take in memory."""
+
+    row_groups: int
+    decoded: int
+
+
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """What all files have in common.
+class TableSchema:
+    """What all files of a table have in common.
 
     Attributes:
         schema: holds every row of every file without loss; lists where columns are dense, and no key-values.
         int96: the unit that INT96 time stamps are read in, or None where there are none.
         dense: the columns that are stored dense, alike in every file that has them; None if no file has any.
-        decoded: for each file the bytes that its rows take in memory, about.
+        sizes: of each file.
         others: the paths of files whose own schema is another one, or that have INT96 which is not kept.
     """
 
     schema: pa.Schema
     int96: str | None
     dense: tuple[tuple[str, Dense], ...] | None
-    decoded: Mapping[SourceFile, int] = field(default_factory=dict)
+    sizes: Mapping[SourceFile, FileSize] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
 
     @property
@@ -61,10 +69,10 @@ class Table:
         return hashlib.sha256(b"|".join(parts)).hexdigest()
 
 
-def table_of(
+def read_table_schema(
     source: Source, files: Sequence[SourceFile], on_event: OnEvent = ignore, keep_int96: bool = False
-) -> Table:
-    """Return what all of ``files`` agree on, by their footers; INT96 columns are read, as no footer tells of them.
+) -> TableSchema:
+    """Return the schema of ``files`` by their footers; INT96 columns are read, as no footer has their range.
 
     Raises:
         ParquetError: a file is damaged, or types do not mix without loss; names the two files and the types.
@@ -83,41 +91,41 @@ def table_of(
         unit = int96_unit([(file_url(source, file.path), *span) for file, span in zip(columns, spans, strict=True)])
     if unit == "ns":
         found = of_each(lambda file: _schema_of(source, file, "ns"), files)
-    kinds = Kinds()
+    schemas = SchemaSet()
     for file, (schema, _, _) in zip(files, found, strict=True):
-        kinds.add(file_url(source, file.path), schema)
-    schemas = [schema for _, schema in kinds.distinct.values()]
-    dense = tuple(sorted(common_dense(schemas).items())) if any(map(dense_in, schemas)) else None
-    stored = applied(kinds.schema, dict(dense or ()))
-    alike = {key for key, (_, schema) in kinds.distinct.items() if is_alike(schema, stored)}
-    return Table(
-        schema=kinds.schema,
+        schemas.add(file_url(source, file.path), schema)
+    distinct = [schema for _, schema in schemas.distinct.values()]
+    dense = tuple(sorted(common_dense(distinct).items())) if any(map(dense_in, distinct)) else None
+    stored = applied(schemas.schema, dict(dense or ()))
+    alike = {key for key, (_, schema) in schemas.distinct.items() if is_alike(schema, stored)}
+    return TableSchema(
+        schema=schemas.schema,
         int96=unit,
         dense=dense,
-        decoded={file: size for file, (_, _, size) in zip(files, found, strict=True)},
+        sizes={file: size for file, (_, _, size) in zip(files, found, strict=True)},
         others=frozenset(
             file.path
             for file, (schema, names, _) in zip(files, found, strict=True)
-            if (names and not keep_int96) or Kinds.key(schema) not in alike
+            if (names and not keep_int96) or SchemaSet.key(schema) not in alike
         ),
     )
 
 
-def table_in(root: Path, entries: Sequence[FileEntry], keep_int96: bool = False) -> Table:
-    """Return what the files ``entries`` below a local directory agree on."""
+def local_table_schema(root: Path, entries: Sequence[FileEntry], keep_int96: bool = False) -> TableSchema:
+    """Return the schema of the files ``entries`` below a local directory."""
     source = open_source(os.path.abspath(root))
     files = [SourceFile(entry.path, Identity(entry.size, 0)) for entry in entries]
-    return table_of(source, files, keep_int96=keep_int96)
+    return read_table_schema(source, files, keep_int96=keep_int96)
 
 
-def table_like(schema: pa.Schema) -> Table:
-    """Return what files that all have ``schema`` agree on, where none has INT96."""
-    return Table(
+def uniform_table_schema(schema: pa.Schema) -> TableSchema:
+    """Return the schema of a table in which all files have ``schema`` and none has INT96."""
+    return TableSchema(
         schema=as_lists(schema).remove_metadata(), int96=None, dense=tuple(sorted(dense_in(schema).items())) or None
     )
 
 
-class Kinds:
+class SchemaSet:
     """The different schemas among many files, and the one that holds the rows of all."""
 
     def __init__(self) -> None:
@@ -126,8 +134,8 @@ class Kinds:
 
     @staticmethod
     def key(schema: pa.Schema) -> bytes:
-        """Return what is equal for files of one kind."""
-        # pandas' key-value is another one in each file
+        """Return what is equal for equal schemas."""
+        # without key-values: that of pandas differs from file to file
         return bytes(schema.remove_metadata().serialize().to_pybytes())
 
     def add(self, name: str, schema: pa.Schema) -> None:
@@ -144,12 +152,13 @@ class Kinds:
             raise
 
 
-def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str], int]:
-    """Return a file's Arrow schema, the paths of its INT96 columns, and the bytes of its rows in memory, about."""
+def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str], FileSize]:
+    """Return a file's Arrow schema, the paths of its INT96 columns, and its size."""
     metadata, schema = read_remote_footer(source, file, unit)
     size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     size = max(size, int(metadata.num_rows * sum(fixed_width(field.type) for field in schema)))
-    return schema, int96_columns(metadata) if metadata.num_rows else [], size
+    int96 = int96_columns(metadata) if metadata.num_rows else []
+    return schema, int96, FileSize(metadata.num_row_groups, size)
 
 
 def _span_of(source: Source, file: SourceFile, columns: list[str]) -> tuple[bool, bool]:
@@ -163,16 +172,16 @@ def _span_of(source: Source, file: SourceFile, columns: list[str]) -> tuple[bool
 
 @contextmanager
 def _opened(source: Source, file: SourceFile, unit: str) -> Iterator[pq.ParquetFile]:
-    stream = io.BufferedReader(_Remote(source, file), 1 << 20)
+    stream = io.BufferedReader(_RemoteFile(source, file), 1 << 20)
     with pq.ParquetFile(pa.PythonFile(stream, "r"), coerce_int96_timestamp_unit=unit, pre_buffer=True) as opened:
         yield opened
 
 
-class _Remote(io.RawIOBase):
-    """A source's file as Python's files are read."""
+class _RemoteFile(io.RawIOBase):
+    """A source's file, read through Python's interface of files."""
 
     def __init__(self, source: Source, file: SourceFile) -> None:
-        self.source, self.file, self.at = source, file, 0
+        self.source, self.file, self.position = source, file, 0
 
     def readable(self) -> bool:
         return True
@@ -181,16 +190,16 @@ class _Remote(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.file.identity.size}[whence]
-        self.at = base + offset
-        return self.at
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.file.identity.size}[whence]
+        self.position = base + offset
+        return self.position
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        length = max(0, min(len(buffer), self.file.identity.size - self.at))
-        data = b"".join(self.source.read(self.file.path, self.at, length)) if length else b""
+        length = max(0, min(len(buffer), self.file.identity.size - self.position))
+        data = b"".join(self.source.read(self.file.path, self.position, length)) if length else b""
         buffer[: len(data)] = data
-        self.at += len(data)
+        self.position += len(data)
         return len(data)

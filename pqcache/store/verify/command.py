@@ -1,4 +1,4 @@
-"""Verify: whether a cache is what it was when it was published; and repair, which fetches again what is not."""
+"""Verify: check that a cache is as it was published; and repair it, which downloads again what is not."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.incremental import find_damaged
-from pqcache.store.verify.repair import changes_at_source, fetch_again
+from pqcache.store.sync.run import ByteCounter, RunOptions
+from pqcache.store.verify.repair import changes_at_source
+from pqcache.store.verify.repair import repair as repair_snapshot
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
-from pqcache.system.stopwatch import Stopwatch
-from pqcache.units import format_count
+from pqcache.units import format_count, parse_count, parse_duration
 
 FASTPARQUET = "fastparquet"
-_TOGETHER = 64  # files whose footers are compared at once where nothing else is
+_FOOTERS_AT_ONCE = 64  # files whose footers are compared with the index at once
 _SECONDS = 60.0  # for the smallest step of reading a file, after which it counts as hanging
 
 
@@ -45,7 +46,7 @@ class VerifyReport:
     """What a verify found in a snapshot of ``files`` files with ``rows`` rows and ``bytes`` bytes.
 
     ``damage`` is empty if all is well. ``unrecorded`` counts files without a recorded checksum. ``changed`` lists
-    source files that are not, or no longer, as the cache has them (None without ``source``). ``unread`` maps columns
+    source files that the source does not have as the cache does (None without ``source``). ``unread`` maps columns
     that the second engine could not read to the reason. ``repaired`` is the new snapshot if one was made; then
     ``damage`` is what was found before, and ``left`` what is still wrong in the new one.
     """
@@ -80,13 +81,13 @@ class VerifyReport:
             wrong = self.damage if self.repaired is None else self.left
             paths = sorted({item.path for item in wrong})
             more = f" and {len(paths) - 3:,} more" if len(paths) > 3 else ""
-            how = "--deep --repair" if self.deep else "--repair"  # what only --deep finds, only --deep mends
+            how = "--deep --repair" if self.deep else "--repair"  # what only --deep finds, only --deep repairs
             advice = f"'pqcache verify {self.cache} {how}' fetches that again"
             if all(path.startswith(KEYS) for path in paths):
                 columns = " ".join(f"--key {shlex.quote(str(item.column))}" for item in wrong)
                 advice = f"'pqcache index {self.cache} {columns}' rebuilds that"
             if self.repaired is not None:
-                advice = "it comes like this from the source: have it written again there"
+                advice = "it is damaged at the source: have it written again there"
             raise DamagedError(self.cache, f"damaged: {', '.join(paths[:3])}{more}", advice)
         if self.changed:
             raise PqcacheError(
@@ -104,25 +105,25 @@ def verify(
     engine: str | None = None,
     repair: bool = False,
     options: Mapping[str, str] | None = None,
-    jobs: int | None = None,
-    wait: float = 0.0,
+    jobs: str | int | None = None,
+    wait: str | float = 0.0,
     on_event: OnEvent = ignore,
 ) -> VerifyReport:
     """Check that the current snapshot of ``cache`` is as it was published.
 
-    Every file of the manifest has to be there, of the recorded size, with a footer that parses and agrees with
+    Every file of the manifest has to exist, of the recorded size, with a footer that parses and agrees with
     manifest and index. Files are read in processes of their own, with bounded memory and time, since damaged Parquet
     may crash what reads it.
 
     Args:
         cache: the cache's directory.
         deep: also compare checksums, decode every page, and compare row counts and statistics with the values.
-        source: also ask the source whether the identities of its files are still those recorded.
+        source: also compare the identities of the source's files with those recorded.
         engine: ``fastparquet`` to read every value with that as well and compare; implies ``deep``.
-        repair: fetch what is damaged again, into a new snapshot.
+        repair: download what is damaged again, into a new snapshot.
         options: the source's options, for secrets that the cache does not remember.
-        jobs: processes that read; by default as many as there are processors.
-        wait: with ``repair``, seconds to wait for another run to end.
+        jobs: processes that read; default: as many as there are processors.
+        wait: with ``repair``, how long to wait for another run to end, in seconds or like ``"10m"``.
         on_event: called with what happens, from several threads.
 
     >>> report = verify("cache/shop", deep=True)
@@ -132,24 +133,27 @@ def verify(
     Damage is in the report and is not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
     SourceIncomplete.
     """
-    watch = Stopwatch()
+    options_of_run = RunOptions(wait=parse_duration(wait), on_event=ByteCounter(on_event))
     if engine not in (None, FASTPARQUET):
-        raise UsageError(f"--engine {engine}", f"there is only {FASTPARQUET}")
+        raise UsageError(f"--engine {engine}", "there is no such engine", f"the only choice is {FASTPARQUET}")
     if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:
         raise UsageError(f"--engine {FASTPARQUET}", "it is not installed", f"pip install 'pqcache[{FASTPARQUET}]'")
-    check = _Check(deep or engine is not None, engine, jobs or os.cpu_count() or 1, on_event)
+    processes = os.cpu_count() or 1 if jobs is None else parse_count(jobs)
+    check = _SnapshotCheck(deep or engine is not None, engine, processes, on_event)
     target = CacheDirectory.open(cache)
     snapshot, lease = target.lease()
     with lease:
         manifest, damage = check.snapshot(snapshot)
         changed = None
         if source and manifest is not None:
-            changed = changes_at_source(target, snapshot, manifest, options, on_event)
+            changed = changes_at_source(target, snapshot, manifest, options or {}, options_of_run)
+    entries = manifest.files if manifest is not None else ()
     repaired: Snapshot | None = None
     left: tuple[Damage, ...] = ()
     if repair and damage:
-        repaired, left = _repair(target, snapshot, manifest, damage, check, options, wait, on_event)
-    entries = manifest.files if manifest is not None else ()
+        damaged = frozenset(item.path for item in damage)
+        repaired = repair_snapshot(target, snapshot, manifest, damaged, options or {}, options_of_run)
+        _, left = check.snapshot(repaired, frozenset(entries))  # the source may hold the same damage
     return VerifyReport(
         cache=str(target.path),
         snapshot=snapshot.id,
@@ -164,30 +168,12 @@ def verify(
         unread=dict(sorted(check.unread.items())),
         repaired=None if repaired is None else repaired.id,
         left=left,
-        seconds=watch.seconds,
+        seconds=options_of_run.watch.seconds,
     )
 
 
-def _repair(
-    cache: CacheDirectory,
-    snapshot: Snapshot,
-    manifest: Manifest | None,
-    damage: Sequence[Damage],
-    check: _Check,
-    options: Mapping[str, str] | None,
-    wait: float,
-    on_event: OnEvent,
-) -> tuple[Snapshot, tuple[Damage, ...]]:
-    """Repair, and check the files that came anew: the source may hold the same damage."""
-    damaged = frozenset(item.path for item in damage)
-    repaired = fetch_again(cache, snapshot, manifest, damaged, options, wait, on_event)
-    kept = frozenset(manifest.files if manifest is not None else ())
-    _, left = check.snapshot(repaired, kept)
-    return repaired, left
-
-
-class _Check:
-    """Checks snapshots and gathers what is found, from several threads."""
+class _SnapshotCheck:
+    """Checks snapshots and collects what is found, from several threads."""
 
     def __init__(self, deep: bool, engine: str | None, jobs: int, on_event: OnEvent) -> None:
         self.deep = deep
@@ -198,9 +184,9 @@ class _Check:
         self._lock = threading.Lock()
 
     def snapshot(
-        self, snapshot: Snapshot, but: frozenset[FileEntry] = frozenset()
+        self, snapshot: Snapshot, known: frozenset[FileEntry] = frozenset()
     ) -> tuple[Manifest | None, tuple[Damage, ...]]:
-        """Return the manifest of a snapshot, None if it is damaged, and the damage; entries in ``but`` are left out."""
+        """Return the manifest of a snapshot, None if it is damaged, and the damage; ``known`` files are not checked."""
         found: list[Damage] = []
         manifest = None
         if self._metadata(snapshot, FILES, found):
@@ -211,23 +197,23 @@ class _Check:
                 snapshot.check(SUMMARY)
             except DamagedError as error:
                 if (damage := _of_metadata(snapshot, SUMMARY, error)) not in found:
-                    self._tell(found, damage)
+                    self._add(found, damage)
         self._keys(snapshot, found)
         if manifest is not None:
-            self._files(snapshot, [entry for entry in manifest.files if entry not in but], indexed, found)
+            self._files(snapshot, [entry for entry in manifest.files if entry not in known], indexed, found)
         return manifest, tuple(sorted(found, key=lambda item: (item.path, item.row_group or 0, item.column or "")))
 
     def _metadata(self, snapshot: Snapshot, name: str, found: list[Damage]) -> bool:
-        """Return whether the manifest or the index can be read here without danger."""
+        """Return whether the manifest or the index can be read in this process."""
         before = len(found)
         try:
             recorded = snapshot.check(name)
         except DamagedError as error:
             damage = _of_metadata(snapshot, name, error)
             if damage not in found:  # the manifest may have met the same
-                self._tell(found, damage)
+                self._add(found, damage)
             return False
-        if not recorded:  # nothing vouches for it: let another process try
+        if not recorded:  # without a checksum it may crash what reads it, so another process does
             request = {"what": "metadata", "path": name}
             with closing(Checker(snapshot.path)) as checker:
                 for answer in checker.ask(request):
@@ -236,18 +222,18 @@ class _Check:
             try:
                 snapshot.manifest() if name == FILES else snapshot.index()
             except DamagedError as error:
-                self._tell(found, Damage(name, None, None, error.reason))
+                self._add(found, Damage(name, None, None, error.reason))
         return len(found) == before
 
     def _keys(self, snapshot: Snapshot, found: list[Damage]) -> None:
-        """Look for damage in key indexes; with ``deep`` in their runs too."""
+        """Check the key indexes; with ``deep`` their runs too."""
         for column in columns_indexed(snapshot.path):
             directory = directory_of(snapshot.path, column)
             try:
                 check_key_index(directory, self.deep)
             except DamagedError as error:
                 message = f"{error.reason}; '{command_for(directory)}' rebuilds it"
-                self._tell(found, Damage(f"{KEYS}/{directory.name}", None, column, message))
+                self._add(found, Damage(f"{KEYS}/{directory.name}", None, column, message))
 
     def _files(self, snapshot: Snapshot, entries: Sequence[FileEntry], indexed: bool, found: list[Damage]) -> None:
         misplaced = find_damaged(snapshot, entries)
@@ -256,7 +242,7 @@ class _Check:
         requests: list[Request] = []
         for entry in entries:
             if entry.path in misplaced:
-                self._tell(found, Damage(entry.path, None, None, _misplaced(snapshot.path / entry.path, entry.size)))
+                self._add(found, Damage(entry.path, None, None, _misplaced(snapshot.path / entry.path, entry.size)))
                 self._on_event(Advanced("verify", weight[entry.path]))
                 continue
             requests.append(
@@ -273,12 +259,12 @@ class _Check:
             )
         requests.sort(key=lambda request: -weight[request["path"]])  # large ones first, so that all end together
         count = min(self._jobs, len(requests))
-        if not self.deep and len(requests) > _TOGETHER:  # asked and answered alone, each would take a millisecond
-            several = (requests[i : i + _TOGETHER] for i in range(0, len(requests), _TOGETHER))
+        if not self.deep and len(requests) > _FOOTERS_AT_ONCE:  # a request for each would take longer than its check
+            several = (requests[i : i + _FOOTERS_AT_ONCE] for i in range(0, len(requests), _FOOTERS_AT_ONCE))
             requests = [{"what": "files", "files": files, "seconds": _SECONDS} for files in several]
 
-        def answer(request: Request, said: Answer) -> None:
-            self._answer(found, request["path"], said)
+        def answer(request: Request, answered: Answer) -> None:
+            self._answer(found, request["path"], answered)
 
         def end(request: Request) -> None:
             self._on_event(Advanced("verify", weight[request["path"]]))
@@ -295,9 +281,9 @@ class _Check:
         message = answer["damage"]
         if answer.get("index"):
             path, message = ROW_GROUPS, f"{path}: {message}"
-        self._tell(found, Damage(path, answer.get("row_group"), answer.get("column"), message))
+        self._add(found, Damage(path, answer.get("row_group"), answer.get("column"), message))
 
-    def _tell(self, found: list[Damage], damage: Damage) -> None:
+    def _add(self, found: list[Damage], damage: Damage) -> None:
         with self._lock:
             found.append(damage)
         self._on_event(Damaged(damage.path, damage.row_group, damage.column, damage.message))

@@ -1,6 +1,6 @@
-"""Reads a file with fastparquet as well and compares the values: an implementation that knows nothing of the first.
+"""Read a file with fastparquet as well, an independent implementation, and compare the values.
 
-fastparquet does not know every type and encoding. What it cannot read is told, and is no damage.
+fastparquet does not know every type and encoding. What it cannot read is reported, and is no damage.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from pqcache.errors import first_line
 _NANOSECONDS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
-def compare_engines(path: Path, schema: pa.Schema, seconds: float, tell: Callable[..., None]) -> None:
+def compare_engines(path: Path, schema: pa.Schema, seconds: float, report: Callable[..., None]) -> None:
     """Compare every column of every row group as the two implementations read it."""
-    tell(step="fastparquet", seconds=seconds)
+    report(step="fastparquet", seconds=seconds)
     try:
         second = fastparquet.ParquetFile(str(path))
-        pieces = [second[i : i + 1] for i in range(len(second.row_groups))]
+        row_groups = [second[i : i + 1] for i in range(len(second.row_groups))]
     except Exception as error:  # noqa: BLE001  whatever it raises says that it cannot read this
         for field in schema:
-            tell(unread=field.name, why=_why(error))
+            report(unread=field.name, why=_why(error))
         return
     with pq.ParquetFile(path) as first:
         for field in schema:
-            for group, piece in enumerate(pieces):
-                tell(step=[group, field.name], seconds=seconds)
+            for group, row_group in enumerate(row_groups):
+                report(step=[group, field.name], seconds=seconds)
                 column = first.read_row_group(group, [field.name], use_threads=False)[field.name]
                 try:
-                    series = piece.to_pandas(columns=[field.name], index=False)[field.name]
-                    ours, theirs = _comparable(column), _as_compared(series, column.type)
+                    series = row_group.to_pandas(columns=[field.name], index=False)[field.name]
+                    first_values, second_values = _comparable(column), _as_compared(series, column.type)
                 except MemoryError:
                     raise
                 except Exception as error:  # noqa: BLE001  as above
-                    tell(unread=field.name, why=_why(error))
+                    report(unread=field.name, why=_why(error))
                     break
-                position = _first_difference(ours, theirs)
+                position = _first_difference(first_values, second_values)
                 if position is not None:
-                    tell(
+                    report(
                         damage=f"fastparquet reads another value in row {position:,} of the row group",
                         row_group=group,
                         column=field.name,
@@ -98,10 +98,12 @@ def _scalar(value: Any) -> Any:
     return None if value != value else value
 
 
-def _first_difference(ours: list[Any], theirs: list[Any]) -> int | None:
-    if len(ours) != len(theirs):
-        return min(len(ours), len(theirs))
-    return next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), None)
+def _first_difference(first_values: list[Any], second_values: list[Any]) -> int | None:
+    if len(first_values) != len(second_values):
+        return min(len(first_values), len(second_values))
+    return next(
+        (i for i, (one, other) in enumerate(zip(first_values, second_values, strict=True)) if one != other), None
+    )
 
 
 def _is_plain(kind: pa.DataType) -> bool:

@@ -1,8 +1,8 @@
-"""Looks at a snapshot's files in a process of its own: damaged Parquet may end it, or ask for any amount of memory.
+"""Check a snapshot's files in a separate process: damaged Parquet may end it, or make it ask for any amount of memory.
 
-``watched.py`` starts this with a snapshot's path and writes one request a line to it. Each request is answered by
-lines of JSON: ``step`` (what comes next, and how many seconds it may take), ``damage``, ``unread`` (a column that the
-second engine cannot read), ``well`` (nothing is wrong with any of several files) and ``end``.
+``supervised_process.py`` starts this with a snapshot's path and writes one request a line to it. Each request is
+answered by lines of JSON: ``step`` (what is done next, and how many seconds it may take), ``damage``, ``unread`` (a
+column that the second engine cannot read), ``well`` (nothing is wrong with any of several files) and ``end``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pqcache.system.startup import without_pandas
 MEMORY = 2 << 30  # bytes that a file may take to be decoded, a page or a batch at a time
 _BATCH = 16 << 20  # bytes of a column decoded at once
 _SLOWEST = 4e6  # bytes a second: what takes longer than this does not end
-_MOST = 20  # pieces of damage that are told of one file
+_MAX_DAMAGE = 20  # reports of damage in one file
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
 class _Enough(Exception):
-    """So much of this file is damaged that telling more would not help."""
+    """So much of this file is damaged that more reports would not help."""
 
 
 def main() -> None:
@@ -49,34 +49,34 @@ def main() -> None:
     limit_memory()
     for line in sys.stdin:
         request = json.loads(line)
-        told = 0
+        reported = 0
 
-        def tell(**answer: Any) -> None:
-            nonlocal told
+        def report(**answer: Any) -> None:
+            nonlocal reported
             answers.write(json.dumps(answer) + "\n")
-            told += "damage" in answer
-            if told >= _MOST:
+            reported += "damage" in answer
+            if reported >= _MAX_DAMAGE:
                 raise _Enough
 
         try:
             if request["what"] == "metadata":
-                check_arrow(snapshot.path / request["path"], tell)
+                check_arrow(snapshot.path / request["path"], report)
             elif request["what"] == "index":
                 tables = dict(rows_by_file(snapshot.index()))
             elif request["what"] == "files":
-                tell(step="footers", seconds=request["seconds"])
-                if all_well(snapshot.path, request["files"], tables):
-                    tell(well=True)
+                report(step="footers", seconds=request["seconds"])
+                if all_intact(snapshot.path, request["files"], tables):
+                    report(well=True)
             else:
-                check_file(snapshot.path, request, tables.get(request["path"]), tell)
+                check_file(snapshot.path, request, tables.get(request["path"]), report)
         except _Enough:
             pass
         except PqcacheError as error:
-            tell(damage=str(error))
+            report(damage=str(error))
         except MemoryError:
-            tell(damage=f"cannot be read in {MEMORY >> 30} GB of memory")
-        except Exception as error:  # noqa: BLE001  what damage does to a file is not to be foreseen
-            tell(damage=f"cannot be checked ({type(error).__name__}: {first_line(error)[:200]})")
+            report(damage=f"cannot be read in {MEMORY >> 30} GB of memory")
+        except Exception as error:  # noqa: BLE001  damage may raise anything
+            report(damage=f"cannot be checked ({type(error).__name__}: {first_line(error)[:200]})")
         answers.write('{"end": true}\n')
 
 
@@ -89,17 +89,17 @@ def limit_memory() -> None:
         return
 
 
-def check_arrow(path: Path, tell: Tell) -> None:
-    """Read a manifest or an index and see that nothing in it points outside of it."""
+def check_arrow(path: Path, report: Report) -> None:
+    """Read a manifest or an index and check that nothing in it points outside of it."""
     try:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             reader.read_all().validate(full=True)
     except Exception as error:  # noqa: BLE001  whatever damage makes the reader raise is the finding
-        tell(damage=f"cannot be read ({first_line(error)[:200]})")
+        report(damage=f"cannot be read ({first_line(error)[:200]})")
 
 
-def all_well(root: Path, requests: list[dict[str, Any]], tables: dict[str, pa.Table]) -> bool:
-    """Return whether all these files' footers agree with manifest and index: a tenth of the time of one by one."""
+def all_intact(root: Path, requests: list[dict[str, Any]], tables: dict[str, pa.Table]) -> bool:
+    """Return whether all these files' footers agree with manifest and index, compared at once."""
     alike: list[tuple[pa.Schema, dict[str, list[Any]], list[pa.Table]]] = []
     for request in requests:
         with pq.ParquetFile(root / request["path"]) as file:
@@ -126,47 +126,47 @@ def all_well(root: Path, requests: list[dict[str, Any]], tables: dict[str, pa.Ta
     return True
 
 
-def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, tell: Tell) -> None:
+def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, report: Report) -> None:
     """Check one data file against its entry, against the index, and with ``deep`` page by page."""
     path = root / request["path"]
     seconds = request["seconds"]
-    tell(step="footer", seconds=seconds)
+    report(step="footer", seconds=seconds)
     try:
         metadata, schema = read_footer(path)
         columns = row_group_columns(metadata, schema)
         columns["file"] = [0] * metadata.num_row_groups
         footer = columns_table(columns, schema)
     except Exception as error:  # noqa: BLE001  as above
-        tell(damage=f"its footer cannot be read ({first_line(error)[:200]})")
+        report(damage=f"its footer cannot be read ({first_line(error)[:200]})")
         footer = None
     if footer is not None:
         for what, count in (("rows", metadata.num_rows), ("row_groups", metadata.num_row_groups)):
             if count != request[what]:
                 kind = what.replace("_", " ")
-                tell(damage=f"its footer says {count:,} {kind}, the manifest {request[what]:,}")
+                report(damage=f"its footer says {count:,} {kind}, the manifest {request[what]:,}")
         if indexed is not None:
-            _tell_of_index(path, request, footer, indexed, tell)
+            _report_index(path, request, footer, indexed, report)
     if not request["deep"]:
         return
     size = path.stat().st_size
-    tell(step="checksum", seconds=seconds + size / _SLOWEST)
+    report(step="checksum", seconds=seconds + size / _SLOWEST)
     same = not request["checksum"] or is_true(request["checksum"], path)
     if not same:
-        tell(damage="its checksum is not the one that was recorded")
+        report(damage="its checksum is not the one that was recorded")
     if footer is not None:
-        decode(path, schema, footer, size, seconds, tell)
+        decode(path, schema, footer, size, seconds, report)
         if request["engine"] and same:
             from pqcache.store.verify.fastparquet_check import compare_engines
 
-            compare_engines(path, schema, seconds + size / _SLOWEST, tell)
+            compare_engines(path, schema, seconds + size / _SLOWEST, report)
 
 
-def _tell_of_index(path: Path, request: dict[str, Any], footer: pa.Table, indexed: pa.Table, tell: Tell) -> None:
-    """Compare the index's lines with the footer; where the file is whole by its checksum, the index is damaged."""
+def _report_index(path: Path, request: dict[str, Any], footer: pa.Table, indexed: pa.Table, report: Report) -> None:
+    """Compare the index's rows with the footer; where the file has its recorded checksum, the index is damaged."""
     wrong = list(compare_index(footer, indexed))
-    whole = bool(wrong and request["checksum"]) and is_true(request["checksum"], path)
+    intact = bool(wrong and request["checksum"]) and is_true(request["checksum"], path)
     for damage, group, column in wrong:
-        tell(damage=damage, row_group=group, column=column, index=whole)
+        report(damage=damage, row_group=group, column=column, index=intact)
 
 
 def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, int | None, str | None]]:
@@ -195,14 +195,14 @@ def compare_index(footer: pa.Table, indexed: pa.Table) -> Iterator[tuple[str, in
             break
 
 
-def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: float, tell: Tell) -> None:
+def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: float, report: Report) -> None:
     """Decode every page, and compare row counts and statistics with what is there."""
     with pq.ParquetFile(path, buffer_size=1 << 20, page_checksum_verification=True) as file:
         for group in range(footer.num_rows):
             line = {name: footer[name][group] for name in footer.column_names}
             for field in schema:
                 stored = min(line[f"{field.name}:bytes"].as_py() or 0, size)
-                tell(step=[group, field.name], seconds=seconds + stored / _SLOWEST)
+                report(step=[group, field.name], seconds=seconds + stored / _SLOWEST)
                 try:
                     wrong = _decode_column(file, group, field, line)
                 except _Enough:
@@ -212,7 +212,7 @@ def decode(path: Path, schema: pa.Schema, footer: pa.Table, size: int, seconds: 
                 except Exception as error:  # noqa: BLE001  as above
                     wrong = f"cannot be decoded ({first_line(error)[:200]})"
                 if wrong:
-                    tell(damage=wrong, row_group=group, column=field.name)
+                    report(damage=wrong, row_group=group, column=field.name)
 
 
 def _decode_column(file: pq.ParquetFile, group: int, field: pa.Field, line: dict[str, Any]) -> str | None:

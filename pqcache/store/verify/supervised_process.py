@@ -1,4 +1,4 @@
-"""Processes that look at files which may be damaged, watched from outside: one that dies or hangs is a finding."""
+"""Processes that check files which may be damaged, supervised: one that dies or hangs is a finding."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ WELL: Answer = {"well": True}
 
 
 class Checker:
-    """One process of ``checkup.py``, started by the first request, and anew by the first after it died.
+    """One process of ``file_checks.py``, started by the first request, and again by the first after it died.
 
-    ``opening`` is a request that every new process gets before any other; ``words`` are further arguments of it.
+    ``opening`` is a request that every new process gets before any other; ``words`` are its further arguments.
     """
 
     def __init__(self, snapshot: Path, opening: Request | None = None, words: Sequence[str] = ()) -> None:
@@ -55,17 +55,17 @@ class Checker:
         if process is not None:
             process.kill()
             process.communicate()
-            self._said.close()
+            self._stderr.close()
 
     def _start(self) -> None:
         found = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
         environment = {**os.environ, "PYTHONPATH": found, "PYTHONSAFEPATH": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-        self._said = TemporaryFile()  # noqa: SIM115  closed with the process
+        self._stderr = TemporaryFile()  # noqa: SIM115  closed with the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pqcache.store.verify.file_checks", *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             env={**environment, **dict.fromkeys(_ONE_THREAD, "1")},
             start_new_session=True,  # Ctrl-C is for the command
         )
@@ -99,12 +99,12 @@ class Checker:
         """Return how the process died; one that gave up by itself was not ended by damage, and raises PqcacheError."""
         if status < 0:
             return f"was ended by {signal.Signals(-status).name}"
-        self._said.seek(0)
-        last = (self._said.read().decode(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
+        self._stderr.seek(0)
+        last = (self._stderr.read().decode(errors="replace").strip().splitlines() or [f"status {status}"])[-1]
         if "MemoryError" in last:
             return "had too little memory"
         raise PqcacheError(
-            "", f"the process that checks files cannot work: {last}", "see that it has memory and its libraries"
+            "verify", f"the process that checks files cannot start: {last}", "check its memory and its libraries"
         )
 
     def _line(self, seconds: float) -> bytes | None:

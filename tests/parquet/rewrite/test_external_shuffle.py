@@ -135,7 +135,7 @@ def test_a_disk_that_takes_no_more_is_named(tmp_path: Path) -> None:
 
 def test_a_cache_is_shuffled_once_and_syncs_alike(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     pqcache.repartition(cache, row_group_size=LIMIT, shuffle=3)
     assert read_config(cache).shuffle == 3
     assert rows_of(cache / "current") == rows_of(shop)
@@ -165,7 +165,7 @@ def test_a_cache_is_shuffled_once_and_syncs_alike(tmp_path: Path) -> None:
 def test_another_seed_gives_what_it_would_have_given_at_first(tmp_path: Path, by_sync: bool) -> None:
     """Nothing is fetched: the first order follows from the seed that was used."""
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     pqcache.repartition(cache, row_group_size=LIMIT, shuffle=3)
     if by_sync:
         config = cache / "pqcache.toml"

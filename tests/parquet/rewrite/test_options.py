@@ -122,7 +122,7 @@ def test_what_is_as_asked_is_linked_and_the_rest_is_rewritten(tmp_path: Path) ->
 
 def test_a_cache_remembers_and_syncs_alike(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     pqcache.repartition(cache, row_group_size=LIMIT, compression="zstd:5", compat=True)
     config = read_config(cache)
     assert (config.row_group_size, config.compression, config.compat) == (LIMIT, "zstd:5", True)
@@ -153,7 +153,7 @@ def test_files_made_alike_are_linked_where_only_a_later_one_changes(tmp_path: Pa
     shop.mkdir()
     rows = {"text": ["some text"] * 62, "b": [rng.bytes(1000) for _ in range(62)]}
     pq.write_table(pa.table(rows), shop / "0.parquet", compression="zstd", use_dictionary=False)
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     size = pq.read_metadata(shop / "0.parquet").row_group(0)
     limit = sum(size.column(number).total_compressed_size for number in range(2)) + 100
     pqcache.repartition(cache, row_group_size=limit, compression="zstd:7")
@@ -169,7 +169,7 @@ def test_a_condition_and_a_column_may_hold_any_mark_of_a_recipe(tmp_path: Path) 
     shop, cache = tmp_path / "shop", tmp_path / "cache"
     shop.mkdir()
     pq.write_table(pa.table({"a": ['x"}', "y"], 'v"|w': [[1, 2], [3, 4]]}), shop / "a.parquet")
-    pqcache.sync(cache, str(shop), where="""a <> 'x"}'""")
+    pqcache.sync(str(shop), cache, where="""a <> 'x"}'""")
     pqcache.repartition(cache, dense=['v"|w'], shuffle=2)
     assert not pqcache.sync(cache).published
     again = pqcache.repartition(cache, row_group_size=1 << 20)
@@ -225,7 +225,7 @@ def test_wrong_options_are_named_and_change_nothing(
     tmp_path: Path, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop, cache = write_shop(tmp_path / "shop", days=1), tmp_path / "cache"
-    before = pqcache.sync(cache, str(shop))
+    before = pqcache.sync(str(shop), cache)
     config = (cache / "pqcache.toml").read_text()
     assert run(["repartition", str(cache), *arguments]) == 2
     captured = capsys.readouterr()
@@ -237,7 +237,7 @@ def test_wrong_options_are_named_and_change_nothing(
 
 def test_a_wrong_value_in_the_config_is_named(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop", days=1), tmp_path / "cache"
-    pqcache.sync(cache, str(shop), row_group_size=LIMIT)
+    pqcache.sync(str(shop), cache, row_group_size=LIMIT)
     config = cache / "pqcache.toml"
     text = config.read_text()
     for line in ('compression = "lzo"', "shuffle = -4", 'dense = {a = "string[4]"}', "dense = 5", 'shuffle = "x"'):

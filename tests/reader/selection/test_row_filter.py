@@ -239,7 +239,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cache(lake: Path) -> Path:
     path = lake.parent / "cache"
-    pqcache.sync(path, str(lake))
+    pqcache.sync(str(lake), path)
     return path
 
 
@@ -356,7 +356,7 @@ def test_filters_that_make_no_sense_are_named(cache: Path, filters: Any, message
 def test_counts_are_remembered_beside_the_snapshot(
     lake: Path, tmp_path: Path, opened: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pqcache.sync(tmp_path / "c", str(lake))
+    pqcache.sync(str(lake), tmp_path / "c")
     first = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 3 and dt > '2026-11-01'", batch_size=8)
     assert len(opened) == 20
     assert len({path for path, _ in opened}) == 2
@@ -382,7 +382,7 @@ def test_counts_are_remembered_beside_the_snapshot(
     assert len(ParquetDataset(tmp_path / "c", filters="label = 3 and dt > '2026-11-01'", batch_size=8)) == len(first)
 
     assert pqcache.verify(tmp_path / "c").ok
-    report = pqcache.sync(tmp_path / "c", str(lake))  # nothing new: the same snapshot
+    report = pqcache.sync(str(lake), tmp_path / "c")  # nothing new: the same snapshot
     pq.write_table(pq.read_table(lake / "dt=2026-11-01/a.parquet", partitioning=None), tmp_path / "new.parquet")
     assert report is not None
     opened.clear()
@@ -406,7 +406,7 @@ def raising(error: OSError) -> Any:
 
 
 def test_processes_may_count_at_once(lake: Path, tmp_path: Path) -> None:
-    pqcache.sync(tmp_path / "c", str(lake))
+    pqcache.sync(str(lake), tmp_path / "c")
     found: list[int] = []
     threads = [
         threading.Thread(target=lambda: found.append(len(ParquetDataset(tmp_path / "c", filters="label > 6"))))
@@ -425,14 +425,14 @@ def test_counts_do_not_disturb_what_a_cache_does(lake: Path, tmp_path: Path) -> 
     for path in lake.rglob("*.parquet"):
         (source / path.parent.name).mkdir(parents=True)
         (source / path.parent.name / path.name).write_bytes(path.read_bytes())
-    old = str(pqcache.sync(tmp_path / "c", str(source), keep=1).snapshot)
+    old = str(pqcache.sync(str(source), tmp_path / "c", keep=1).snapshot)
     ds = ParquetDataset(tmp_path / "c", columns=["id"], filters="label = 1")
     (source / "dt=2026-11-03/a.parquet").unlink()
     (source / "dt=2026-11-04").mkdir()
     pq.write_table(
         pq.read_table(lake / "dt=2026-11-03/a.parquet", partitioning=None), source / "dt=2026-11-04/a.parquet"
     )
-    new = pqcache.sync(tmp_path / "c", str(source), keep=1, force=True).snapshot
+    new = pqcache.sync(str(source), tmp_path / "c", keep=1, force=True).snapshot
     assert new != old
     assert not (tmp_path / "c/current" / filters_module.COUNTS).exists()
     assert (tmp_path / "c/snapshots" / old / filters_module.COUNTS).exists()  # it is leased
@@ -557,11 +557,11 @@ def test_rows_that_were_looked_up(cache: Path, lake: Path) -> None:
 def test_rows_stay_with_their_snapshot(lake: Path, tmp_path: Path) -> None:
     (tmp_path / "lake/dt=1").mkdir(parents=True)
     pq.write_table(pa.table({"id": range(10)}), tmp_path / "lake/dt=1/a.parquet")
-    old = str(pqcache.sync(tmp_path / "c", str(tmp_path / "lake")).snapshot)
+    old = str(pqcache.sync(str(tmp_path / "lake"), tmp_path / "c").snapshot)
     chosen = SelectedRows.of([0, 0], [3, 4], old)
     (tmp_path / "lake/dt=0").mkdir()
     pq.write_table(pa.table({"id": range(50, 60)}), tmp_path / "lake/dt=0/a.parquet")
-    pqcache.sync(tmp_path / "c", str(tmp_path / "lake"))
+    pqcache.sync(str(tmp_path / "lake"), tmp_path / "c")
     ds = ParquetDataset(tmp_path / "c", columns=["id"], rows=chosen)
     assert ds.snapshot == old
     assert sorted(ids(ds)) == [3, 4]
@@ -656,7 +656,7 @@ def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:
 
 
 def test_dense_columns_and_drifting_files(lake: Path, tmp_path: Path) -> None:
-    pqcache.sync(tmp_path / "c", str(lake))
+    pqcache.sync(str(lake), tmp_path / "c")
     pqcache.repartition(tmp_path / "c", row_group_size=200_000, dense=["tokens"])
     stored = pqcache.Cache.open(tmp_path / "c").snapshot().index().schema.field("tokens")
     assert pa.types.is_fixed_size_binary(stored.type)

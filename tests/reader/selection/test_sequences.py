@@ -210,7 +210,7 @@ def test_nulls_are_an_error_or_filled(drive: Path) -> None:
 
 
 def test_arrow_batches_are_lists_of_fixed_size(drive: Path, tmp_path: Path) -> None:
-    pqcache.sync(tmp_path / "cache", str(drive))
+    pqcache.sync(str(drive), tmp_path / "cache")
     cache = pqcache.Cache.open(tmp_path / "cache")
     spec = pqcache.Sequence(
         4, "ts", max_gap=dt.timedelta(milliseconds=5), group_by="log", stride=2, columns_at={"log": 0, "small": [-1, 0]}
@@ -335,7 +335,7 @@ def test_a_partition_that_is_null_is_no_group(tmp_path: Path) -> None:
 
 
 def test_counts_are_remembered(drive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pqcache.sync(tmp_path / "cache", str(drive))
+    pqcache.sync(str(drive), tmp_path / "cache")
     first = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)
     monkeypatch.setattr(row_filter, "_counted", lambda *_: pytest.fail("counted again"))
     again = ParquetDataset(tmp_path / "cache", ["id"], sequence=SPEC)

@@ -445,7 +445,7 @@ def test_sync(library: Library, tmp_path: Path) -> None:
     for file in shop.rglob("*"):
         if file.is_file():
             library.put(f"/wh/shop/{file.relative_to(shop)}", file.read_bytes())
-    report = pqcache.sync(cache, f"{URL}/wh/shop", hdfs_driver="hdfs3")
+    report = pqcache.sync(f"{URL}/wh/shop", cache, hdfs_driver="hdfs3")
     assert report.published
     assert files_of(cache / "current") == files_of(shop)
     assert rows_of(cache / "current") == rows_of(shop)

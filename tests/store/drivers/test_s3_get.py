@@ -358,7 +358,7 @@ def test_a_file_that_changes_after_its_copy_is_fetched_again(
     names = make_table(s3_bucket, made, 30)
     first = sorted(names)[0]
     on_event = acting_once(lambda: put_table(s3_bucket, made, first, 5000), first)
-    pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh", row_group_size=size, on_event=on_event)
+    pqcache.sync(f"{s3_bucket.url}/wh", tmp_path / "cache", row_group_size=size, on_event=on_event)
     assert rows_of(tmp_path / "cache" / "current") == rows_of(made)
     report = pqcache.sync(tmp_path / "cache")
     assert not report.published, "what was recorded is the version that was fetched"
@@ -370,7 +370,7 @@ def test_a_file_that_vanishes_after_its_copy_publishes_nothing(s3_bucket: Bucket
     first = sorted(names)[0]
     on_event = acting_once(lambda: s3_bucket.client.delete_object(Bucket=s3_bucket.name, Key=f"wh/{first}"), first)
     with pytest.raises(SourceIncomplete, match=f"{first}: vanished") as error:
-        pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh", on_event=on_event)
+        pqcache.sync(f"{s3_bucket.url}/wh", tmp_path / "cache", on_event=on_event)
     assert error.value.exit_code == 3
     assert not (tmp_path / "cache" / "current").exists()
 
@@ -388,5 +388,5 @@ def test_a_file_that_never_holds_still_publishes_nothing(
 
     monkeypatch.setattr(S3Source, "stat_all", stat_all)
     with pytest.raises(SourceIncomplete, match=f"{first}: keeps changing"):
-        pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh")
+        pqcache.sync(f"{s3_bucket.url}/wh", tmp_path / "cache")
     assert not (tmp_path / "cache" / "current").exists()

@@ -164,7 +164,7 @@ def test_a_server_that_stalls(kind: str, part: str, hdfs: Hdfs, request: pytest.
     places = make_remote(kind, request, tmp_path)
     remote = next(places)
     remote.upload(shop)
-    assert pqcache.sync(cache, remote.url, timeout=20).published
+    assert pqcache.sync(remote.url, cache, timeout=20).published
     before, rows = os.readlink(cache / "current"), rows_of(cache / "current")
     write_day(shop, "2026-11-04", files=2, first=900_000)
     for file in (shop / "dt=2026-11-04").iterdir():

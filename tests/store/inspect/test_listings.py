@@ -61,7 +61,7 @@ def test_schema_and_sample(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixt
     fields = [json.loads(line) for line in lines(capfd, str(shop), "--schema", "--json")]
     assert [field["name"] for field in fields] == ["id", "title", "tokens", "price", "note", "image", "dt"]
     assert [field["partition"] for field in fields] == [False] * 6 + [True]
-    pqcache.sync(tmp_path / "cache", str(shop))
+    pqcache.sync(str(shop), tmp_path / "cache")
     for target in (shop, tmp_path / "cache"):
         rows = [json.loads(line) for line in lines(capfd, str(target), "--sample", "130", "--json")]
         assert [row["id"] for row in rows] == list(range(130)), "over the end of a file"
@@ -82,7 +82,7 @@ def test_values_are_readable() -> None:
 
 def test_what_differs_between_snapshots(shop: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     cache = tmp_path / "cache"
-    old = pqcache.sync(cache, str(shop)).snapshot
+    old = pqcache.sync(str(shop), cache).snapshot
     write_day(shop, "2026-11-09", files=1, rows=10)
     write_day(shop, "2026-11-02", files=1, rows=50, seed=5)
     (shop / "dt=2026-11-03" / "part-00002.parquet").unlink()

@@ -43,7 +43,7 @@ def test_a_directory_and_a_cache(tmp_path: Path) -> None:
     found = pqcache.inspect(shop)
     assert_describes(found, shop)
     assert (found.kind, found.snapshot, found.straddling) == ("directory", None, None)
-    report = pqcache.sync(cache, str(shop))
+    report = pqcache.sync(str(shop), cache)
     found = pqcache.inspect(cache)
     assert_describes(found, shop)
     assert (found.kind, found.source, found.snapshot) == ("cache", str(shop), report.snapshot)
@@ -120,7 +120,7 @@ def test_what_is_not_there_or_not_parquet(tmp_path: Path) -> None:
 
 def test_a_cache_is_measured_against_what_it_was_repartitioned_to(tmp_path: Path) -> None:
     write_shop(tmp_path / "shop")
-    pqcache.sync(tmp_path / "cache", str(tmp_path / "shop"), row_group_size=64 << 10)
+    pqcache.sync(str(tmp_path / "shop"), tmp_path / "cache", row_group_size=64 << 10)
     assert pqcache.inspect(tmp_path / "cache").block_size == 64 << 10
     assert pqcache.inspect(tmp_path / "cache", block_size=8 << 10).block_size == 8 << 10
 

@@ -63,7 +63,7 @@ def short_runs(bits: int = 5) -> Iterator[None]:
     with ExitStack() as stack:
         for module in (lookup, build):
             stack.enter_context(mock.patch.multiple(module, BITS=bits, ROWS=rows))
-        stack.enter_context(mock.patch.multiple(build, _FEW=rows // 2, _TASK=rows // 2, _AT_ONCE=rows // 4))
+        stack.enter_context(mock.patch.multiple(build, _MIN_ROWS=rows // 2, _TASK=rows // 2, _BATCH=rows // 4))
         yield
 
 
@@ -120,7 +120,7 @@ def test_a_lookup_finds_what_a_scan_finds(
 ) -> None:
     files, wanted, kind = drawn
     place = tmp_path_factory.mktemp("keys")
-    pqcache.sync(place / "cache", str(write_files(place / "lake", files, row_group)))
+    pqcache.sync(str(write_files(place / "lake", files, row_group)), place / "cache")
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     with short_runs(bits):
         pqcache.index(place / "cache", keys=["k"])
@@ -146,7 +146,7 @@ def test_types_that_duckdb_lacks(tmp_path: Path, row_group: int) -> None:
         "a": pa.array([None if n % 9 == 0 else {"b": None if n % 4 == 0 else {"c": n % 5}} for n in range(100)]),
         "a.b.d": pa.array([n % 5 for n in range(100)]),
     }
-    pqcache.sync(tmp_path / "cache", str(write_files(tmp_path / "lake", [pa.table(columns)] * 2, row_group)))
+    pqcache.sync(str(write_files(tmp_path / "lake", [pa.table(columns)] * 2, row_group)), tmp_path / "cache")
     with short_runs():
         pqcache.index(tmp_path / "cache", keys=["duration", "wide", "large", "a.b.c", "a.b.d"])
         cache = Cache.open(tmp_path / "cache")
@@ -162,7 +162,7 @@ def test_types_that_duckdb_lacks(tmp_path: Path, row_group: int) -> None:
 def test_partition_columns_need_no_key_index(tmp_path: Path) -> None:
     lake = write_shop(tmp_path / "lake", rows=100)
     write_day(lake, "__HIVE_DEFAULT_PARTITION__", rows=10)
-    pqcache.sync(tmp_path / "cache", str(lake))
+    pqcache.sync(str(lake), tmp_path / "cache")
     cache = Cache.open(tmp_path / "cache")
     rows = cache.lookup("dt", ["2026-11-02", "2026-11-05"])
     assert set(cache.read(rows, ["dt"])["dt"].to_pylist()) == {"2026-11-02"}
@@ -177,7 +177,7 @@ def lake(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, lake: Path) -> Cache:
-    pqcache.sync(tmp_path / "cache", str(lake), keep=3)
+    pqcache.sync(str(lake), tmp_path / "cache", keep=3)
     pqcache.index(tmp_path / "cache", keys=["id", "title"])
     return Cache.open(tmp_path / "cache")
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_looked_up(cache: Cache, column: str, values: Any, kind: 
 def test_timestamps_with_and_without_a_zone_are_not_mixed(tmp_path: Path) -> None:
     moment = datetime.datetime(2026, 11, 1, 12)
     table = pa.table({"at": pa.array([moment], pa.timestamp("us")), "z": pa.array([moment], pa.timestamp("s", "UTC"))})
-    pqcache.sync(tmp_path / "cache", str(write_files(tmp_path / "lake", [table], 10)))
+    pqcache.sync(str(write_files(tmp_path / "lake", [table], 10)), tmp_path / "cache")
     pqcache.index(tmp_path / "cache", keys=["at", "z"])
     cache = Cache.open(tmp_path / "cache")
     aware = moment.replace(tzinfo=UTC)
@@ -247,7 +247,7 @@ def test_files_whose_types_differ(tmp_path: Path) -> None:
         pa.table({"k": pa.array([2, 3, 2**40], pa.int64())}),
         pa.table({"x": [1, 2]}),
     ]
-    pqcache.sync(tmp_path / "cache", str(write_files(tmp_path / "lake", files, 10)))
+    pqcache.sync(str(write_files(tmp_path / "lake", files, 10)), tmp_path / "cache")
     pqcache.index(tmp_path / "cache", keys=["k"])
     cache = Cache.open(tmp_path / "cache")
     assert cache.read(cache.lookup("k", [2, 2**40]), ["k"])["k"].to_pylist() == [2, 2, 2**40]
@@ -262,7 +262,7 @@ class Nights:
         self.first = 0
         for number in range(6):
             self.write(number)
-        pqcache.sync(self.path, str(self.lake))
+        pqcache.sync(str(self.lake), self.path)
 
     def write(self, number: int) -> None:
         rows = int(self.random.integers(1, 90))

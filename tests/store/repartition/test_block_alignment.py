@@ -145,7 +145,7 @@ def test_inspect_counts_for_a_block_size_that_is_asked_for(tmp_path: Path) -> No
     assert pqcache.inspect(tmp_path / "out").straddling is None
     assert pqcache.inspect(tmp_path / "out", block_size=64 * KB).straddling == 0
     assert (pqcache.inspect(tmp_path / "out", block_size=16 * KB).straddling or 0) > 0
-    pqcache.sync(cache, str(tmp_path / "out"))
+    pqcache.sync(str(tmp_path / "out"), cache)
     assert pqcache.inspect(cache).straddling is None
     assert pqcache.inspect(cache, block_size=64 * KB).straddling == 0
     assert rows_of(tmp_path / "out") == rows_of(shop)
@@ -157,6 +157,6 @@ def test_what_cannot_be_aligned_is_refused(tmp_path: Path) -> None:
         pqcache.repartition(shop, tmp_path / "out", align="block", block_size=1 << 20)
     with pytest.raises(pqcache.UsageError, match="the only choice is block"):
         pqcache.repartition(shop, tmp_path / "out", align="page")
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     with pytest.raises(pqcache.UsageError, match="for writing to DEST"):
         pqcache.repartition(cache, align="block")

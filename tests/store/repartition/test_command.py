@@ -49,7 +49,7 @@ def assert_cut_right(before: Path, after: Path, limit: int) -> None:
 
 def test_a_cache_gets_a_new_snapshot(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop", files=4, rows=600), tmp_path / "cache"
-    first = pqcache.sync(cache, str(shop))
+    first = pqcache.sync(str(shop), cache)
     report = pqcache.repartition(cache, row_group_size=LIMIT)
     assert report.snapshot != first.snapshot
     assert (report.files_before, report.rewritten, report.rows) == (12, 3, 7200)
@@ -83,7 +83,7 @@ def test_one_huge_row_group_and_many_tiny_files(tmp_path: Path) -> None:
 
 def test_dry_run_does_nothing(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
-    first = pqcache.sync(cache, str(shop))
+    first = pqcache.sync(str(shop), cache)
     plan = pqcache.repartition(cache, row_group_size=LIMIT, dry_run=True)
     assert (plan.dry_run, plan.rewritten, plan.snapshot) == (True, 3, first.snapshot)
     assert read_config(cache).row_group_size is None
@@ -93,7 +93,7 @@ def test_dry_run_does_nothing(tmp_path: Path) -> None:
 
 def test_from_a_cache_to_a_directory(tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     pqcache.repartition(cache, tmp_path / "out", row_group_size=LIMIT)
     assert_cut_right(shop, tmp_path / "out", LIMIT)
     assert not (tmp_path / "out" / "_pqcache").exists()
@@ -126,7 +126,7 @@ def test_metadata_and_odd_partitions_survive(tmp_path: Path) -> None:
         field = pa.field("id", pa.int64(), metadata={"unit": "pieces"})
         table = pa.table([pa.array(range(3000))], schema=pa.schema([field], metadata={"owner": "shop team"}))
         pq.write_table(table, shop / name / "x.parquet", row_group_size=100)
-    pqcache.sync(cache, str(shop), row_group_size=LIMIT)
+    pqcache.sync(str(shop), cache, row_group_size=LIMIT)
     assert sorted({Path(path).parent.name for path in files_of(cache / "current")}) == sorted(
         path.name for path in shop.iterdir()
     )
@@ -163,10 +163,10 @@ def test_errors_name_the_thing_and_leave_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_cache_is_read_once_whatever_its_url(scheme: str, tmp_path: Path) -> None:
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     write_day(shop, "2026-11-20")
     pqcache.sync(cache)  # two snapshots
     report = pqcache.repartition(f"{scheme}{cache}", tmp_path / "out")
     assert report.rows == pqcache.inspect(f"{scheme}{cache}").rows == pqcache.inspect(tmp_path / "out").rows
     with pytest.raises(pqcache.UsageError, match=r"is a pqcache; for what it holds now name .*/current"):
-        pqcache.sync(tmp_path / "copy", f"{scheme}{cache}")
+        pqcache.sync(f"{scheme}{cache}", tmp_path / "copy")

@@ -89,7 +89,7 @@ def test_a_worker_is_killed_half_way(hdfs_dir: str, cluster: Cluster, tmp_path: 
     def kill(event: Event) -> None:
         events.append(event)
         if isinstance(event, Rewrote) and cluster.workers[0].poll() is None:
-            cluster.workers[0].send_signal(signal.SIGKILL)  # with a job in hand, and others waiting for it
+            cluster.workers[0].send_signal(signal.SIGKILL)  # while it does a job and others wait for it
             cluster.workers[0].wait()
 
     report = run(f"{hdfs_dir}/source", f"{hdfs_dir}/target", cluster, kill)
@@ -181,5 +181,6 @@ def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(pqcache.UsageError, match=r"not the version that was started, 9\.9"):
         run_job(replace(job, version="9.9"))
-    secret = replace(job, source="s3://key:hidden@lake/shop", source_options={"secret": "hidden"})
-    assert "hidden" not in repr(secret)
+    endpoints = replace(job.endpoints, source="s3://key:hidden@lake/shop", source_options={"secret": "hidden"})
+    assert "hidden" not in repr(endpoints)
+    assert "hidden" not in repr(replace(job, endpoints=endpoints))

@@ -273,9 +273,9 @@ def test_a_cache_in_place_gets_one_schema(
     source, cache = tmp_path / "in", tmp_path / "cache"
     write_table(source, made(one, first), made(other, second), made(one, first))
     if as_it_comes:
-        pqcache.sync(cache, str(source), row_group_size=LIMIT)
+        pqcache.sync(str(source), cache, row_group_size=LIMIT)
     else:
-        pqcache.sync(cache, str(source))
+        pqcache.sync(str(source), cache)
         pqcache.repartition(cache, row_group_size=LIMIT)
     assert assert_one_table(cache, source, "id, v, day").field("v").type == expected
     assert pqcache.repartition(cache, row_group_size=LIMIT).rewritten == 0
@@ -284,7 +284,7 @@ def test_a_cache_in_place_gets_one_schema(
 
 def test_a_night_on_which_a_column_becomes_wider(tmp_path: Path) -> None:
     source, cache = write_table(tmp_path / "in", numbers(pa.int32()), numbers(pa.int32())), tmp_path / "cache"
-    pqcache.sync(cache, str(source), row_group_size=LIMIT)
+    pqcache.sync(str(source), cache, row_group_size=LIMIT)
     before = inodes(cache)
     add_day(source, 2, numbers(pa.int16()))  # narrower: it alone is written, as the table is
     report = pqcache.sync(cache)
@@ -327,12 +327,14 @@ def test_items_of_lists_that_have_other_names(tmp_path: Path, first: int, compat
 
 
 @pytest.mark.parametrize("shuffle", [None, 7])
-def test_what_is_brought_to_one_schema_stays_in_order_and_full(tmp_path: Path, shuffle: int | None) -> None:
+def test_files_rewritten_to_one_schema_keep_their_order_and_full_row_groups(
+    tmp_path: Path, shuffle: int | None
+) -> None:
     source, cache = tmp_path / "in", tmp_path / "cache"
     source.mkdir()
     add_day(source, 0, numbers(pa.int32()), numbers(pa.int32(), ROWS))
     add_day(source, 1, numbers(pa.int32()), numbers(pa.float64(), ROWS))
-    pqcache.sync(cache, str(source))
+    pqcache.sync(str(source), cache)
     pqcache.repartition(cache, row_group_size=LIMIT // 4, shuffle=shuffle)
     pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT // 4, shuffle=shuffle)
     assert rows_of(cache / "current") == rows_of(tmp_path / "out")
@@ -351,7 +353,7 @@ def test_what_is_brought_to_one_schema_stays_in_order_and_full(tmp_path: Path, s
 @pytest.mark.parametrize("by", ["sync", "repartition", "dry run"])
 def test_a_refusal_leaves_a_cache_as_it_was(tmp_path: Path, by: str) -> None:
     source, cache = write_table(tmp_path / "in", numbers(pa.int64()), numbers(pa.int64())), tmp_path / "cache"
-    pqcache.sync(cache, str(source), row_group_size=LIMIT if by == "sync" else None)
+    pqcache.sync(str(source), cache, row_group_size=LIMIT if by == "sync" else None)
     add_day(source, 2, numbers(pa.int64()), numbers(pa.float64()))
     if by != "sync":
         pqcache.sync(cache)
@@ -375,7 +377,7 @@ def test_a_cache_from_before_schemas_were_compared(tmp_path: Path, monkeypatch: 
     source, cache = write_table(tmp_path / "in", numbers(pa.int32()), numbers(pa.int64())), tmp_path / "cache"
     with monkeypatch.context() as patched:
         patched.setattr(IndexBuilder, "is_uniform", lambda *_: True)
-        pqcache.sync(cache, str(source), row_group_size=LIMIT)
+        pqcache.sync(str(source), cache, row_group_size=LIMIT)
     assert len({str(schema) for schema in schemas(cache / "current")}) == 2
     snapshot = pqcache.Cache.open(cache).snapshot()
     write_index(replace(snapshot.index(), uniform=False), tmp_path / "index")
@@ -391,7 +393,7 @@ def test_int96_has_one_unit_in_a_cache(tmp_path: Path, finer: int) -> None:
     early = datetime.datetime(2026, 11, 3, 1, 2, 3, 4)
     columns = [stamps(early, None, *[early] * 3_000), stamps(datetime.datetime(2026, 1, 1), ns=finer)]
     write_table(source, *(pa.table({"at": column}) for column in columns), use_deprecated_int96_timestamps=True)
-    pqcache.sync(cache, str(source), row_group_size=LIMIT)
+    pqcache.sync(str(source), cache, row_group_size=LIMIT)
     expected = pa.timestamp("ns" if finer else "us")
     assert_one_table(cache, source, 'count("at")')
     assert {schema.field("at").type for schema in schemas(cache / "current")} == {expected}
@@ -415,7 +417,7 @@ def test_dense_columns_of_a_cache_and_a_night_of_lists(tmp_path: Path) -> None:
     lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
     dense = applied(lists.schema, {"x": Dense("int32", 2)})
     stored = pa.table([pa.array([bytes(8)] * 10, pa.binary(8))], schema=dense)
-    pqcache.sync(cache, str(write_table(source, stored)), row_group_size=LIMIT)
+    pqcache.sync(str(write_table(source, stored)), cache, row_group_size=LIMIT)
     add_day(source, 1, lists)
     pqcache.sync(cache)
     assert {schema.field("x").type for schema in schemas(cache / "current")} == {pa.binary(8)}

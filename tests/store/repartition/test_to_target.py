@@ -21,8 +21,17 @@ from pqcache.events import Event, Rewrote, Warned
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN
 from pqcache.store.drivers.registry import open_source, open_target
-from pqcache.store.repartition.job import PartitionJob, Spool, run_job
-from pqcache.store.repartition.target_record import RUN, Record, own, take_over
+from pqcache.store.repartition.endpoints import make_endpoints
+from pqcache.store.repartition.job import PartitionJob, run_job
+from pqcache.store.repartition.spool import Spool
+from pqcache.store.repartition.target_record import (
+    RUN,
+    DirectoryRecord,
+    DirectoryResult,
+    claim,
+    decode_record,
+    read_records,
+)
 from tests.conftest import Bucket
 from tests.datasets import files_of, shop_table, write_shop
 from tests.remote import Remote, make_remote
@@ -73,16 +82,12 @@ def job_for(source: Path, target: str, directory: str, how: RewriteOptions, key:
         )
     )
     return PartitionJob(
-        source=str(source),
-        source_options={},
+        endpoints=make_endpoints(str(source), target, {}, None),
         directory=directory,
         files=files,
-        target=target,
-        target_options={},
-        block_size=None,
-        how=how,
+        options=how,
         key=key,
-        whole=True,
+        is_leaf=True,
         version=pqcache.__version__,
     )
 
@@ -107,7 +112,7 @@ def test_from_store_to_store(remote: Remote, shop: Path, tmp_path: Path) -> None
     assert report.target == target
 
 
-def test_a_run_that_failed_goes_on(remote: Remote, shop: Path, tmp_path: Path) -> None:
+def test_a_run_that_failed_continues(remote: Remote, shop: Path, tmp_path: Path) -> None:
     whole = expected(shop, tmp_path)
     bad = shop / "dt=2026-11-03" / "part-00001.parquet"
     good = bad.read_bytes()
@@ -171,7 +176,7 @@ def test_two_may_do_the_same_job(remote: Remote, shop: Path, tmp_path: Path) -> 
     target.begin()
     job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT))
     assert run_job(job) == run_job(job)
-    (whole,), broken = take_over(target)
+    (whole,), broken = read_records(target)
     assert (whole.key, broken) == ("k", [])
     target.close()
 
@@ -238,7 +243,7 @@ def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
     target.begin()
     job = job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT))
     run_job(job)
-    (record,), _ = take_over(target)
+    (record,), _ = read_records(target)
     (name,) = record.files
     if "://" in remote.url:
         remote.put(f"dt=2026-11-01/{name}", b"somebody else's")
@@ -250,17 +255,15 @@ def test_nothing_foreign_is_written_over(remote: Remote, shop: Path) -> None:
 
 
 def test_a_record_survives_its_storage() -> None:
-    from pqcache.store.repartition.target_record import Done, _decoded
-
-    record = Record(
+    record = DirectoryRecord(
         "dt=1",
         "key",
         {"a.parquet": 7},
-        Done(files=(1, 2), row_groups=(3, 4), bytes=(5, 6), rows=7, warnings=("careful",)),
+        DirectoryResult(files=(1, 2), row_groups=(3, 4), bytes=(5, 6), rows=7, warnings=("careful",)),
     )
-    assert _decoded(record.encoded()) == record
-    assert _decoded(b"{}") is None
-    assert _decoded(b"torn") is None
+    assert decode_record(record.encoded()) == record
+    assert decode_record(b"{}") is None
+    assert decode_record(b"torn") is None
 
 
 def test_places_that_overlap_are_refused(shop: Path, tmp_path: Path) -> None:
@@ -343,7 +346,7 @@ def test_a_job_that_outlived_its_run_publishes_nothing(remote: Remote, shop: Pat
     old = replace(job, run="0123456789abcdef")
     target = open_target(remote.url)
     target.begin()
-    own(target, "fedcba9876543210")
+    claim(target, "fedcba9876543210")
     with pytest.raises(pqcache.CacheLocked, match="another run writes there now"):
         run_job(old)
     assert not [file for file in target.list() if file.path.endswith(".parquet")]
@@ -362,12 +365,12 @@ def small_disk(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     def disk_usage(path: Path) -> shutil._ntuple_diskusage:
         return shutil._ntuple_diskusage(1 << 40, 0, free)
 
-    monkeypatch.setattr("pqcache.store.repartition.job.disk_usage", disk_usage)
+    monkeypatch.setattr("pqcache.store.repartition.spool.disk_usage", disk_usage)
 
 
 @pytest.mark.s3
 @pytest.mark.parametrize(("shuffle", "need"), [(None, 1), (5, 6)])
-def test_a_spool_too_small_for_a_partition_is_told_before_anything_is_done(
+def test_a_spool_too_small_for_a_partition_is_reported_before_anything_is_done(
     s3_bucket: Bucket, shop: Path, monkeypatch: pytest.MonkeyPatch, shuffle: int | None, need: int
 ) -> None:
     """New files lie there where only the target is remote, too, and rows being shuffled take more than files."""
@@ -383,7 +386,7 @@ def test_a_spool_too_small_for_a_partition_is_told_before_anything_is_done(
             pqcache.repartition(shop, f"{s3_bucket.url}/out", **how)  # type: ignore[arg-type]
     small_disk(monkeypatch, (64 << 20) + (need + 1) * day)
     report = pqcache.repartition(shop, f"{s3_bucket.url}/out", **how)  # type: ignore[arg-type]
-    assert report.rows == 3600  # with room for one at a time, they wait for one another
+    assert report.rows == 3600  # with space for one at a time, they wait for one another
 
 
 def test_free_space_is_measured_while_other_jobs_end(tmp_path: Path) -> None:
@@ -407,7 +410,7 @@ def test_free_space_is_measured_while_other_jobs_end(tmp_path: Path) -> None:
 
 def test_a_place_inside_the_source_cache_is_refused(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     for dest in (cache / "out", cache, cache / "snapshots" / "mine", cache / "tmp"):
         with pytest.raises(pqcache.UsageError, match=r"source"):
             pqcache.repartition(cache, dest)

@@ -1,4 +1,4 @@
-"""Sync against every store: what a run brings, and what the next one leaves alone."""
+"""Sync against every store: what a run downloads, and what the next one keeps."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def shop(tmp_path: Path) -> Path:
     return write_shop(tmp_path / "made")
 
 
-def sync(cache: Path, source: str | None = None, **how: object) -> tuple[pqcache.SyncReport, set[str]]:
+def sync(source: str | Path, cache: Path | None = None, **how: object) -> tuple[pqcache.SyncReport, set[str]]:
     """Run a sync; return its report and the source files that really moved."""
     events: list[Event] = []
-    report = pqcache.sync(cache, source, on_event=events.append, **how)  # type: ignore[arg-type]
+    report = pqcache.sync(source, cache, on_event=events.append, **how)  # type: ignore[arg-type]
     return report, {event.path for event in events if isinstance(event, Fetched)}
 
 
 def test_first_run_then_nothing_then_only_what_changed(remote: Remote, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     remote.upload(shop)
-    report, moved = sync(cache, remote.url)
+    report, moved = sync(remote.url, cache)
     assert report.published
     assert report.added == 9
     assert moved == set(files_of(shop))
@@ -104,7 +104,7 @@ def test_a_change_of_the_same_size_is_seen(remote: Remote, tmp_path: Path) -> No
     assert len(versions[0]) == len(versions[1])
     for version in (0, 1, 0):
         remote.put("dt=1/part-0.parquet", versions[version])
-        report, moved = sync(cache, remote.url)
+        report, moved = sync(remote.url, cache)
         assert moved == {"dt=1/part-0.parquet"}
         assert report.published
         assert rows_of(cache / "current")[0] == (version + 1, 1)
@@ -113,7 +113,7 @@ def test_a_change_of_the_same_size_is_seen(remote: Remote, tmp_path: Path) -> No
 def test_unchanged_files_are_the_same_inodes(remote: Remote, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     remote.upload(shop)
-    sync(cache, remote.url)
+    sync(remote.url, cache)
     kept = cache / "current" / "dt=2026-11-02" / "part-00000.parquet"
     before = kept.stat().st_ino
     remote.delete("dt=2026-11-01/part-00000.parquet")
@@ -128,7 +128,7 @@ def test_unchanged_files_are_the_same_inodes(remote: Remote, shop: Path, tmp_pat
 def test_where_takes_partitions_and_is_remembered(remote: Remote, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     remote.upload(shop)
-    report, moved = sync(cache, remote.url, where="dt >= '2026-11-02' and dt in ('2026-11-01', '2026-11-02')")
+    report, moved = sync(remote.url, cache, where="dt >= '2026-11-02' and dt in ('2026-11-01', '2026-11-02')")
     assert {path.split("/")[0] for path in moved} == {"dt=2026-11-02"}
     assert report.added == 3
     assert not sync(cache)[0].published
@@ -137,10 +137,10 @@ def test_where_takes_partitions_and_is_remembered(remote: Remote, shop: Path, tm
     assert rows_of(cache / "current") == rows_of(shop)
 
 
-def test_repartitioned_cache_stays_incremental(remote: Remote, shop: Path, tmp_path: Path) -> None:
+def test_a_repartitioned_cache_is_synced_incrementally(remote: Remote, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     remote.upload(shop)
-    report, _ = sync(cache, remote.url, row_group_size=64 << 10)
+    report, _ = sync(remote.url, cache, row_group_size=64 << 10)
     assert report.rewritten == 3
     assert rows_of(cache / "current") == rows_of(shop)
     again, moved = sync(cache)
@@ -163,7 +163,7 @@ def test_repartitioned_cache_stays_incremental(remote: Remote, shop: Path, tmp_p
 
 
 def test_current_is_a_plain_hive_directory(shop: Path, tmp_path: Path) -> None:
-    sync(tmp_path / "cache", str(shop))
+    sync(str(shop), tmp_path / "cache")
     frame = pd.read_parquet(tmp_path / "cache" / "current")
     assert len(frame) == 3600
     assert frame["id"].is_unique
@@ -172,7 +172,7 @@ def test_current_is_a_plain_hive_directory(shop: Path, tmp_path: Path) -> None:
 
 def test_a_damaged_local_file_is_fetched_again(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    sync(cache, str(shop))
+    sync(str(shop), cache)
     victim = (cache / "current").resolve() / "dt=2026-11-02" / "part-00001.parquet"
     victim.chmod(0o644)
     os.truncate(victim, 100)
@@ -186,7 +186,7 @@ def test_a_damaged_local_file_is_fetched_again(shop: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow", "summary.json"])
 def test_damaged_metadata_is_made_anew(name: str, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first, _ = sync(cache, str(shop))
+    first, _ = sync(str(shop), cache)
     victim = (cache / "current").resolve() / "_pqcache" / name
     victim.write_bytes(b"garbage")
     report, moved = sync(cache)
@@ -201,7 +201,7 @@ def test_columns_and_rows_are_taken_at_the_source(remote: Remote, shop: Path, tm
     cache = tmp_path / "cache"
     remote.upload(shop)
     where = "dt >= '2026-11-02' and price < 0.5"
-    _, moved = sync(cache, remote.url, columns=["id", "price"], where=where)
+    _, moved = sync(remote.url, cache, columns=["id", "price"], where=where)
     expected = [(r[0], r[3], r[6]) for r in rows_of(shop) if str(r[6]) >= "2026-11-02" and r[3] < 0.5]
     assert rows_of(cache / "current") == expected
     assert len(moved) == 6
@@ -219,21 +219,21 @@ def test_columns_fetch_only_their_bytes(tmp_path: Path) -> None:
     pq.write_table(shop_table(0, 20_000), shop / "a.parquet", row_group_size=5000)
     footer = pq.read_metadata(shop / "a.parquet")
     wanted = sum(footer.row_group(g).column(0).total_compressed_size for g in range(4))
-    report, _ = sync(tmp_path / "cache", str(shop), columns=["id"])
+    report, _ = sync(str(shop), tmp_path / "cache", columns=["id"])
     assert wanted <= report.fetched_bytes <= wanted + (64 << 10) + 1024
     assert (shop / "a.parquet").stat().st_size > 10 * report.fetched_bytes
     with pytest.raises(pqcache.UsageError, match="no column"):
-        sync(tmp_path / "other", str(shop), columns=["id", "nope"])
+        sync(str(shop), tmp_path / "other", columns=["id", "nope"])
 
 
 def test_a_failed_run_leaves_the_configuration_alone(shop: Path, tmp_path: Path) -> None:
     cache, other = tmp_path / "cache", tmp_path / "other"
-    sync(cache, str(shop))
+    sync(str(shop), cache)
     before = (cache / "pqcache.toml").read_text()
     write_shop(other)
     (other / "dt=2026-11-02" / "part-00000.parquet").write_bytes(b"not parquet")
     with pytest.raises(pqcache.ParquetError):
-        sync(cache, str(other), row_group_size=65_536, force=True)
+        sync(str(other), cache, row_group_size=65_536, force=True)
     assert (cache / "pqcache.toml").read_text() == before
 
 
@@ -242,12 +242,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
     pq.write_table(table, tmp_path / "shop" / "x.parquet")
     with pytest.raises(pqcache.ParquetError, match=r"x\.parquet: has two columns named 'a'"):
-        sync(tmp_path / "cache", str(tmp_path / "shop"))
+        sync(str(tmp_path / "shop"), tmp_path / "cache")
 
 
 def test_compacting_a_partition_is_no_loss(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    sync(cache, str(shop))
+    sync(str(shop), cache)
     for day in range(1, 4):
         for path in (shop / f"dt=2026-11-0{day}").glob("*.parquet"):
             path.unlink()
@@ -263,7 +263,7 @@ def test_compacting_a_partition_is_no_loss(shop: Path, tmp_path: Path) -> None:
 
 def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    sync(cache, str(shop))
+    sync(str(shop), cache)
     before = os.readlink(cache / "current")
     shop.rename(tmp_path / "away")
     with pytest.raises(pqcache.SourceNotFound, match="no such file"):
@@ -279,7 +279,7 @@ def test_an_empty_source_publishes_nothing(shop: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" + bytes(1000) + b"PAR1"])
 def test_what_is_not_parquet_publishes_nothing(content: bytes, shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    sync(cache, str(shop))
+    sync(str(shop), cache)
     before = os.readlink(cache / "current")
     (shop / "dt=2026-11-02" / "part-00001.parquet").write_bytes(content)
     with pytest.raises(pqcache.ParquetError, match=r"dt=2026-11-02/part-00001\.parquet: not a Parquet file"):
@@ -291,7 +291,7 @@ def test_truncated_parquet_is_named(shop: Path, tmp_path: Path) -> None:
     victim = shop / "dt=2026-11-02" / "part-00001.parquet"
     os.truncate(victim, victim.stat().st_size - 20)
     with pytest.raises(pqcache.ParquetError, match=r"part-00001\.parquet"):
-        sync(tmp_path / "cache", str(shop))
+        sync(str(shop), tmp_path / "cache")
     assert not (tmp_path / "cache" / "current").exists()
 
 
@@ -299,7 +299,7 @@ def test_keep_leaves_that_many_snapshots(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for version in range(5):
         write_day(shop, "2026-11-01", files=1, seed=version)
-        sync(cache, str(shop), keep=3 if version else None)
+        sync(str(shop), cache, keep=3 if version else None)
     snapshots = pqcache.Cache.open(cache).snapshots()
     assert len(snapshots) == 3
     assert snapshots[-1] == pqcache.Cache.open(cache).current()
@@ -308,26 +308,26 @@ def test_keep_leaves_that_many_snapshots(shop: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settle", [0.001, 90.0, 123_456.5, 100 * 86_400.0, 1e12])
 def test_what_is_remembered_can_be_read_again(settle: float, shop: Path, tmp_path: Path) -> None:
-    pqcache.sync(tmp_path / "cache", str(shop))
+    pqcache.sync(str(shop), tmp_path / "cache")
     pqcache.sync(tmp_path / "cache", settle=settle)
     assert read_config(tmp_path / "cache").settle == settle
 
 
 def test_options_and_secrets(shop: Path, tmp_path: Path) -> None:
     with pytest.raises(pqcache.UsageError, match="no such option"):
-        sync(tmp_path / "cache", str(shop), options={"secret": "hunter2"})
+        sync(str(shop), tmp_path / "cache", options={"secret": "hunter2"})
     assert not (tmp_path / "cache").exists()
 
 
 def test_cache_and_source_must_lie_apart(shop: Path) -> None:
     for inside in (shop / "cache", shop, shop.parent):
-        with pytest.raises(pqcache.UsageError, match=r"apart|not empty"):
-            sync(inside, str(shop))
+        with pytest.raises(pqcache.UsageError, match=r"or holds it|not empty"):
+            sync(str(shop), inside)
 
 
 def test_a_run_that_waited_works_from_what_the_other_has_left(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    pqcache.sync(cache, str(shop))
+    pqcache.sync(str(shop), cache)
     held, go = threading.Event(), threading.Event()
 
     def slow(event: Event) -> None:
@@ -362,9 +362,9 @@ def test_two_first_runs_at_once_make_one_cache(how: dict[str, Any], shop: Path, 
             assert go.wait(30)
 
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(pqcache.sync, cache, str(shop), wait=30, on_event=slow)
+        late = pool.submit(pqcache.sync, shop, cache, wait=30, on_event=slow)
         assert listed.wait(30)
-        pqcache.sync(cache, str(shop), keep=5, **how)
+        pqcache.sync(str(shop), cache, keep=5, **how)
         go.set()
         report = late.result()
     assert not report.published
@@ -374,7 +374,7 @@ def test_two_first_runs_at_once_make_one_cache(how: dict[str, Any], shop: Path, 
 
 def test_what_a_dead_run_left_unpublished_does_not_pass_for_an_old_snapshot(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = pqcache.sync(cache, str(shop)).snapshot
+    first = pqcache.sync(str(shop), cache).snapshot
     orphan = cache / "snapshots" / "20260101T000000Z-0002"
     shutil.copytree(cache / "snapshots" / str(first), orphan)
     os.utime(orphan, (time.time() - 3600,) * 2)
@@ -384,23 +384,23 @@ def test_what_a_dead_run_left_unpublished_does_not_pass_for_an_old_snapshot(shop
 
 
 @pytest.mark.parametrize(
-    ("cache", "source", "options"),
+    ("source", "cache", "options"),
     [
-        ("{}", "s3://AKIA:ab/cdHUSH@bucket/shop", {"endpoint": "http://127.0.0.1:1"}),
-        ("{}", "s3://AKIA:12/HUSH@bucket/shop", {"endpoint": "http://127.0.0.1:1"}),
-        ("{}", "s3://bucket/shop", {"endpoint": "http://bob:HUSH@127.0.0.1:1"}),
+        ("s3://AKIA:ab/cdHUSH@bucket/shop", "c", {"endpoint": "http://127.0.0.1:1"}),
+        ("s3://AKIA:12/HUSH@bucket/shop", "c", {"endpoint": "http://127.0.0.1:1"}),
+        ("s3://bucket/shop", "c", {"endpoint": "http://bob:HUSH@127.0.0.1:1"}),
         ("s3://AKIA:HUSH@bucket/shop", None, {}),
-        ("{}", "file://u:HUSH@h/x", {}),
+        ("file://u:HUSH@h/x", "c", {}),
     ],
 )
 def test_misplaced_secrets_are_refused_unshown(
-    cache: str, source: str | None, options: dict[str, str], tmp_path: Path
+    source: str, cache: str | None, options: dict[str, str], tmp_path: Path
 ) -> None:
     with pytest.raises(pqcache.UsageError) as error:
-        pqcache.sync(cache.format(tmp_path / "c"), source, options=options)
+        pqcache.sync(source, None if cache is None else tmp_path / cache, options=options)
     assert "HUSH" not in str(error.value)
     assert not (tmp_path / "c").exists()
-    for command in (pqcache.gc, pqcache.history):
+    for command in (pqcache.gc, pqcache.log):
         with pytest.raises(pqcache.PqcacheError) as error:
             command("hdfs://u:HUSH@127.0.0.1:1/x")
         assert "HUSH" not in str(error.value)
@@ -417,21 +417,21 @@ def test_a_column_that_some_files_lack_is_null_in_them(added: str, where: str, t
             table = table.append_column("score", pa.array([None, *([0, 1, 2] * 33)], pa.int32()))
         (shop / f"dt=2026-11-{day:02d}").mkdir(parents=True)
         pq.write_table(table, shop / f"dt=2026-11-{day:02d}" / "a.parquet")
-    pqcache.sync(tmp_path / "cache", str(shop), columns=["id", "score"], where=where)
+    pqcache.sync(str(shop), tmp_path / "cache", columns=["id", "score"], where=where)
     read = "from read_parquet('{}/*/*.parquet', hive_partitioning = true, union_by_name = true)"
     wanted = duckdb.sql(f"select id, score, dt {read.format(shop)} where {where} order by all").fetchall()
     found = duckdb.sql(f"select id, score, dt {read.format(tmp_path / 'cache/current')} order by all").fetchall()
     assert found == wanted
     if added == "late" and where == "score > 1":
         with pytest.raises(pqcache.UsageError, match="there is no column scores; there are: id, name, score"):
-            pqcache.sync(tmp_path / "other", str(shop), columns=["id", "scores"])
+            pqcache.sync(str(shop), tmp_path / "other", columns=["id", "scores"])
 
 
 def test_damage_in_the_history_costs_only_the_records_it_hits(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for day in (10, 11, 12):
         write_day(shop, f"2026-11-{day}")
-        pqcache.sync(cache, str(shop))
+        pqcache.sync(str(shop), cache)
     path = cache / "history.jsonl.zst"
     whole = path.read_bytes()
     assert len(read_history(cache)) == 3
@@ -451,18 +451,44 @@ def test_a_run_that_was_killed_before_its_record_is_in_the_history(
     shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "cache"
-    first = pqcache.sync(cache, str(shop))
+    first = pqcache.sync(str(shop), cache)
     recorded = (cache / "history.jsonl.zst").read_bytes()
     write_day(shop, "2026-11-25")
     second = pqcache.sync(cache)
     (cache / "history.jsonl.zst").write_bytes(recorded)  # as if it had been killed just before
     for _ in range(2):
-        shown = pqcache.history(cache)
+        shown = pqcache.log(cache)
         assert [record["snapshot"] for record in shown[:2]] == [first.snapshot, second.snapshot]
         assert shown[1]["interrupted"]
         assert shown[1]["rows"] == second.rows
         pqcache.sync(cache)  # finds nothing to do, and writes what was missing
         assert read_history(cache)[1] == shown[1]
     assert len(read_history(cache)) == 4
-    terminal.print_history(pqcache.history(cache))
+    terminal.print_history(pqcache.log(cache))
     assert capsys.readouterr().out.count("killed") == 1
+
+
+def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Path) -> None:
+    text, numbers = tmp_path / "text", tmp_path / "numbers"
+    pqcache.sync(shop, text, row_group_size="64KB", keep="3", settle="0s", wait="1m", timeout="30s", jobs="2")
+    pqcache.sync(shop, numbers, row_group_size=64 << 10, keep=3, settle=0, wait=60, timeout=30, jobs=2)
+    assert read_config(text) == read_config(numbers)
+    assert read_config(text).keep == 3
+    assert pqcache.gc(text, keep="1", older_than="48h", wait="1s").removed == ()
+    assert pqcache.inspect(text, block_size="64KB", jobs="2").block_size == 64 << 10
+    assert pqcache.repartition(text, row_group_size="1MB", jobs="2", wait="1s", shuffle="7").rows == 3600
+    for how in ({"wait": "soon"}, {"jobs": "many"}, {"row_group_size": "5x"}):
+        with pytest.raises(pqcache.UsageError, match=f"'{next(iter(how.values()))}': not a "):
+            pqcache.sync(text, **how)  # type: ignore[arg-type]
+
+
+def test_a_fallback_is_logged(shop: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = tmp_path / "cache"
+    pqcache.sync(shop, cache)
+    with caplog.at_level("DEBUG", logger="pqcache"):
+        pqcache.sync(cache)
+        assert not [record for record in caplog.records if record.name == "pqcache.sync"]
+        (cache / "current" / "_pqcache" / "summary.json").write_text("{}")
+        pqcache.sync(cache)
+    assert "files are compared one by one: " in caplog.text
+    assert "summary.json: is not as it was written" in caplog.text

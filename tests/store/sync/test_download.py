@@ -1,4 +1,4 @@
-"""How bytes arrive: in pieces, past the page cache where the file system can, and always the same bytes."""
+"""How bytes are written: in chunks, past the page cache where the file system can, and always the same bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import SourceUnavailable
 from pqcache.store.sync import download
-from pqcache.store.sync.download_stream import PIECE, pieces
+from pqcache.store.sync.download import CHUNK, in_chunks
 from pqcache.system.disk import BLOCK, past_cache, write_at
 from tests.datasets import rows_of, write_shop
 
-LENGTHS = st.lists(st.sampled_from([0, 1, 100, BLOCK, 65_536, PIECE - 1, PIECE, PIECE + 1]), max_size=6)
+LENGTHS = st.lists(st.sampled_from([0, 1, 100, BLOCK, 65_536, CHUNK - 1, CHUNK, CHUNK + 1]), max_size=6)
 
 
-def chunks(lengths: Sequence[int], error: Exception | None = None) -> Iterator[bytes]:
+def parts(lengths: Sequence[int], error: Exception | None = None) -> Iterator[bytes]:
     for number, length in enumerate(lengths):
         yield bytes([number + 1]) * length
     if error is not None:
@@ -30,20 +30,20 @@ def chunks(lengths: Sequence[int], error: Exception | None = None) -> Iterator[b
 
 
 @given(LENGTHS)
-def test_pieces_are_whole_but_for_the_last(lengths: list[int]) -> None:
-    got = [bytes(piece) for piece in pieces(chunks(lengths))]
-    assert b"".join(got) == b"".join(chunks(lengths))
-    assert all(len(piece) == PIECE for piece in got[:-1])
+def test_chunks_are_full_but_for_the_last(lengths: list[int]) -> None:
+    got = [bytes(chunk) for chunk in in_chunks(parts(lengths))]
+    assert b"".join(got) == b"".join(parts(lengths))
+    assert all(len(chunk) == CHUNK for chunk in got[:-1])
     assert all(got)
 
 
 @given(LENGTHS)
-def test_what_came_before_an_error_is_kept(lengths: list[int]) -> None:
+def test_what_was_received_before_an_error_is_kept(lengths: list[int]) -> None:
     got: list[bytes] = []
-    coming = map(bytes, pieces(chunks(lengths, SourceUnavailable("", "gone"))))
+    received = map(bytes, in_chunks(parts(lengths, SourceUnavailable("", "gone"))))
     with pytest.raises(SourceUnavailable, match="gone"):
-        got.extend(coming)
-    assert b"".join(got) == b"".join(chunks(lengths))
+        got.extend(received)
+    assert b"".join(got) == b"".join(parts(lengths))
 
 
 def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
@@ -62,15 +62,15 @@ def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPat
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
     on = past_cache(descriptor)
     offset = 0
-    for piece in pieces(iter([data])):
-        write_at(descriptor, piece, offset, on)
-        offset += len(piece)
+    for chunk in in_chunks(iter([data])):
+        write_at(descriptor, chunk, offset, on)
+        offset += len(chunk)
     os.close(descriptor)
     assert path.read_bytes() == data
     return direct
 
 
-@pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, PIECE - BLOCK, PIECE, 2 * PIECE + 5 * BLOCK + 17])
+@pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, CHUNK - BLOCK, CHUNK, 2 * CHUNK + 5 * BLOCK + 17])
 @pytest.mark.parametrize("refuse", [False, True])
 def test_the_same_bytes_either_way(length: int, refuse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(length)
@@ -93,8 +93,8 @@ def test_only_what_nobody_reads_next_goes_past_the_cache(
     asked: list[bool] = []
     real = download.past_cache
     monkeypatch.setattr(download, "past_cache", lambda descriptor: asked.append(True) or real(descriptor))
-    monkeypatch.setattr(download, "WORTH_DIRECT", 1)
+    monkeypatch.setattr(download, "MIN_DIRECT", 1)
     shop = write_shop(tmp_path / "shop")
-    pqcache.sync(tmp_path / "cache", str(shop), row_group_size=size)
+    pqcache.sync(str(shop), tmp_path / "cache", row_group_size=size)
     assert bool(asked) == expected
     assert rows_of(tmp_path / "cache" / "current") == rows_of(shop)

@@ -27,7 +27,8 @@ from pqcache.errors import ParquetError, SourceUnavailable, UsageError
 from pqcache.parquet import footer, thrift
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.sync.download_columns import fetch_projected
+from pqcache.store.sync.download_columns import download_columns
+from pqcache.store.sync.subset import Subset
 from tests.filters.test_pruning import conditions, tables
 
 SLACK = 64 << 10  # the tail that is read for the footer
@@ -92,7 +93,8 @@ class Remote:
         def count(more: int) -> None:
             self.received += more
 
-        fetch_projected(self.source, self.file, self.target, columns, where, partitions or {}, count, stopped)
+        subset = Subset(None if columns is None else tuple(columns), where, {"": partitions or {}})
+        download_columns(self.source, self.file, self.target, subset, count, stopped=stopped)
         assert self.received == self.source.bytes
         assert [path.name for path in self.target.parent.iterdir() if path.is_file()] == [self.target.name]
         return pq.ParquetFile(self.target).read()
@@ -367,7 +369,7 @@ def test_another_version_never_mixes_with_what_was_there(tmp_path: Path) -> None
     pq.write_table(newer, remote.path, use_dictionary=False, compression="none")
     remote.received = 0
     remote.source.ranges.clear()
-    fetch_projected(remote.source, remote.file, remote.target, ["x"], None, {}, lambda count: None, lambda: False)
+    download_columns(remote.source, remote.file, remote.target, Subset(("x",)), lambda count: None)
     assert pq.read_table(remote.target).equals(newer)
     assert left.exists()  # the caller's to remove: it knows which versions are still wanted
 
@@ -415,9 +417,8 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         remote = Remote(tmp_path / f"flip{number}", bytes(data))
         where = None if number % 2 else "id > 20"
         with contextlib.suppress(ParquetError, UsageError):  # a flipped bit may well be in a column's name
-            fetch_projected(
-                remote.source, remote.file, remote.target, ["id", "tree"], where, {}, lambda count: None, lambda: False
-            )
+            subset = Subset(("id", "tree"), where)
+            download_columns(remote.source, remote.file, remote.target, subset, lambda count: None)
     middle = bytearray(whole)
     middle[200] ^= 1
     with pytest.raises(ParquetError, match=r"a\.parquet: cannot be decoded"):
@@ -443,7 +444,7 @@ def test_memory_is_bounded(tmp_path: Path, where: str | None) -> None:
 
     thread = threading.Thread(target=watch)
     thread.start()
-    fetch_projected(remote.source, remote.file, remote.target, ["x", "y"], where, {}, lambda count: None, lambda: False)
+    download_columns(remote.source, remote.file, remote.target, Subset(("x", "y"), where), lambda count: None)
     done.set()
     thread.join()
     assert peak - start < (150 << 20 if where else 30 << 20)

@@ -23,7 +23,6 @@ from pqcache import cli
 from pqcache.events import Damaged, Fetched
 from pqcache.parquet import footer, thrift
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import Manifest
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.verify.supervised_process import Checker, ask_all
@@ -57,7 +56,7 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, shop: Path) -> Path:
-    pqcache.sync(tmp_path / "cache", str(shop))
+    pqcache.sync(str(shop), tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -111,7 +110,7 @@ def test_a_rewritten_cache_with_every_kind_of_column_is_well(tmp_path: Path) -> 
     (tmp_path / "s" / "p=1").mkdir(parents=True)
     for number in range(2):
         pq.write_table(table, tmp_path / "s" / "p=1" / f"{number}.parquet", row_group_size=200)
-    pqcache.sync(tmp_path / "c", str(tmp_path / "s"))
+    pqcache.sync(str(tmp_path / "s"), tmp_path / "c")
     assert pqcache.verify(tmp_path / "c", deep=True).damage == ()
     pqcache.repartition(tmp_path / "c", row_group_size=100_000, dense=["vector"])
     assert pqcache.verify(tmp_path / "c", deep=True).damage == ()
@@ -203,10 +202,7 @@ def without_checksums(snapshot: Snapshot) -> None:
     """Make a snapshot one of those from before there were checksums."""
     manifest = snapshot.manifest()
     files = tuple(replace(entry, checksum="") for entry in manifest.files)
-    write_manifest(
-        Manifest(files=files, source=manifest.source, created=manifest.created, where=manifest.where),
-        snapshot.path / FILES,
-    )
+    write_manifest(replace(manifest, files=files), snapshot.path / FILES)
     (snapshot.path / CHECKSUMS).unlink()
 
 
@@ -337,7 +333,7 @@ def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot) -> None:
 
 def test_a_process_that_cannot_work_is_no_damage(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
-    with closing(Checker(snapshot.path)) as checker, pytest.raises(pqcache.PqcacheError, match="cannot work"):
+    with closing(Checker(snapshot.path)) as checker, pytest.raises(pqcache.PqcacheError, match="cannot start"):
         list(checker.ask(INDEX))
 
 
@@ -352,7 +348,7 @@ def test_repair_fetches_just_the_damaged_files(cache: Path, shop: Path, snapshot
     flipped = damage_files(snapshot, 1)
     missing = snapshot.manifest().files[2].path
     (snapshot.path / missing).unlink()
-    pq.write_table(pa.table({"id": [1]}), shop / "dt=2026-11-02" / "new.parquet")  # bringing it is a sync's work
+    pq.write_table(pa.table({"id": [1]}), shop / "dt=2026-11-02" / "new.parquet")  # to download it is what sync does
     inodes = {path: (snapshot.path / path).stat().st_ino for path in files_of(snapshot.path)}
     fetched = []
     report = pqcache.verify(
@@ -366,7 +362,7 @@ def test_repair_fetches_just_the_damaged_files(cache: Path, shop: Path, snapshot
     assert len(after) == 4
     assert {path for path in after if after[path] != inodes.get(path)} == {*flipped, missing}
     assert pqcache.verify(cache, deep=True).damage == ()
-    assert pqcache.history(cache)[-1]["command"] == "repair"
+    assert pqcache.log(cache)[-1]["command"] == "repair"
     assert pqcache.verify(cache, source=True).changed == ("dt=2026-11-02/new.parquet",)
 
 
@@ -411,7 +407,7 @@ def test_damage_that_the_source_has_is_left(cache: Path, shop: Path, snapshot: S
     report = pqcache.verify(cache, deep=True, repair=True)
     assert not report.ok
     assert {item.path for item in report.left} == {path}
-    with pytest.raises(pqcache.DamagedError, match="from the source"):
+    with pytest.raises(pqcache.DamagedError, match="damaged at the source"):
         report.raise_if_not_ok()
 
 
@@ -439,7 +435,7 @@ def test_the_second_engine_reads_the_same(cache: Path, shop: Path) -> None:
     report = pqcache.verify(cache, engine="fastparquet")
     assert (report.ok, report.deep) == (True, True)
     assert {"tree", "when"} >= set(report.unread) >= {"tree"}
-    with pytest.raises(pqcache.UsageError, match="there is only fastparquet"):
+    with pytest.raises(pqcache.UsageError, match="the only choice is fastparquet"):
         pqcache.verify(cache, engine="duckdb")
 
 
@@ -450,13 +446,13 @@ def test_the_second_engine_finds_other_values(tmp_path: Path, monkeypatch: pytes
 
     table = pa.table({"x": [1, 2, 3], "y": ["a", None, "c"], "z": [0.5, None, 1.5]})
     pq.write_table(table, tmp_path / "a.parquet")
-    told: list[dict[str, Any]] = []
-    second.compare_engines(tmp_path / "a.parquet", table.schema, 1.0, lambda **what: told.append(what))
-    assert all("step" in item for item in told)
+    reported: list[dict[str, Any]] = []
+    second.compare_engines(tmp_path / "a.parquet", table.schema, 1.0, lambda **what: reported.append(what))
+    assert all("step" in item for item in reported)
     read = second._as_compared
     monkeypatch.setattr(second, "_as_compared", lambda series, kind: [*read(series, kind)[:-1], 9])
-    second.compare_engines(tmp_path / "a.parquet", table.schema, 1.0, lambda **what: told.append(what))
-    found = [item for item in told if "damage" in item]
+    second.compare_engines(tmp_path / "a.parquet", table.schema, 1.0, lambda **what: reported.append(what))
+    found = [item for item in reported if "damage" in item]
     assert [item["column"] for item in found] == ["x", "y", "z"]
     assert "row 2" in found[0]["damage"]
 
@@ -495,7 +491,7 @@ def test_a_manifest_that_is_gone(cache: Path, snapshot: Snapshot) -> None:
 
 def test_files_looked_at_together_are_found_one_by_one(cache: Path, snapshot: Snapshot, tmp_path: Path) -> None:
     """A quick verify asks for several files at once, and for each of them where not all are well."""
-    pqcache.sync(tmp_path / "many", str(write_shop(tmp_path / "much", days=5, files=4, rows=10)))
+    pqcache.sync(str(write_shop(tmp_path / "much", days=5, files=4, rows=10)), tmp_path / "many")
     many = pqcache.Cache(tmp_path / "many").snapshot()
     paths = files_of(many.path)
     other = (many.path / paths[8]).read_bytes()
@@ -507,14 +503,14 @@ def test_files_looked_at_together_are_found_one_by_one(cache: Path, snapshot: Sn
     found = []
     for together in (10**9, 1, 7):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pqcache.store.verify.command._TOGETHER", together)
+            patch.setattr("pqcache.store.verify.command._FOOTERS_AT_ONCE", together)
             found.append(pqcache.verify(tmp_path / "many").damage)
     assert found[0] == found[1] == found[2]
     assert {item.path for item in found[0]} == {paths[3], paths[9], paths[14]}
 
 
 def test_a_process_that_dies_over_several_files_is_asked_again(snapshot: Snapshot) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     ended: list[str] = []
     ones = [{"path": path} for path in files_of(snapshot.path)]
 
@@ -526,8 +522,8 @@ def test_a_process_that_dies_over_several_files_is_asked_again(snapshot: Snapsho
     ask_all(
         [Dies(snapshot.path)],
         [{"files": ones}],
-        lambda request, _: told.append(request["path"]),
+        lambda request, _: reported.append(request["path"]),
         lambda request: ended.append(request["path"]),
     )
-    assert told == [ones[1]["path"]]
+    assert reported == [ones[1]["path"]]
     assert ended == [one["path"] for one in ones]

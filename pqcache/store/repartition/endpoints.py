@@ -1,0 +1,84 @@
+"""The source and the target of a repartition, and the store options of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pqcache.errors import UsageError
+from pqcache.store.urls import check_url, local_path, redact, url_scheme
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Endpoints:
+    """A source and a target by URL or absolute path, with the store options of each, which may hold secrets.
+
+    On HDFS the target's files get blocks of ``block_size`` bytes, None for the cluster's own.
+    """
+
+    source: str
+    source_options: Mapping[str, str]
+    target: str
+    target_options: Mapping[str, str]
+    block_size: int | None
+
+
+def make_endpoints(source: str, target: str, options: Mapping[str, str], block_size: int | None) -> Endpoints:
+    """Return the endpoints with ``options`` divided among them; raises UsageError where they cannot go together."""
+    check_url(source)
+    check_url(target)
+    if url_scheme(target) not in ("", "file") and target.partition("://")[2].strip("/") == "":
+        raise UsageError(target, "names no directory", f"write {url_scheme(target)}://HOST/PATH")
+    check_apart(source, target)
+    source_options = _options_for(source, target, options)
+    target_options = _options_for(target, source, options)
+    if options and not source_options and not target_options:
+        source_options = options  # a local source refuses them by name
+    return Endpoints(
+        source=_absolute(source),
+        source_options=source_options,
+        target=_absolute(target),
+        target_options=target_options,
+        block_size=block_size,
+    )
+
+
+def check_apart(source: str, target: str) -> None:
+    """Raise UsageError when one of two URLs is, or lies below, the other."""
+    one, other = _place(source), _place(target)
+    if one == other:
+        raise UsageError(redact(target), "is the source itself", "name another directory to write to")
+    if other[: len(one)] == one:
+        raise UsageError(redact(target), f"lies inside the source {redact(source)}", "name a directory apart from it")
+    if one[: len(other)] == other:
+        raise UsageError(
+            redact(target), f"holds the source {redact(source)}", "name a new or empty directory apart from it"
+        )
+
+
+def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the options for the store of ``url``; between HDFS and another store, names with a dot are Hadoop's."""
+    one, two = url_scheme(url), url_scheme(other)
+    if one in ("", "file"):
+        return {}
+    if one == two or two in ("", "file") or "hdfs" not in (one, two):
+        return options
+    return {name: value for name, value in options.items() if ("." in name) == (one == "hdfs")}
+
+
+def _absolute(url: str) -> str:
+    """Return a local path as an absolute one, since workers may run elsewhere; other URLs unchanged."""
+    if url_scheme(url) not in ("", "file"):
+        return url
+    return os.path.abspath(os.path.expanduser(local_path(url)))
+
+
+def _place(url: str) -> tuple[str, ...]:
+    """Return the parts of a URL or path, such that what lies below another begins with its parts."""
+    scheme = url_scheme(url)
+    if scheme in ("", "file"):
+        return ("file", *Path(local_path(url)).expanduser().resolve().parts)
+    host, _, path = url.partition("://")[2].partition("/")
+    return (scheme, host.rpartition("@")[2].lower(), *(segment for segment in path.split("/") if segment))

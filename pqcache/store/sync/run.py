@@ -1,0 +1,164 @@
+"""One run on a cache: what it is asked for, what it did, and what it leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from pqcache.events import Advanced, Collected, Event, OnEvent, ignore
+from pqcache.store.cache import CacheDirectory
+from pqcache.store.config import Config
+from pqcache.store.drivers.base import TIMEOUT
+from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.history import append_history, read_history, unrecorded
+from pqcache.store.manifest import Totals
+from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.plan import Plan
+from pqcache.store.urls import redact
+from pqcache.store.workdir import discard
+from pqcache.system.stopwatch import Stopwatch
+
+JOBS = 8
+
+
+class ByteCounter:
+    """Passes events on and counts the bytes that were downloaded."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.bytes = 0
+        self._on_event = on_event
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Advanced) and event.phase == "fetch":
+            with self._lock:
+                self.bytes += event.amount
+        self._on_event(event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a run is asked for that the cache does not remember.
+
+    Attributes:
+        jobs: files, or partitions, worked on at once.
+        retries: how often what fails for a passing reason is tried again.
+        timeout: seconds without a byte after which a server counts as unavailable.
+        wait: seconds to wait for another run to end.
+        force: drop more files than the cache's ``max_delete`` allows.
+        dry_run: change nothing.
+        on_event: called with what happens.
+        watch: started with the run.
+    """
+
+    jobs: int = JOBS
+    retries: int = RETRIES
+    timeout: float = TIMEOUT
+    wait: float = 0.0
+    force: bool = False
+    dry_run: bool = False
+    on_event: ByteCounter = field(default_factory=lambda: ByteCounter(ignore))
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheRun:
+    """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
+
+    ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with.
+    """
+
+    command: str
+    cache: CacheDirectory
+    config: Config
+    current: Snapshot | None
+    options: RunOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds."""
+
+    plan: Plan
+    published: Snapshot | None
+    totals: Totals
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """What a run did, or with ``dry_run`` what it would do.
+
+    File counts are of source files, ``fetched_bytes`` of what was downloaded, ``bytes``, ``rows``, ``files`` and
+    ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
+    kept, like ``0/3``, or None; files that now belong to another node count as removed.
+    """
+
+    cache: str
+    source: str
+    snapshot: str | None
+    published: bool
+    dry_run: bool
+    added: int
+    changed: int
+    removed: int
+    unchanged: int
+    rewritten: int
+    fetched_bytes: int
+    files: int
+    row_groups: int
+    rows: int
+    bytes: int
+    seconds: float
+    shard: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return asdict(self)
+
+
+def finish_run(run: CacheRun, outcome: Outcome) -> SyncReport:
+    """Return what the run did; write it into the history, and remove old snapshots and what dead runs left.
+
+    A run that died between publishing and here gets its record now, while its snapshot is still kept. A dry run
+    changes nothing.
+    """
+    report = _report(run, outcome)
+    if run.options.dry_run:
+        return report
+    cache = run.cache
+    for missed in unrecorded(cache, read_history(cache.path)):
+        if missed["snapshot"] != report.snapshot or not report.published:
+            append_history(cache.path, missed)
+    record = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": run.command}
+    append_history(cache.path, {**record, **report.to_dict()})
+    for snapshot in cache.collect(run.config.keep):
+        run.options.on_event(Collected(snapshot.id))
+    for left in cache.tmp_dir.iterdir():
+        discard(left)
+    return report
+
+
+def _report(run: CacheRun, outcome: Outcome) -> SyncReport:
+    plan, totals, options = outcome.plan, outcome.totals, run.options
+    current = outcome.published or run.current
+    return SyncReport(
+        cache=str(run.cache.path),
+        source=redact(run.config.source),
+        snapshot=current.id if current is not None else None,
+        published=outcome.published is not None,
+        dry_run=options.dry_run,
+        added=len(plan.added),
+        changed=len(plan.changed),
+        removed=len(plan.removed),
+        unchanged=plan.unchanged,
+        rewritten=plan.rewrites,
+        fetched_bytes=plan.fetch_bytes if options.dry_run else options.on_event.bytes,
+        files=totals.files,
+        row_groups=totals.row_groups,
+        rows=totals.rows,
+        bytes=totals.size,
+        seconds=options.watch.seconds,
+        shard=run.config.shard,
+    )

@@ -1,0 +1,104 @@
+"""What the parts of building a snapshot work on, and where they leave files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pqcache.parquet.rewrite.options import RewriteOptions
+from pqcache.store.drivers.base import Source
+from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
+from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.plan import DirectoryPlan, Plan
+from pqcache.store.sync.run import ByteCounter, CacheRun
+from pqcache.store.sync.subset import Subset
+from pqcache.store.sync.table_schema import TableSchema
+from pqcache.store.workdir import file_key, rewrite_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotJob:
+    """A snapshot to build.
+
+    Attributes:
+        run: the run that builds it.
+        workdir: the run's directory in ``tmp/``.
+        plan: what is kept, downloaded and rewritten.
+        metadata: what the manifest says of the snapshot beside its files.
+        previous: the snapshot that ``plan`` was made against.
+        source: where files are downloaded from; None when none is.
+        subset: what is taken of each file.
+        table: the schema that files are rewritten with; None where each directory has its own.
+        reindex: take nothing from the index of ``previous``.
+    """
+
+    run: CacheRun
+    workdir: Path
+    plan: Plan
+    metadata: SnapshotMetadata
+    previous: Snapshot | None
+    source: Source | None
+    subset: Subset
+    table: TableSchema | None
+    reindex: bool
+
+    @cached_property
+    def rewrite(self) -> RewriteOptions | None:
+        """How files are rewritten, or None when they are taken as they come."""
+        return self.run.config.rewrite()
+
+    @property
+    def on_event(self) -> ByteCounter:
+        """Called with what happens."""
+        return self.run.options.on_event
+
+    def file_key(self, file: SourceFile) -> str:
+        """Return the name by which a later run finds what is downloaded of ``file``."""
+        return file_key(self.metadata.source, file, self.plan.recipe.fetch)
+
+    def download_path(self, file: SourceFile) -> Path:
+        """Return where ``file`` is downloaded to."""
+        return self.workdir / "fetch" / self.file_key(file)
+
+    def rewrite_key(self, directory: str, files: Sequence[SourceFile]) -> str:
+        """Return the name by which a later run finds what a directory's ``files`` were rewritten to."""
+        common = "" if self.table is None else f" {self.table.digest}"
+        return rewrite_key(self.metadata.source, directory, files, self.plan.recipe.text + common)
+
+    def rewrite_path(self, directory: str, files: Sequence[SourceFile]) -> Path:
+        """Return the directory that a partition directory is rewritten to."""
+        return self.workdir / "rewrite" / self.rewrite_key(directory, files)
+
+
+@dataclass(frozen=True)
+class BuiltFile:
+    """A file that the previous snapshot does not have: where it lies, its entry, footer and Arrow schema."""
+
+    file: str
+    entry: FileEntry
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+
+
+def sources_of(plan: DirectoryPlan) -> list[SourceFile]:
+    """Return the source files that a directory is rewritten from, in row order."""
+    files: list[SourceFile] = []
+    for item in plan.rewrite:
+        if item.entry is not None:
+            files.extend(item.entry.sources)
+        elif item.file is not None:
+            files.append(item.file)
+    return files
+
+
+def keys_of(job: SnapshotJob) -> tuple[Collection[str], Collection[str]]:
+    """Return the keys of what a run that died may have left for this one: downloads and rewritten directories."""
+    downloads = {job.file_key(file) for file in job.plan.downloads}
+    return downloads, {job.rewrite_key(plan.directory, sources_of(plan)) for plan in job.plan.directories}
