@@ -31,7 +31,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     def rows() -> Iterator[int]:
         nonlocal window
         for batch in loader:
-            window = batch.place.window
+            window = batch.position.window
             yield len(next(iter(batch.values())))
 
     return {**timed(epochs(), job["seconds"]), "window": window}

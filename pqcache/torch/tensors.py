@@ -75,8 +75,8 @@ def mask_name(column: str) -> str:
 def null_error(name: str, count: int, where: str) -> ParquetError:
     """Return the error for nulls that nobody said what to do with: so many ``where``."""
     return ParquetError(
-        "",
-        f"column {name!r} holds nulls ({count} in {where}), which no tensor can",
+        f"column {name!r}",
+        f"it holds nulls ({count} in {where}), which no tensor can",
         f"pass nulls='mask', or nulls={{{name!r}: VALUE}} to fill them, or leave the column out with columns=",
     )
 
@@ -96,8 +96,8 @@ def check_type(name: str, kind: pa.DataType) -> None:
         check_type(name, bare.value_type)
     elif pa.types.is_null(bare):
         raise UsageError(
-            "",
-            f"column {name!r} has no type (every value is null)",
+            f"column {name!r}",
+            "it has no type (every value is null)",
             "leave it out with columns=, or write it with a type",
         )
     elif not (
@@ -248,4 +248,4 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _no_tensor(name: str, kind: pa.DataType) -> UsageError:
-    return UsageError("", f"column {name!r} is {kind}, which has no tensor form", "leave it out with columns=")
+    return UsageError(f"column {name!r}", f"it is {kind}, which has no tensor form", "leave it out with columns=")

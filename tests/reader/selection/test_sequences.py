@@ -200,7 +200,7 @@ def test_every_type_has_an_axis_more(drive: Path) -> None:
 
 
 def test_nulls_are_an_error_or_filled(drive: Path) -> None:
-    with pytest.raises(ParquetError, match="'maybe' holds nulls"):
+    with pytest.raises(ParquetError, match="'maybe': it holds nulls"):
         list(ParquetDataset(drive, ["id", "maybe"], sequence=SPEC))
     ds = ParquetDataset(drive, ["id", "maybe", "note"], sequence=SPEC, nulls={"maybe": -1, "note": "none"})
     for batch in ds:
