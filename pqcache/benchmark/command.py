@@ -28,7 +28,7 @@ from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.reader.memory_budget import WINDOW
 from pqcache.reader.open import open_data
 from pqcache.reader.order.order import check_numbers
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_reader import cpu_count
 from pqcache.store.cache import cache_at
 from pqcache.system.process_stats import pss
@@ -143,7 +143,7 @@ def bench(
     with lease or nullcontext():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
-            view = view_of(data, columns, filters).densified()
+            view = make_read_plan(data, columns, filters).densified()
         if not view.counts.sum():
             raise UsageError(target, "there is no row to read" + (" that satisfies the filters" if filters else ""))
         budget = parse_size(memory)
@@ -211,7 +211,7 @@ def recommended(measured: Sequence[Measured]) -> int | None:
     )
 
 
-def advise(report: BenchReport, view: View, dense: dict[str, float]) -> Iterator[Advice]:
+def advise(report: BenchReport, view: ReadPlan, dense: dict[str, float]) -> Iterator[Advice]:
     """Yield what would make reading faster or mix better; ``dense`` has shares of the time to decode."""
     where = [report.target, *([] if cache_at(report.target) is not None else ["DEST"])]
     chosen = next((item for item in report.measured if item.workers == report.recommended), report.measured[0])
@@ -279,13 +279,13 @@ def _has_torch() -> bool:
         return False
 
 
-def _from_disk(found: dict[str, Any], view: View) -> float | None:
+def _from_disk(found: dict[str, Any], view: ReadPlan) -> float | None:
     """Return the share of what a setting read of the files that came from the disk, as readahead may bring more: 1."""
     read = found["rows"] * _disk_size(view) / int(view.counts.sum())
     return None if found["disk"] is None or not read else min(1.0, found["disk"] / read)
 
 
-def _disk_size(view: View) -> int:
+def _disk_size(view: ReadPlan) -> int:
     """Return the bytes on disk of the view's columns and row groups."""
     index = view.data.index
     total = 0.0

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, first_line
 from pqcache.reader.epoch import read_batches
-from pqcache.reader.memory_budget import fit
+from pqcache.reader.memory_budget import fit_window
 from pqcache.reader.open import open_data
 from pqcache.reader.order.order import Order
-from pqcache.reader.read_plan import view_of
+from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.row_group_reader import cpu_count
 from pqcache.system.process_stats import disk_bytes
 
@@ -73,7 +73,7 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
 
     data, lease = open_data(job["path"])
     with lease or nullcontext():
-        window = fit(view_of(data, job["columns"], job["filters"]), job["memory"], 1)[0]
+        window = fit_window(make_read_plan(data, job["columns"], job["filters"]), job["memory"], 1)[0]
         return {**timed(epochs(), job["seconds"]), "window": window}
 
 
@@ -81,7 +81,7 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
     """Measure decoding alone: columns in parallel, row groups in parallel, and the share of lists of one length."""
     data, lease = open_data(job["path"])
     with lease or nullcontext():
-        view = view_of(data, job["columns"], job["filters"]).densified()
+        view = make_read_plan(data, job["columns"], job["filters"]).densified()
         groups = view.row_groups
         names = [form.name for form in view.read_forms]
         line = Order(counts=view.counts, batch_size=1).line  # as the epochs read them, so that the same pages are warm

@@ -12,17 +12,17 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.batch_layout import Finished
+from pqcache.reader.batch_layout import FinishedBatch
 from pqcache.reader.columns import form_of, to_arrow
-from pqcache.reader.memory_budget import Room, fit, room_for
+from pqcache.reader.memory_budget import DecodeBudget, decode_budget, fit_window
 from pqcache.reader.open import open_data
-from pqcache.reader.order.order import Order, Part, batches_of_lanes, check_numbers, check_rank, check_seed
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.order.order import EpochShare, Order, batches_by_lane, check_numbers, check_rank, check_seed
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.sequential import in_sequence
 from pqcache.reader.shuffle.lane_reader import LaneReader
-from pqcache.reader.shuffle.scatter import Source
+from pqcache.reader.shuffle.scatter import ReadContext
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.system.buffer_pool import Pool
 from pqcache.system.fork_safe_threads import Threads
@@ -32,8 +32,8 @@ _ROWS_AT_ONCE = 256  # when rows are wanted one by one
 
 
 def batches(
-    view: View, order: Order, indices: Sequence[int], total: int, room: Room, into: Pool | None = None
-) -> Generator[tuple[int, Finished]]:
+    view: ReadPlan, order: Order, indices: Sequence[int], total: int, room: DecodeBudget, into: Pool | None = None
+) -> Generator[tuple[int, FinishedBatch]]:
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
     ``indices`` are one ``Part``'s; those from ``total`` on are padding and repeat the epoch from its start.
@@ -44,8 +44,8 @@ def batches(
 
 
 def samples(
-    view: View, order: Order, indices: Sequence[int], total: int, room: Room
-) -> Generator[tuple[int, Finished, int]]:
+    view: ReadPlan, order: Order, indices: Sequence[int], total: int, room: DecodeBudget
+) -> Generator[tuple[int, FinishedBatch, int]]:
     """Yield (global index, columns, row) for single rows: ``order.batch_size`` is 1.
 
     The columns hold several coming rows of the same lane (``index % total % order.lanes``); they are new ones
@@ -55,14 +55,14 @@ def samples(
 
 
 def _read(
-    view: View,
+    view: ReadPlan,
     order: Order,
     indices: Sequence[int],
     total: int,
-    room: Room,
+    room: DecodeBudget,
     rows_at_once: int,
     into: Pool | None = None,
-) -> Generator[tuple[int, Finished, int]]:
+) -> Generator[tuple[int, FinishedBatch, int]]:
     if not indices:
         return
     memory = into or view.memory
@@ -72,7 +72,7 @@ def _read(
     with _Pool(room) as pool:
         if not order.shuffle:
             wanted = ((index, index % total) for index in indices)
-            source = Source(
+            source = ReadContext(
                 load=view.load,
                 forms=view.load_forms,
                 finish=finish,
@@ -85,14 +85,14 @@ def _read(
                 yield index, columns, 0
             return
 
-        def reader(lane: int, batch: int, rows: int) -> LaneReader[Finished]:
+        def reader(lane: int, batch: int, rows: int) -> LaneReader[FinishedBatch]:
             return LaneReader(source, order.lane(lane), batch * order.batch_size, rows)
 
         first_of_lane = _first_of_lanes(indices, order.lanes, total)
         ahead = 0 if room.threads == 1 else -(-room.threads // max(1, len(first_of_lane)))
         arenas = view.places(room.places)
         load = partial(view.load, arenas=arenas)
-        source = Source(
+        source = ReadContext(
             load=load,
             forms=view.load_forms,
             finish=finish,
@@ -104,9 +104,9 @@ def _read(
             arenas=arenas,
         )
         readers = {lane: reader(lane, batch, rows_at_once) for lane, batch in first_of_lane.items()}
-        held: dict[int, tuple[Finished, int, int]] = {}  # columns, how many are left, done
-        nothing, lap = Finished(0, [], {}), indices[0] // total
-        for index, lane, batch in batches_of_lanes(indices, order.lanes, total):
+        held: dict[int, tuple[FinishedBatch, int, int]] = {}  # columns, how many are left, done
+        nothing, lap = FinishedBatch(0, [], {}), indices[0] // total
+        for index, lane, batch in batches_by_lane(indices, order.lanes, total):
             if index // total > lap:  # padding: the epoch begins again
                 lap = index // total
                 readers.clear()
@@ -124,7 +124,7 @@ def _read(
 def _first_of_lanes(indices: Sequence[int], lanes: int, total: int) -> dict[int, int]:
     """Return the lanes that ``indices`` begin with, with each one's first batch; padding is left out."""
     found: dict[int, int] = {}
-    for index, lane, batch in batches_of_lanes(indices[:lanes], lanes, total):
+    for index, lane, batch in batches_by_lane(indices[:lanes], lanes, total):
         if index >= total:
             break
         found.setdefault(lane, batch)
@@ -138,7 +138,7 @@ class _Pool:
     stay: the next epoch will want as much, and fresh memory costs it more than anything it does with it.
     """
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: DecodeBudget) -> None:
         self._pool = Threads(room.threads)
         self._keep = room.stay
 
@@ -152,12 +152,12 @@ class _Pool:
 
 
 def record_batches(
-    view: View, order: Order, indices: Sequence[int], total: int, room: Room | None = None
+    view: ReadPlan, order: Order, indices: Sequence[int], total: int, room: DecodeBudget | None = None
 ) -> Generator[tuple[int, pa.RecordBatch]]:
     """Yield (global index, Arrow record batch) as ``batches`` does."""
     axes = _axes(view)
     schema = _schema_of(view)
-    with closing(batches(view, order, indices, total, room or Room(cpu_count()))) as found:
+    with closing(batches(view, order, indices, total, room or DecodeBudget(cpu_count()))) as found:
         for index, columns in found:
             each = columns.columns()
             arrays = {name: to_arrow(each[name]) for name in view.columns}
@@ -166,12 +166,12 @@ def record_batches(
             yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
 
 
-def _axes(view: View) -> dict[str, int]:
+def _axes(view: ReadPlan) -> dict[str, int]:
     """Return how many steps of a sequence each column has; columns without such an axis are left out."""
     return {name: axis for name in view.columns if (axis := view.axis(name)) is not None}
 
 
-def _schema_of(view: View) -> pa.Schema:
+def _schema_of(view: ReadPlan) -> pa.Schema:
     types = {f.name: form_of(f).type for f in view.row_schema}
     types.update({name: pa.list_(types[name], axis) for name, axis in _axes(view).items()})
     return pa.schema([(f.name, types[f.name], f.nullable, f.metadata) for f in view.row_schema])
@@ -185,7 +185,7 @@ def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequenc
         return pa.Table.from_batches(list(read_batches(path, columns, shuffle=False, rows=rows)))
     data, lease = open_data(path, rows.snapshot or None)
     with lease or nullcontext():
-        return _schema_of(view_of(data, columns)).empty_table()
+        return _schema_of(make_read_plan(data, columns)).empty_table()
 
 
 def read_batches(
@@ -217,9 +217,9 @@ def read_batches(
     lanes = lanes or num_replicas
     data, lease = open_data(path, snapshot or getattr(rows, "snapshot", "") or None)
     try:
-        view = view_of(data, columns, filters, rows, sequence=sequence)
+        view = make_read_plan(data, columns, filters, rows, sequence=sequence)
         if window is None:
-            window, piece = fit(view, budget, lanes // num_replicas, path) if shuffle else (1, 0)
+            window, piece = fit_window(view, budget, lanes // num_replicas, path) if shuffle else (1, 0)
             view = view.in_pieces(piece)
         order = Order(
             counts=view.counts,
@@ -231,10 +231,10 @@ def read_batches(
             shuffle=shuffle,
         )
         total = order.batches(drop_last)
-        part = Part(total=total, lanes=lanes, ranks=num_replicas, rank=rank, start=start, drop_last=drop_last)
-        room = Room(cpu_count())
+        part = EpochShare(total=total, lanes=lanes, ranks=num_replicas, rank=rank, start=start, drop_last=drop_last)
+        room = DecodeBudget(cpu_count())
         if shuffle:
-            room = room_for(view, budget, lanes // num_replicas, lanes, window, room.threads)
+            room = decode_budget(view, budget, lanes // num_replicas, lanes, window, room.threads)
     except BaseException:
         if lease is not None:
             lease.close()

@@ -30,7 +30,7 @@ class Sized(Protocol):
     def decoded_rows(self) -> npt.NDArray[np.int64]: ...
 
 
-def window_for(
+def largest_window(
     sizes: npt.NDArray[np.int64], memory: int, lanes: int, decoded: npt.NDArray[np.int64] | None = None
 ) -> int:
     """Return how many row groups each of ``lanes`` lanes can hold within ``memory`` bytes, at most 16.
@@ -46,13 +46,13 @@ def window_for(
     return max(fitting, default=0)
 
 
-def fit(view: Sized, memory: int, lanes: int, name: object = "the dataset") -> tuple[int, int]:
+def fit_window(view: Sized, memory: int, lanes: int, name: object = "the dataset") -> tuple[int, int]:
     """Return the window for ``lanes`` lanes within ``memory`` bytes, and the rows of a piece (0: whole row groups).
 
     Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
     says how to do better; so little memory that pieces would be tiny raises UsageError.
     """
-    window = window_for(view.sizes, memory, lanes, view.decoded)
+    window = largest_window(view.sizes, memory, lanes, view.decoded)
     if window:
         return window, 0
     largest = int(np.argmax(view.decoded))
@@ -79,7 +79,7 @@ def held(sizes: npt.NDArray[np.int64], window: int) -> float:
     return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
 
 
-class Room(NamedTuple):
+class DecodeBudget(NamedTuple):
     """What memory has room for: so many row groups decoded at once, by as many threads, and whether long rows may
     ``stay`` where they were decoded until the last of their row group is used. That saves copying them into hands.
     ``places`` is for how many row groups of the largest size there is room then; 0 if not for all that are needed.
@@ -90,13 +90,13 @@ class Room(NamedTuple):
     places: int = 0
 
 
-def room_for(view: Sized, memory: float, lanes: int, of: int, window: int, threads: int) -> Room:
+def decode_budget(view: Sized, memory: float, lanes: int, of: int, window: int, threads: int) -> DecodeBudget:
     """Return what there is room for in a process with ``lanes`` lanes ``of`` all; at most ``threads`` are used.
 
     What the windows leave of ``memory`` goes to decoding: each takes its row group twice, decoded and dealt.
     """
     if not len(view.sizes):
-        return Room(1)
+        return DecodeBudget(1)
     largest = int(view.decoded.max())
     spare = memory - lanes * (held(view.sizes, window) + 2 * largest)
     used = int(max(1, min(threads, spare / max(1, 2 * largest))))
@@ -105,4 +105,4 @@ def room_for(view: Sized, memory: float, lanes: int, of: int, window: int, threa
     share = int(stored.sum()) * lanes // of + lanes * largest  # all that these lanes read; they may begin in the middle
     stay = min(windows, share) + 2 * (lanes + used) * largest <= memory
     places = lanes * min(window, -(-len(view.sizes) // of) + 1) + 2 * (lanes + used)
-    return Room(used, stay, places if stay and places * largest <= memory else 0)
+    return DecodeBudget(used, stay, places if stay and places * largest <= memory else 0)

@@ -18,25 +18,25 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.batch_layout import LONG, Finished, Gathered, Numbers
-from pqcache.reader.columns import Column, Form, as_typed, form_of, hold, stored_as
+from pqcache.reader.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
+from pqcache.reader.columns import ColumnData, ColumnForm, as_typed, form_of, from_arrow, stored_as
 from pqcache.reader.open import Data
-from pqcache.reader.row_group_reader import RowGroups, file_numbers
-from pqcache.reader.selection.row_filter import Chosen, choose, count_rows
+from pqcache.reader.row_group_reader import RowGroupReader, file_numbers
+from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows, select_row_groups
 from pqcache.reader.selection.selection import Selection
-from pqcache.reader.selection.sequence_columns import Steps
+from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.reader.selection.sequences import Sequences
+from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.reader.shuffle.scatter import Rows
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.system.buffer_pool import Arena, Pool
 
 _SAMPLE = 1024  # rows
-_FILE = Form(name="\0file", type=pa.uint32(), form="fixed", width=4)
+_FILE = ColumnForm(name="\0file", type=pa.uint32(), kind="fixed", width=4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class ReadPlan:
     """Some columns and row groups of a dataset: all that an epoch is made of.
 
     With a ``selection`` only ``selected`` rows of each row group are; a row group of which all rows are is read as
@@ -54,7 +54,7 @@ class View:
     memory: Pool = field(default_factory=Pool, repr=False, compare=False)  # goes round from epoch to epoch
     arenas: dict[str, Arena] = field(default_factory=dict, repr=False, compare=False)  # so do these, for long rows
 
-    def in_pieces(self, rows: int) -> View:
+    def in_pieces(self, rows: int) -> ReadPlan:
         """Return the view with row groups of more than ``rows`` rows cut into pieces, each for a row group.
 
         That is for row groups too large for memory: what comes before a piece must be decoded too.
@@ -68,9 +68,9 @@ class View:
         return replace(self, groups=np.repeat(self.groups, pieces), piece=rows, starts=starts, selected=selected)
 
     @property
-    def sequences(self) -> Sequences | None:
+    def sequences(self) -> SequenceSelection | None:
         """What makes sequences of rows; None where rows are single."""
-        return self.selection if isinstance(self.selection, Sequences) else None
+        return self.selection if isinstance(self.selection, SequenceSelection) else None
 
     def axis(self, column: str) -> int | None:
         """Return how many rows of a column a sequence has; None where rows are single."""
@@ -120,7 +120,7 @@ class View:
         return tuple(n for n in self.columns if n in self.data.index.partitions.column_names)
 
     @cached_property
-    def read_forms(self) -> tuple[Form, ...]:
+    def read_forms(self) -> tuple[ColumnForm, ...]:
         """How the columns that are in the files are held."""
         dense = dict(self.dense)
         names = [name for name in self.columns if name not in self.partitions]
@@ -128,10 +128,10 @@ class View:
         return tuple(stored_as(form, self.stored.get(form.name)) for form in forms)
 
     @cached_property
-    def row_groups(self) -> RowGroups:
+    def row_groups(self) -> RowGroupReader:
         """What reads the files."""
         index = self.data.index
-        return RowGroups(
+        return RowGroupReader(
             root=self.data.root,
             paths=index.paths,
             file=index.numbers("file")[self.groups],
@@ -149,7 +149,7 @@ class View:
         most = int(self.row_groups.rows.max(initial=0))
         if not count or not most or self.sequences is not None:
             return {}
-        long = [form for form in self.read_forms if form.form == "fixed" and form.width >= LONG]
+        long = [form for form in self.read_forms if form.kind == "fixed" and form.width >= LONG]
         for form in long:
             found = self.arenas.get(form.name)
             if found is None or (found.size, found.count) != (most * form.width, count):
@@ -165,7 +165,7 @@ class View:
         selection, selected = self.selection, None if self.selected is None else int(self.selected[group])
         if selection is None or selected is None:
             columns = self.row_groups.read(group, start + low, start + high, arenas)
-        elif isinstance(selection, Sequences):
+        elif isinstance(selection, SequenceSelection):
             choose = partial(selection.rows, int(self.groups[group]))
             found, rows = self.row_groups.read_around(
                 group, start + low, start + high, selected, selection.columns, choose
@@ -177,27 +177,27 @@ class View:
             choose = partial(selection.positions, int(self.groups[group]))
             columns = self.row_groups.read_chosen(group, start + low, start + high, selected, selection.columns, choose)
         if self.partitions or not columns:
-            columns.append(Column(_FILE, file_numbers(int(self.row_groups.file[group]), high - low)))
+            columns.append(ColumnData(_FILE, file_numbers(int(self.row_groups.file[group]), high - low)))
         return columns
 
     @cached_property
-    def steps(self) -> tuple[Steps, ...]:
+    def steps(self) -> tuple[SequenceColumn, ...]:
         """How sequences of the columns in the files are held; nothing where rows are single."""
         if self.sequences is None:
             return ()
         spec = self.sequences.spec
         return tuple(
-            Steps(form, spec.steps(form.name), (form.stored or not form.dense) and self.nulls(form.name) != 0)
+            SequenceColumn(form, spec.steps(form.name), (form.stored or not form.dense) and self.nulls(form.name) != 0)
             for form in self.read_forms
         )
 
     @cached_property
-    def load_forms(self) -> tuple[Form, ...]:
+    def load_forms(self) -> tuple[ColumnForm, ...]:
         """The forms of what ``load`` returns."""
         found = tuple(f for steps in self.steps for f in steps.forms) if self.sequences else self.read_forms
         return (*found, _FILE) if self.partitions or not found else found
 
-    def finish(self, memory: Pool, batch: Gathered) -> Finished:
+    def finish(self, memory: Pool, batch: GatheredBatch) -> FinishedBatch:
         """Return a batch's columns, partition columns looked up.
 
         What has to be made anew for it is in ``memory``.
@@ -205,8 +205,8 @@ class View:
         Sequences come as their rows, one sequence after the other.
         """
         forms = self.load_forms
-        numbers: list[Numbers] = []
-        found: dict[str, Column] = {}
+        numbers: list[NumberColumns] = []
+        found: dict[str, ColumnData] = {}
         if self.sequences is None:
             apart = set(range(len(forms)))
             for group, array in zip(batch.layout.groups, batch.arrays, strict=True):
@@ -216,7 +216,7 @@ class View:
                 together = {forms[position].name: forms[position] for position in group.positions}
                 length = forms[group.positions[0]].dense
                 shape = (len(together), batch.rows, length) if length else (len(together), batch.rows)
-                numbers.append(Numbers(together, array.view(group.dtype).reshape(shape)))
+                numbers.append(NumberColumns(together, array.view(group.dtype).reshape(shape)))
             found = {forms[position].name: batch.column(position, forms[position]) for position in apart}
         else:
             columns = (batch.column(position, form) for position, form in enumerate(forms))
@@ -226,9 +226,9 @@ class View:
             table = self.data.index.partitions
             for name in self.partitions:
                 several = files if self.axis(name) is None else np.repeat(files, self.axis(name) or 1)
-                found[name] = hold(pc.take(table[name], pa.array(several)), form_of(self.row_schema.field(name)))
+                found[name] = from_arrow(pc.take(table[name], pa.array(several)), form_of(self.row_schema.field(name)))
         found.pop(_FILE.name, None)
-        return Finished(batch.rows, numbers, {name: as_typed(column, memory) for name, column in found.items()})
+        return FinishedBatch(batch.rows, numbers, {name: as_typed(column, memory) for name, column in found.items()})
 
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.
@@ -248,7 +248,7 @@ class View:
         total = int(pc.sum(counts).as_py() or 0)
         return total if not total or self.selection is None else None
 
-    def densified(self, but: Sequence[str] = ()) -> View:
+    def densified(self, but: Sequence[str] = ()) -> ReadPlan:
         """Return the view with lists that are all of one length held as fixed-width rows.
 
         Decided once for the whole dataset, so that a column is of one kind in every batch: each row group's
@@ -260,7 +260,7 @@ class View:
         found, dense = [], []
         for form in self.read_forms:
             name = f"{form.name}:values"
-            if form.form != "bytes" or is_text(form.type) or form.name in but:
+            if form.kind != "bytes" or is_text(form.type) or form.name in but:
                 continue
             if form.stored is not None:
                 if form.stored.length > 1:
@@ -315,17 +315,17 @@ class View:
         return self.data.index.rows[self.groups] if self.sequences is None else self.counts
 
     def _bytes(
-        self, counts: npt.NDArray[np.int64], names: Sequence[str], sequences: Sequences | None = None
+        self, counts: npt.NDArray[np.int64], names: Sequence[str], sequences: SequenceSelection | None = None
     ) -> npt.NDArray[np.int64]:
         """Return the bytes of so many rows, or sequences, of each row group, with the given columns in the files."""
         index = self.data.index
         total = np.zeros(len(self.groups), np.int64)
         forms = [form_of(as_list(index.schema.field(name))) for name in names]
-        varied = [form for form in forms if form.form != "fixed"]
+        varied = [form for form in forms if form.kind != "fixed"]
         sample = self._sample([form.name for form in varied]) if varied and len(self.groups) else None
         for form in forms:
             items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
-            if form.form == "fixed":
+            if form.kind == "fixed":
                 total += items * form.width
                 continue
             stored = index.uncompressed([form.name])[self.groups] * items // index.rows[self.groups]
@@ -349,15 +349,15 @@ class View:
         return None if batch is None else pa.table(batch)
 
 
-def view_of(
+def make_read_plan(
     data: Data,
     columns: Sequence[str] | None,
     filters: Any = None,
     rows: SelectedRows | None = None,
     counts: npt.NDArray[np.int64] | None = None,
     sequence: SequenceOf | None = None,
-) -> View:
-    """Choose columns (None: all) and rows (see `choose`), or sequences of these.
+) -> ReadPlan:
+    """Choose columns (None: all) and rows (see `select_row_groups`), or sequences of these.
 
     A name that is not there raises UsageError.
     """
@@ -373,9 +373,9 @@ def view_of(
         raise UsageError("", "columns is empty", "name at least one, or None for all")
     if len(set(columns)) < len(columns):
         raise UsageError("columns names one twice", f"{', '.join(columns)}")
-    chosen = choose(data, filters, rows, counts)
+    chosen = select_row_groups(data, filters, rows, counts)
     if sequence is None:
-        return View(
+        return ReadPlan(
             data=data,
             columns=tuple(columns),
             groups=chosen.groups,
@@ -386,20 +386,24 @@ def view_of(
 
 
 def _view_of_sequences(
-    data: Data, columns: tuple[str, ...], sequence: SequenceOf, chosen: Chosen, counts: npt.NDArray[np.int64] | None
-) -> View:
+    data: Data,
+    columns: tuple[str, ...],
+    sequence: SequenceOf,
+    chosen: SelectedRowGroups,
+    counts: npt.NDArray[np.int64] | None,
+) -> ReadPlan:
     if not isinstance(sequence, SequenceOf):
         raise UsageError(f"sequence={sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")
     for name in sequence.columns_at or ():
         if name not in columns:
             raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
-    found = Sequences(data, sequence, chosen.selection)
+    found = SequenceSelection(data, sequence, chosen.selection)
     groups = chosen.groups
     selected = count_rows(data, found, groups) if counts is None else counts[groups]
     if len(groups) and not selected.any():
         warnings.warn(
             f"{data.root}: there is no sequence of {sequence.length} rows, so there are no batches", stacklevel=2
         )
-    return View(
+    return ReadPlan(
         data=data, columns=columns, groups=groups[selected > 0], selection=found, selected=selected[selected > 0]
     )

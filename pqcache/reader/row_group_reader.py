@@ -21,13 +21,13 @@ from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.batch_layout import LONG
 from pqcache.reader.columns import (
-    Column,
-    Form,
+    ColumnData,
+    ColumnForm,
     NotConstant,
     as_rows,
     compact,
     cut,
-    hold,
+    from_arrow,
     storage_type,
     take,
 )
@@ -51,7 +51,7 @@ def release_unused() -> None:
 
 
 @dataclass(kw_only=True)
-class RowGroups:
+class RowGroupReader:
     """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is,
     ``offset`` and ``size`` which bytes of its file it takes.
 
@@ -66,17 +66,17 @@ class RowGroups:
     rows: Ints
     offset: Ints
     size: Ints
-    forms: Sequence[Form]
+    forms: Sequence[ColumnForm]
     piece: int = 0
     memory: Pool = field(default_factory=Pool)
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
-    _leaves: dict[int, list[tuple[Form, Leaf]]] = field(default_factory=dict)
+    _leaves: dict[int, list[tuple[ColumnForm, Leaf]]] = field(default_factory=dict)
 
     @cached_property
     def _pages(self) -> Reader:
         return Reader(self.memory)
 
-    def read(self, group: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> list[Column]:
+    def read(self, group: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> list[ColumnData]:
         """Return rows ``low <= row < high`` of a row group, one column for each form.
 
         ``arenas`` are where the rows of some columns go, if they can be read page by page.
@@ -99,12 +99,12 @@ class RowGroups:
 
     def _simple(
         self, file: pq.ParquetFile, group: int, path: Path, low: int, high: int, arenas: Mapping[str, Arena]
-    ) -> dict[str, Column]:
+    ) -> dict[str, ColumnData]:
         """Return those columns that can be had page by page, by name."""
         leaves = self._leaves_of(file, int(self.file[group]))
         if not leaves:
             return {}
-        found: dict[str, Column] = {}
+        found: dict[str, ColumnData] = {}
         rows = int(self.rows[group])
         chunks = file.metadata.row_group(int(self.row_group[group]))
         descriptor = os.open(path, os.O_RDONLY)
@@ -118,24 +118,24 @@ class RowGroups:
         return found
 
     def _paged(
-        self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: Form, leaf: Leaf, into: Arena | None
-    ) -> Column | None:
-        if form.form == "bytes":
+        self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: ColumnForm, leaf: Leaf, into: Arena | None
+    ) -> ColumnData | None:
+        if form.kind == "bytes":
             if chunk.total_uncompressed_size < LONG * chunk.num_values:
                 return None
             arrays = self._pages.byte_arrays(descriptor, chunk, leaf)
-            return None if arrays is None else Column(form, views_of(arrays))
+            return None if arrays is None else ColumnData(form, views_of(arrays))
         values = self._pages.values(descriptor, chunk, leaf, _length(form), into)
-        return None if values is None or values.nbytes % form.width else Column(form, as_rows(values, form.width))
+        return None if values is None or values.nbytes % form.width else ColumnData(form, as_rows(values, form.width))
 
-    def _leaves_of(self, file: pq.ParquetFile, number: int) -> list[tuple[Form, Leaf]]:
+    def _leaves_of(self, file: pq.ParquetFile, number: int) -> list[tuple[ColumnForm, Leaf]]:
         """Return the columns of a file that may be worth reading page by page: lists of one length, and long rows."""
         found = self._leaves.get(number)
         if found is None:
             found = []
             schema = file.schema_arrow
             for form in self.forms:
-                worth = form.dense or is_text(storage_type(form.type)) or (form.form == "fixed" and form.width >= LONG)
+                worth = form.dense or is_text(storage_type(form.type)) or (form.kind == "fixed" and form.width >= LONG)
                 if not worth or len(schema.get_all_field_indices(form.name)) != 1:
                     continue
                 kind = schema.field(form.name).type
@@ -151,7 +151,7 @@ class RowGroups:
 
     def read_chosen(
         self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
-    ) -> list[Column]:
+    ) -> list[ColumnData]:
         """Return those rows of a row group that are number ``low`` to ``high`` of the ``count`` chosen ones.
 
         ``choose`` returns the positions of the chosen rows, from all rows of ``columns``, which need not be among
@@ -163,7 +163,7 @@ class RowGroups:
 
     def read_around(
         self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
-    ) -> tuple[list[Column], Ints]:
+    ) -> tuple[list[ColumnData], Ints]:
         """Return rows of a row group, and where among them are the rows that `read_chosen` would return.
 
         ``choose`` may return positions in any order and more than once, and several for each row, as (rows, several).
@@ -273,12 +273,14 @@ class RowGroups:
                 break
         return pa.Table.from_batches(found, schema=None if found else pa.schema([]))
 
-    def _column(self, path: Path, table: pa.Table, form: Form, group: int, low: int, high: int) -> Column:
+    def _column(self, path: Path, table: pa.Table, form: ColumnForm, group: int, low: int, high: int) -> ColumnData:
         where = table.schema.get_all_field_indices(form.name)
         if not where:
-            return hold(pa.nulls(high - low, form.type if form.stored is None else pa.binary(form.stored.width)), form)
+            return from_arrow(
+                pa.nulls(high - low, form.type if form.stored is None else pa.binary(form.stored.width)), form
+            )
         try:
-            column = hold(table.column(where[0]), form)
+            column = from_arrow(table.column(where[0]), form)
         except NotConstant as error:
             raise ParquetError(
                 path,
@@ -333,7 +335,7 @@ class RowGroups:
         )
 
 
-def _length(form: Form) -> int:
+def _length(form: ColumnForm) -> int:
     """Return the length of a column's lists as they are stored; 0 for what is not stored as lists, or of any length."""
     if form.stored is not None:
         return 0

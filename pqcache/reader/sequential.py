@@ -6,18 +6,20 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
-from pqcache.reader.batch_layout import Gathered, Layout
-from pqcache.reader.columns import Form, cut, join
+from pqcache.reader.batch_layout import BatchLayout, GatheredBatch
+from pqcache.reader.columns import ColumnForm, cut, join
 from pqcache.reader.order.order import Order
-from pqcache.reader.shuffle.scatter import Done, Rows, Source
+from pqcache.reader.shuffle.scatter import Done, ReadContext, Rows
 
 
-def joined(parts: Sequence[Rows], forms: Sequence[Form]) -> Rows:
+def joined(parts: Sequence[Rows], forms: Sequence[ColumnForm]) -> Rows:
     """Return the rows of all parts, one after the other."""
     return [join([part[i] for part in parts], form) for i, form in enumerate(forms)]
 
 
-def in_sequence(source: Source[Done], order: Order, batches: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Done]]:
+def in_sequence(
+    source: ReadContext[Done], order: Order, batches: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, Done]]:
     """Yield unshuffled batches, finished: for each (number, batch) that rows ``batch * batch_size`` onwards.
 
     Row groups are decoded once for as long as the coming batches need them, ``source.ahead`` of them in advance.
@@ -52,4 +54,4 @@ def in_sequence(source: Source[Done], order: Order, batches: Iterable[tuple[int,
                 del needed[group], loading[group]
         rows = sum(high - low for _, low, high in runs)
         columns = dict(enumerate(joined(parts, source.forms)))
-        yield number, source.finish(Gathered(rows, Layout(()), [], columns))
+        yield number, source.finish(GatheredBatch(rows, BatchLayout(()), [], columns))

@@ -11,7 +11,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import Part
+from pqcache.reader.order.order import EpochShare
 from pqcache.torch.batch import Batch, Place
 
 FORMAT = 1
@@ -259,9 +259,9 @@ class Progress:
         lanes = place.lanes if place else lanes or replicas * max(1, self.workers)
         return Place(
             epoch=epoch,
-            index=Part(total=total(start), lanes=lanes, ranks=replicas, rank=0, start=start, drop_last=drop_last).after(
-                index
-            ),
+            index=EpochShare(
+                total=total(start), lanes=lanes, ranks=replicas, rank=0, start=start, drop_last=drop_last
+            ).after(index),
             lanes=lanes,
         )
 

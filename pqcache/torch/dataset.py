@@ -18,13 +18,13 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.batch_layout import Finished
+from pqcache.reader.batch_layout import FinishedBatch
 from pqcache.reader.epoch import batches, samples
-from pqcache.reader.memory_budget import Room, fit, room_for
+from pqcache.reader.memory_budget import DecodeBudget, decode_budget, fit_window
 from pqcache.reader.open import Data, open_data
-from pqcache.reader.order.mixture_schedule import Pass
-from pqcache.reader.order.order import Ints, Order, Part, check_numbers, check_rank, check_seed
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.order.mixture_schedule import DatasetPass
+from pqcache.reader.order.order import EpochShare, Ints, Order, check_numbers, check_rank, check_seed
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
@@ -155,7 +155,7 @@ class ParquetDataset(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a whole epoch on each rank."""
         replicas, rank = self._rank()
-        return Part(
+        return EpochShare(
             total=self._total(replicas), lanes=replicas, ranks=replicas, rank=rank, drop_last=self.drop_last
         ).rounds()
 
@@ -213,7 +213,7 @@ class ParquetDataset(IterableDataset[Batch]):
         replicas, _ = self._rank()
         self._take_over(loaded, replicas)
         total = self._total(replicas, loaded.batch)
-        left = Part(
+        left = EpochShare(
             total=total, lanes=loaded.lanes, ranks=replicas, rank=0, start=loaded.batch, drop_last=self.drop_last
         ).rounds()
         self._progress.resume(loaded, in_worker, ended=loaded.batch > 0 and not left)
@@ -257,7 +257,7 @@ class ParquetDataset(IterableDataset[Batch]):
         view = self._view.in_pieces(piece)
         order = self._order(view, place.epoch, lanes, window)
         total = self._total(replicas, place.start)
-        part = Part(
+        part = EpochShare(
             total=total,
             lanes=lanes,
             ranks=replicas,
@@ -272,15 +272,15 @@ class ParquetDataset(IterableDataset[Batch]):
         room = self._room(order, view, replicas, workers)
         return self._batches(view, order, part, indices, room, worker, in_worker=info is not None)
 
-    def _room(self, order: Order, view: View, replicas: int, workers: int) -> Room:
+    def _room(self, order: Order, view: ReadPlan, replicas: int, workers: int) -> DecodeBudget:
         near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         threads = max(1, cpu_count() // (workers * max(1, near)))
         if not self.shuffle:
-            return Room(threads)
+            return DecodeBudget(threads)
         share, each = self.memory / workers, -(-order.lanes // (replicas * workers))
-        return room_for(view, share, each, order.lanes, order.window, threads)
+        return decode_budget(view, share, each, order.lanes, order.window, threads)
 
-    def _read_pass(self, reading: Pass, lanes: int, replicas: int, workers: int) -> Generator[Batch]:
+    def _read_pass(self, reading: DatasetPass, lanes: int, replicas: int, workers: int) -> Generator[Batch]:
         """Yield what a mix reads of one pass, without the transform; see `pqcache.torch.mix`."""
         window, piece = self._shape(lanes, replicas)
         view = self._view.in_pieces(piece)
@@ -294,11 +294,11 @@ class ParquetDataset(IterableDataset[Batch]):
 
     def _batches(
         self,
-        view: View,
+        view: ReadPlan,
         order: Order,
-        part: Part,
+        part: EpochShare,
         indices: range,
-        room: Room,
+        room: DecodeBudget,
         worker: int,
         in_worker: bool,
     ) -> Iterator[Any]:
@@ -312,7 +312,9 @@ class ParquetDataset(IterableDataset[Batch]):
                 yield result
         self._progress.finish(worker)
 
-    def _whole(self, view: View, order: Order, indices: Sequence[int], total: int, room: Room) -> Generator[Batch]:
+    def _whole(
+        self, view: ReadPlan, order: Order, indices: Sequence[int], total: int, room: DecodeBudget
+    ) -> Generator[Batch]:
         memory = worker_pool() if get_worker_info() is not None else None
         with closing(batches(view, order, indices, total, room, memory)) as found:
             for index, columns in found:
@@ -320,7 +322,7 @@ class ParquetDataset(IterableDataset[Batch]):
                     columns, Place(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
                 )
 
-    def _rows(self, view: View, order: Order, indices: range, total: int, room: Room) -> Generator[Batch]:
+    def _rows(self, view: ReadPlan, order: Order, indices: range, total: int, room: DecodeBudget) -> Generator[Batch]:
         held: dict[int, Batch] = {}
         with closing(samples(view, order, indices, total, room)) as found:
             for index, columns, row in found:
@@ -330,7 +332,7 @@ class ParquetDataset(IterableDataset[Batch]):
                     held[lane] = self._to_batch(columns, place)
                 yield Batch({name: item(value, row) for name, value in held[lane].items()}, place)
 
-    def _to_batch(self, columns: Finished, place: Place) -> Batch:
+    def _to_batch(self, columns: FinishedBatch, place: Place) -> Batch:
         values: dict[str, Any] = {}
         masks: dict[str, torch.Tensor] = {}
         for numbers in columns.numbers:  # each a tensor of its own: views of one could not be changed in place
@@ -381,7 +383,7 @@ class ParquetDataset(IterableDataset[Batch]):
             return Batch(result, place)
         return result
 
-    def _order(self, view: View, epoch: int, lanes: int, window: int) -> Order:
+    def _order(self, view: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
         rows = self.batch_size or 1
         return Order(
             counts=view.counts,
@@ -401,7 +403,7 @@ class ParquetDataset(IterableDataset[Batch]):
             return 1, 0
         each = -(-lanes // replicas)
         if each not in self._fitted:
-            self._fitted[each] = fit(self._nodes or self._view, self.memory, each, self._path)
+            self._fitted[each] = fit_window(self._nodes or self._view, self.memory, each, self._path)
         return self._fitted[each]
 
     @property
@@ -436,8 +438,8 @@ class ParquetDataset(IterableDataset[Batch]):
         self._fitted: dict[int, tuple[int, int]] = {}  # window and piece by lanes of a rank
         self._view = self._viewed(data, columns, counts)
 
-    def _viewed(self, data: Data, columns: Sequence[str] | None, counts: Ints | None) -> View:
-        found = view_of(data, columns, self._filters, self._chosen, counts, self._sequence)
+    def _viewed(self, data: Data, columns: Sequence[str] | None, counts: Ints | None) -> ReadPlan:
+        found = make_read_plan(data, columns, self._filters, self._chosen, counts, self._sequence)
         return found.densified(self._ragged)
 
     def _hold(self, data: Data, lease: Lease | None) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.memory_budget import WINDOW
 from pqcache.reader.open import Data
-from pqcache.reader.read_plan import View
+from pqcache.reader.read_plan import ReadPlan
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
@@ -79,7 +79,7 @@ class Nodes:
         return start + rounds * replicas
 
 
-def agree(data: Data, view: View) -> Nodes | None:
+def agree(data: Data, view: ReadPlan) -> Nodes | None:
     """Tell the other ranks what this one holds and return what all know; None where it is not a node's share.
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.

@@ -10,8 +10,8 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture_schedule import Draws, Pass, draws_of_epoch
-from pqcache.reader.order.order import Part, check_numbers, check_rank, check_seed
+from pqcache.reader.order.mixture_schedule import DatasetPass, MixSchedule, batches_per_epoch
+from pqcache.reader.order.order import EpochShare, check_numbers, check_rank, check_seed
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.checkpoint import MixState, Progress, State, check_lanes, check_worker, replicas_and_rank
 from pqcache.torch.dataset import ParquetDataset
@@ -90,7 +90,7 @@ class Mix(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch on each rank."""
         replicas, rank = self._rank()
-        return Part(
+        return EpochShare(
             total=self._draws.total, lanes=replicas, ranks=replicas, rank=rank, drop_last=self.drop_last
         ).rounds()
 
@@ -139,7 +139,7 @@ class Mix(IterableDataset[Batch]):
         self._count()
         loaded.check({"seed": self.seed, "lanes": self._lanes or loaded.lanes, "counts": self.counts})
         self._lanes = loaded.lanes
-        left = Part(
+        left = EpochShare(
             total=self._draws.total,
             lanes=loaded.lanes,
             ranks=replicas,
@@ -159,7 +159,7 @@ class Mix(IterableDataset[Batch]):
         for dataset in self.datasets.values():
             dataset._refuse_nulls()
         place = self._progress.begin(worker, workers if info else 0)
-        part = Part(
+        part = EpochShare(
             total=self._draws.total,
             lanes=lanes,
             ranks=replicas,
@@ -173,7 +173,7 @@ class Mix(IterableDataset[Batch]):
         self._progress.next = indices[0] if indices else part.after(part.total)
         return self._batches(part, indices, place.epoch)
 
-    def _batches(self, part: Part, indices: range, epoch: int) -> Generator[Any]:
+    def _batches(self, part: EpochShare, indices: range, epoch: int) -> Generator[Any]:
         readers = _Readers(self, part, epoch)
         in_worker = get_worker_info() is not None
         try:
@@ -194,7 +194,7 @@ class Mix(IterableDataset[Batch]):
         """Find how many batches an epoch has of each dataset."""
         sizes = {name: dataset._total(1) for name, dataset in self.datasets.items()}
         self._sizes = list(sizes.values())
-        self._draws = Draws(draws_of_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
+        self._draws = MixSchedule(batches_per_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
 
     def _rank(self) -> tuple[int, int]:
         return replicas_and_rank(self._replicas)
@@ -206,7 +206,7 @@ class Mix(IterableDataset[Batch]):
 class _Readers:
     """One pass of each dataset being read, at a pass's end two."""
 
-    def __init__(self, mix: Mix, part: Part, epoch: int) -> None:
+    def __init__(self, mix: Mix, part: EpochShare, epoch: int) -> None:
         self._mix, self._part, self._epoch = mix, part, epoch
         self._draws = replace(mix._draws, lanes=part.lanes)
         self._open: dict[tuple[int, int], Generator[Batch]] = {}
@@ -216,7 +216,7 @@ class _Readers:
         wanted = np.array(indices, np.int64)
         names = list(self._mix.datasets)
         whose = np.zeros((3, len(wanted)), np.int64)  # dataset, pass, batch in the pass
-        passes: dict[tuple[int, int], Pass] = {}
+        passes: dict[tuple[int, int], DatasetPass] = {}
         for source, size in enumerate(self._mix._sizes):
             for reading in self._draws.passes(source, size, self._epoch, wanted):
                 whose[:, reading.at] = source

@@ -19,7 +19,7 @@ import pqcache
 from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open import open_data
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.system.process_stats import disk_bytes, pss
 from tests import ROOT
 from tests.datasets import write_shop
@@ -169,7 +169,7 @@ def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
 
 
 def advice_for(
-    view: View, window: int = 16, of_limit: float = 0.9, dense: dict[str, float] | None = None
+    view: ReadPlan, window: int = 16, of_limit: float = 0.9, dense: dict[str, float] | None = None
 ) -> list[Advice]:
     report = BenchReport(
         target=str(view.data.root),
@@ -203,11 +203,11 @@ def advice_for(
     return list(advise(report, view, dense or {}))
 
 
-def view_with(root: Path, groups: int, rows: int, columns: int = 1) -> View:
+def view_with(root: Path, groups: int, rows: int, columns: int = 1) -> ReadPlan:
     root.mkdir()
     table = pa.table({f"c{i}": np.random.default_rng(i).random(groups * rows) for i in range(columns)})
     pq.write_table(table, root / "a.parquet", row_group_size=rows)
-    return view_of(open_data(root)[0], None, None)
+    return make_read_plan(open_data(root)[0], None, None)
 
 
 def test_advice(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_advised_sizes_are_taken_by_repartition(tmp_path: Path) -> None:
     words = (few.command or "").split()
     size = pqcache.parse_size(words[words.index("--row-group-size") + 1])
     pqcache.repartition(view.data.root, tmp_path / "out", row_group_size=size)
-    assert len(view_of(open_data(tmp_path / "out")[0], None, None).groups) >= 4
+    assert len(make_read_plan(open_data(tmp_path / "out")[0], None, None).groups) >= 4
 
 
 SHARES_AND_WAITS = """

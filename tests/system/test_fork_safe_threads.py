@@ -16,7 +16,7 @@ import pytest
 
 from pqcache.reader.epoch import read_batches
 from pqcache.reader.open import open_data
-from pqcache.reader.read_plan import view_of
+from pqcache.reader.read_plan import make_read_plan
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
 from pqcache.system.fork_safe_threads import Threads
@@ -198,7 +198,7 @@ def reading_in_order(root: Path) -> Callable[[], Any]:
 
 def counting(root: Path) -> Callable[[], Any]:
     data, _ = open_data(root)
-    return lambda: view_of(data, None, "id BETWEEN 3 AND 50").counts
+    return lambda: make_read_plan(data, None, "id BETWEEN 3 AND 50").counts
 
 
 @pytest.mark.parametrize("prepare", [indexing, reading, reading_in_order, counting])

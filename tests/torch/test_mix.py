@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture_schedule import Draws, draws_of_epoch, spread
+from pqcache.reader.order.mixture_schedule import MixSchedule, batches_per_epoch, interleave
 from pqcache.torch import Batch, Mix, ParquetDataset
 from tests.datasets import write_shop
 
@@ -55,9 +55,9 @@ def read(mix: Mix, workers: int = 0, epoch: int | None = None) -> list[tuple[int
 
 
 @st.composite
-def draws(draw: st.DrawFn) -> Draws:
+def draws(draw: st.DrawFn) -> MixSchedule:
     counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
-    return Draws(tuple(counts), draw(st.sampled_from([1, 2, 3, 4, 8, 24])), draw(st.integers(-1, 5)))
+    return MixSchedule(tuple(counts), draw(st.sampled_from([1, 2, 3, 4, 8, 24])), draw(st.integers(-1, 5)))
 
 
 def deviation(found: np.ndarray, counts: tuple[int, ...], every: int = 1) -> float:
@@ -70,14 +70,14 @@ def deviation(found: np.ndarray, counts: tuple[int, ...], every: int = 1) -> flo
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8))
 def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
-    found = spread(counts)
+    found = interleave(counts)
     assert np.bincount(found, minlength=len(counts)).tolist() == counts
     assert deviation(found, tuple(counts)) <= (0.5, 0.5, 1.0)[min(len(counts), 3) - 1] if len(counts) < 4 else 1.5
 
 
 @settings(deadline=None)
 @given(draws(), st.integers(0, 40))
-def test_rounds_are_turned_and_no_more(made: Draws, epoch: int) -> None:
+def test_rounds_are_turned_and_no_more(made: MixSchedule, epoch: int) -> None:
     found = made.sources(epoch)
     assert np.bincount(found, minlength=len(made.counts)).tolist() == list(made.counts)
     for first in range(0, made.total, made.lanes):
@@ -86,12 +86,12 @@ def test_rounds_are_turned_and_no_more(made: Draws, epoch: int) -> None:
     assert deviation(found, made.counts, made.lanes) <= deviation(made.line, made.counts)
     some = np.arange(made.total)[epoch % 3 :: 3]
     assert made.sources(epoch, some).tolist() == found[some].tolist()
-    assert Draws(made.counts, made.lanes, made.seed).sources(epoch).tolist() == found.tolist()
+    assert MixSchedule(made.counts, made.lanes, made.seed).sources(epoch).tolist() == found.tolist()
 
 
 def test_no_lane_gets_one_dataset_only() -> None:
     for lanes in (2, 3, 4, 8):
-        made = Draws((600, 600), lanes)
+        made = MixSchedule((600, 600), lanes)
         for lane in range(lanes):
             of_lane = np.concatenate([made.sources(epoch)[lane::lanes] for epoch in range(3)])
             assert 0.4 < np.mean(of_lane) < 0.6
@@ -99,7 +99,7 @@ def test_no_lane_gets_one_dataset_only() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(draws(), st.lists(st.integers(1, 90), min_size=6, max_size=6))
-def test_each_pass_is_shared_by_the_lanes_without_rest(made: Draws, sizes: list[int]) -> None:
+def test_each_pass_is_shared_by_the_lanes_without_rest(made: MixSchedule, sizes: list[int]) -> None:
     for source, count in enumerate(made.counts):
         size = sizes[source]
         seen: dict[tuple[int, int], list[int]] = {}
@@ -122,13 +122,13 @@ def test_each_pass_is_shared_by_the_lanes_without_rest(made: Draws, sizes: list[
 
 def test_how_long_an_epoch_is() -> None:
     sizes = {"a": 100, "b": 30}
-    assert draws_of_epoch(sizes, None) == (100, 30)
-    assert draws_of_epoch(sizes, None, "all_exhausted") == (100, 30)
-    assert draws_of_epoch(sizes, {"a": 1, "b": 1}) == (30, 30)
-    assert draws_of_epoch(sizes, {"a": 1, "b": 1}, "all_exhausted") == (100, 100)
-    assert draws_of_epoch(sizes, {"b": 0.3, "a": 0.7}) == (70, 30)
-    assert draws_of_epoch(sizes, {"a": 2, "b": 1}, 100) == (67, 33)
-    assert draws_of_epoch(sizes, {"a": 0.1, "b": 0.2}, 3) == (1, 2)
+    assert batches_per_epoch(sizes, None) == (100, 30)
+    assert batches_per_epoch(sizes, None, "all_exhausted") == (100, 30)
+    assert batches_per_epoch(sizes, {"a": 1, "b": 1}) == (30, 30)
+    assert batches_per_epoch(sizes, {"a": 1, "b": 1}, "all_exhausted") == (100, 100)
+    assert batches_per_epoch(sizes, {"b": 0.3, "a": 0.7}) == (70, 30)
+    assert batches_per_epoch(sizes, {"a": 2, "b": 1}, 100) == (67, 33)
+    assert batches_per_epoch(sizes, {"a": 0.1, "b": 0.2}, 3) == (1, 2)
     for wrong, weights, length in (
         (r"weights=\{'a': 1\}: give a number for each of 'a', 'b'", {"a": 1}, 10),
         (r"weights\['b'\]=0", {"a": 1, "b": 0}, 10),
@@ -141,9 +141,9 @@ def test_how_long_an_epoch_is() -> None:
         ("epoch_length=True", None, True),
     ):
         with pytest.raises(UsageError, match=wrong):
-            draws_of_epoch(sizes, weights, length)  # type: ignore[arg-type]
+            batches_per_epoch(sizes, weights, length)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="'b' has no batches"):
-        draws_of_epoch({"a": 1, "b": 0}, None)
+        batches_per_epoch({"a": 1, "b": 0}, None)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

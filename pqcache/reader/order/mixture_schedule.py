@@ -31,7 +31,7 @@ _MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
 _TURN = 3  # what a random stream is for, after those of the order
 
 
-def draws_of_epoch(
+def batches_per_epoch(
     sizes: Mapping[str, int], weights: Mapping[str, float] | None, length: str | int = "first_exhausted"
 ) -> tuple[int, ...]:
     """Return how many batches each dataset gives in an epoch of the mix.
@@ -95,7 +95,7 @@ def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
     return counts
 
 
-def spread(counts: Sequence[int]) -> Ints:
+def interleave(counts: Sequence[int]) -> Ints:
     """Return each ``k`` ``counts[k]`` times, so that every beginning holds them in proportion.
 
     The two rarest are merged first, and what comes of it with the next: so rounding, at each merge, hardly adds up.
@@ -119,7 +119,7 @@ def spread(counts: Sequence[int]) -> Ints:
     return found
 
 
-class Pass(NamedTuple):
+class DatasetPass(NamedTuple):
     """What a part of an epoch reads of one pass over a dataset.
 
     ``at`` are positions among the indices asked for, ``batches`` numbers in the pass, each the ``turns``-th of its
@@ -136,7 +136,7 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draws:
+class MixSchedule:
     """The draws of a mix: ``counts`` batches of each dataset in an epoch, over ``lanes`` lanes."""
 
     counts: tuple[int, ...]
@@ -151,7 +151,7 @@ class Draws:
     @cached_property
     def line(self) -> Ints:
         """The datasets in the order they are drawn before rounds are turned."""
-        return spread(self.counts)
+        return interleave(self.counts)
 
     @cached_property
     def _turns(self) -> Ints:
@@ -171,7 +171,7 @@ class Draws:
         wanted = np.arange(self.total) if indices is None else indices
         return np.asarray(self.line[self._turned(wanted, epoch, 1)], np.int64)
 
-    def passes(self, source: int, size: int, epoch: int, indices: Ints) -> list[Pass]:
+    def passes(self, source: int, size: int, epoch: int, indices: Ints) -> list[DatasetPass]:
         """Return what batches ``indices`` of an epoch read of one dataset, whose passes have ``size`` batches."""
         count = self.counts[source]
         places = np.flatnonzero(self.line == source)
@@ -186,7 +186,7 @@ class Draws:
             found.append(self._pass(source, places, number, size, at[some], draws[some] - number * size))
         return found
 
-    def _pass(self, source: int, places: Ints, number: int, size: int, at: Ints, batches: Ints) -> Pass:
+    def _pass(self, source: int, places: Ints, number: int, size: int, at: Ints, batches: Ints) -> DatasetPass:
         """Return where ``batches`` of a pass are; ``places`` are the dataset's in the line."""
         draws = np.arange(number * size, (number + 1) * size)
         epochs, nth = np.divmod(draws, self.counts[source])
@@ -195,4 +195,4 @@ class Draws:
         order = np.argsort(lanes, kind="stable")
         turns = np.empty(size, np.int64)
         turns[order] = np.arange(size) - np.repeat(np.cumsum(shares) - shares, shares)
-        return Pass(number, at, batches, lanes[batches], turns[batches], shares, int(lanes[-1]))
+        return DatasetPass(number, at, batches, lanes[batches], turns[batches], shares, int(lanes[-1]))

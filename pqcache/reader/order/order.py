@@ -75,7 +75,7 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
     return keys.view(np.int64)
 
 
-def deal_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
+def scatter_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
     """Return ``range(n)`` in an order whose consecutive parts are random hands.
 
     Only which row comes into which hand is random here: the hands themselves are permuted in blocks. So for
@@ -202,7 +202,7 @@ class Lane:
 
     def row_order(self, j: int) -> Ints:
         """Return run ``j``'s rows in the order they are dealt, as positions within the run."""
-        return deal_order(int(self.sizes[j]), self.seed, self.epoch, self.number, j)
+        return scatter_order(int(self.sizes[j]), self.seed, self.epoch, self.number, j)
 
     def block_order(self, block: int, rows: int) -> Ints:
         """Return the order of ``block``'s rows, as positions in its hands laid end to end."""
@@ -340,7 +340,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class EpochShare:
     """The batches that one worker of one rank yields, from a place in the epoch to its end.
 
     ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
@@ -397,7 +397,7 @@ class Part:
         return min(self.start + done * self.ranks, max(self.total, self.start))
 
 
-def batches_of_lanes(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
+def batches_by_lane(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
     """Yield (global index, lane, batch within the lane) for ``indices``; padding goes round to the start."""
     for index in indices:
         inside = index % total if index >= total else index

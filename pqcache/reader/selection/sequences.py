@@ -129,7 +129,7 @@ def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
     return tuple(int(step) if isinstance(step, np.integer) else step for step in steps)
 
 
-class Sequences:
+class SequenceSelection:
     """The sequences in the rows of a dataset that a selection leaves; a `Selection` of where they start."""
 
     def __init__(self, data: Data, sequence: Sequence, chosen: Selection | None) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from pqcache.reader.batch_layout import Gathered, Layout
+from pqcache.reader.batch_layout import BatchLayout, GatheredBatch
 from pqcache.reader.columns import (
     NEAR,
     Bytes,
-    Column,
-    Form,
+    ColumnData,
+    ColumnForm,
     compact,
     cut,
     ends_of_views,
@@ -24,28 +24,28 @@ from pqcache.reader.columns import (
     take,
 )
 from pqcache.reader.order.order import Ints, Lane
-from pqcache.reader.shuffle.scatter import Dealt, Hand, Source, hand_column, rows_in
+from pqcache.reader.shuffle.scatter import Bucket, Buckets, ReadContext, arena_rows, bucket_column
 from pqcache.system.buffer_pool import Pool
 
 _PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
 
 
-class Frame:
+class BatchBuilder:
     """A batch in the making: fixed-width columns have their places, the rest is put together at the end.
 
     Where one stretch of blocks has all of its rows (``whole``), the places are part of that stretch's memory.
     """
 
-    def __init__(self, source: Source[Any], rows: int, whole: bool) -> None:
+    def __init__(self, source: ReadContext[Any], rows: int, whole: bool) -> None:
         self.rows = rows
         self.arrays: list[Bytes] = []
         if not whole:
             self.arrays = source.layout.arrays(source.batches.lend(source.layout.bytes(rows)), rows)
-        self._parts: dict[int, dict[int, Column]] = {}  # by column, then by first row
+        self._parts: dict[int, dict[int, ColumnData]] = {}  # by column, then by first row
         self._missing = rows
         self._lock = threading.Lock()
 
-    def put(self, position: int, at: int, column: Column) -> None:
+    def put(self, position: int, at: int, column: ColumnData) -> None:
         """Put rows of a column that has no place at row ``at``."""
         with self._lock:
             self._parts.setdefault(position, {})[at] = column
@@ -56,18 +56,18 @@ class Frame:
             self._missing -= rows
             return self._missing == 0
 
-    def gathered(self, source: Source[Any]) -> Gathered:
+    def gathered(self, source: ReadContext[Any]) -> GatheredBatch:
         """Return the batch, whose rows are all there."""
-        found = Gathered(self.rows, source.layout, self.arrays, {})
+        found = GatheredBatch(self.rows, source.layout, self.arrays, {})
         for position, parts in self._parts.items():
             form = source.forms[position]
             column = self._joined(parts, found.placed(position, form), form)
             found.columns[position] = (
-                Column(form, packed(column, source.shared), column.valid) if is_views(column) else column
+                ColumnData(form, packed(column, source.shared), column.valid) if is_views(column) else column
             )
         return found
 
-    def _joined(self, parts: dict[int, Column], placed: Column | None, form: Form) -> Column:
+    def _joined(self, parts: dict[int, ColumnData], placed: ColumnData | None, form: ColumnForm) -> ColumnData:
         """Join the parts of a column; rows that no part has are in their place (no nulls among them)."""
         joined, at = [], 0
         for start, part in sorted(parts.items()):
@@ -80,14 +80,14 @@ class Frame:
         return join(joined, form)
 
 
-Piece = tuple[Frame, int, int, int]  # rows [from, to) of a stretch of blocks go to the frame's row
+Piece = tuple[BatchBuilder, int, int, int]  # rows [from, to) of a stretch of blocks go to the frame's row
 
 
 def gather(
-    source: Source[Any], lane: Lane, blocks: range, dealt: dict[int, Dealt], pieces: Sequence[Piece]
-) -> list[Frame]:
+    source: ReadContext[Any], lane: Lane, blocks: range, dealt: dict[int, Buckets], pieces: Sequence[Piece]
+) -> list[BatchBuilder]:
     """Put the rows of consecutive blocks into their batches; return those batches that are whole now."""
-    hands: list[Hand] = []
+    hands: list[Bucket] = []
     orders = []
     rows = 0
     for block in blocks:
@@ -103,7 +103,7 @@ def gather(
     order = np.concatenate(orders) if len(orders) > 1 else orders[0]
     gather_groups(source, hands, order, pieces)
     for position in sorted({position for cards, _, _ in hands for position in cards.columns}):
-        column = take(join([hand_column(source, hand, position) for hand in hands], source.forms[position]), order)
+        column = take(join([bucket_column(source, hand, position) for hand in hands], source.forms[position]), order)
         for first, part, some in packed_together(column, pieces, source.shared):
             if source.sparing:  # a batch that goes on in the next block would keep all of this one
                 part = compact(part)
@@ -115,8 +115,8 @@ def gather(
 
 
 def packed_together(
-    column: Column, pieces: Sequence[Piece], shared: Pool | None
-) -> Iterator[tuple[int, Column, Sequence[Piece]]]:
+    column: ColumnData, pieces: Sequence[Piece], shared: Pool | None
+) -> Iterator[tuple[int, ColumnData, Sequence[Piece]]]:
     """Yield (first row, rows, their pieces): views are packed for several whole batches at once, as each call costs.
 
     Large ones are packed one by one into ``shared`` memory, if there is any: each is free again when its batch is.
@@ -132,7 +132,7 @@ def packed_together(
         while whole and left and _is_whole(left[0]) and ends[left[0][3]] - ends[first] <= most:
             some.append(left.popleft())
         rows = cut(column, first, some[-1][3])
-        yield first, Column(column.form, packed(rows, shared), rows.valid) if whole else rows, some
+        yield first, ColumnData(column.form, packed(rows, shared), rows.valid) if whole else rows, some
 
 
 def _is_whole(piece: Piece) -> bool:
@@ -140,7 +140,7 @@ def _is_whole(piece: Piece) -> bool:
     return stop - start == frame.rows
 
 
-def gather_groups(source: Source[Any], hands: Sequence[Hand], order: Ints, pieces: Sequence[Piece]) -> None:
+def gather_groups(source: ReadContext[Any], hands: Sequence[Bucket], order: Ints, pieces: Sequence[Piece]) -> None:
     """Put the fixed-width columns of hands laid end to end, in ``order``, where their batches find them.
 
     That is one call for each group, as every call may have to wait for the interpreter's lock.
@@ -152,7 +152,7 @@ def gather_groups(source: Source[Any], hands: Sequence[Hand], order: Ints, piece
     short = layout.short.groups
     scratch = source.memory.take(max((rows * group.width * len(group.positions) for group in short), default=0))
     for number, group in enumerate(short):
-        (joined,) = Layout((group,)).arrays(scratch, rows)
+        (joined,) = BatchLayout((group,)).arrays(scratch, rows)
         np.concatenate([cards.arrays[number][:, start:stop] for cards, start, stop in hands], axis=1, out=joined)
         joined.take(order, axis=1, out=arrays[number], mode="clip")
     source.memory.give(scratch)
@@ -167,14 +167,14 @@ def gather_groups(source: Source[Any], hands: Sequence[Hand], order: Ints, piece
             place[:, at : at + stop - start] = array[:, start:stop]
 
 
-def gather_long(source: Source[Any], hands: Sequence[Hand], order: Ints, position: int, out: Bytes) -> None:
+def gather_long(source: ReadContext[Any], hands: Sequence[Bucket], order: Ints, position: int, out: Bytes) -> None:
     """Put the long rows of a column in ``order``; hands whose rows are among their columns are left out.
 
     That is one call where all of them lie in one arena; each hand is sown into its rows otherwise.
     """
     arena, width = source.arenas.get(source.forms[position].name), source.forms[position].width
     if arena is not None:
-        found = [rows for hand in hands if (rows := rows_in(arena, hand, position, width)) is not None]
+        found = [rows for hand in hands if (rows := arena_rows(arena, hand, position, width)) is not None]
         if len(found) == len(hands):
             arena.block.reshape(-1, width).take(np.concatenate(found)[order], axis=0, out=out, mode="clip")
             return
@@ -184,5 +184,5 @@ def gather_long(source: Source[Any], hands: Sequence[Hand], order: Ints, positio
     for hand in hands:
         past = at + hand[2] - hand[1]
         if position not in hand[0].columns:
-            items[where[at:past]] = hand_column(source, hand, position).values.view(f"V{width}")[:, 0]
+            items[where[at:past]] = bucket_column(source, hand, position).values.view(f"V{width}")[:, 0]
         at = past

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Generic
 
 from pqcache.reader.order.order import Lane
-from pqcache.reader.shuffle.gather import Frame, Piece, gather
-from pqcache.reader.shuffle.scatter import Dealt, Done, Source, deal
+from pqcache.reader.shuffle.gather import BatchBuilder, Piece, gather
+from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is spared), one in the making
 
@@ -28,14 +28,14 @@ class LaneReader(Generic[Done]):
     Decoding and gathering are kept ahead of it.
     """
 
-    def __init__(self, source: Source[Done], lane: Lane, first: int, batch_size: int) -> None:
+    def __init__(self, source: ReadContext[Done], lane: Lane, first: int, batch_size: int) -> None:
         self._source, self._lane, self._batch_size = source, lane, batch_size
         self._block = lane.block_at(first)  # next block to gather
         self._start = self._block
         self._at = first  # next row to put into a frame
         self._run = lane.runs(self._block).start if self._block < lane.blocks else 0  # next run to deal
-        self._dealt: dict[int, Future[Dealt]] = {}
-        self._open: tuple[Frame, Future[Done], int] | None = None  # a batch that goes on in the next block
+        self._dealt: dict[int, Future[Buckets]] = {}
+        self._open: tuple[BatchBuilder, Future[Done], int] | None = None  # a batch that goes on in the next block
         self._coming: deque[Future[Done]] = deque()
         self._left: deque[int] = deque()  # batches begun by each stretch of blocks on its way
         self._top_up()
@@ -82,7 +82,7 @@ class LaneReader(Generic[Done]):
         while self._at < end:
             if self._open is None:
                 rows = min(self._batch_size, self._lane.rows - self._at)
-                self._open = Frame(self._source, rows, whole=rows <= end - self._at), Future(), 0
+                self._open = BatchBuilder(self._source, rows, whole=rows <= end - self._at), Future(), 0
                 self._coming.append(self._open[1])
                 begun += 1
             frame, future, at = self._open
@@ -96,12 +96,12 @@ class LaneReader(Generic[Done]):
     def _deal_until(self, stop: int) -> None:
         while self._run < min(stop, len(self._lane.groups)):
             skipped = max(0, self._start - self._lane.first_block(self._run))
-            job = self._source.threads.submit(deal, self._source, self._lane, self._run, skipped)
+            job = self._source.threads.submit(scatter, self._source, self._lane, self._run, skipped)
             self._dealt[self._run] = job
             self._run += 1
 
     def _gather_when_dealt(
-        self, blocks: range, dealt: dict[int, Future[Dealt]], pieces: list[Piece], results: dict[int, Future[Done]]
+        self, blocks: range, dealt: dict[int, Future[Buckets]], pieces: list[Piece], results: dict[int, Future[Done]]
     ) -> None:
         """Gather ``blocks`` on the pool once all runs they need are dealt; no thread waits for that."""
         lane, source = self._lane, self._source
@@ -128,7 +128,7 @@ class LaneReader(Generic[Done]):
             pieces.clear()
             results.clear()
 
-        def one_done(future: Future[Dealt]) -> None:
+        def one_done(future: Future[Buckets]) -> None:
             if future.cancelled():  # the pool is being shut down, under a lock that submit needs
                 for result in results.values():
                     result.cancel()

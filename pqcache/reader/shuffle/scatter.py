@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from pqcache.reader.batch_layout import LONG, Gathered, Layout
-from pqcache.reader.columns import NEAR, Bytes, Column, Form, bytes_of_views, compact, cut, take
+from pqcache.reader.batch_layout import LONG, BatchLayout, GatheredBatch
+from pqcache.reader.columns import NEAR, Bytes, ColumnData, ColumnForm, bytes_of_views, compact, cut, take
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.system.buffer_pool import Arena, Block, Pool
 
-Rows = list[Column]
+Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
 Done = TypeVar("Done")  # what a batch is made into
 
@@ -25,7 +25,7 @@ _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies co
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Generic[Done]):
+class ReadContext(Generic[Done]):
     """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, what the threads make of
     a batch's rows (``finish``), memory for what is decoded and for batches, threads, how many row groups to decode
     ahead, and whether long rows ``stay`` where they were decoded until all hands of their run are used. ``arenas``
@@ -33,8 +33,8 @@ class Source(Generic[Done]):
     """
 
     load: Load
-    forms: Sequence[Form]
-    finish: Callable[[Gathered], Done]
+    forms: Sequence[ColumnForm]
+    finish: Callable[[GatheredBatch], Done]
     memory: Pool
     batches: Pool
     threads: Executor
@@ -53,17 +53,17 @@ class Source(Generic[Done]):
         return self.shared is not None and not self.stay
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """Where the fixed-width columns of a batch lie."""
-        return Layout.of(self.forms)
+        return BatchLayout.of(self.forms)
 
     @cached_property
-    def dealt(self) -> Layout:
+    def dealt(self) -> BatchLayout:
         """Where those lie that are dealt: all, or those that do not stay where they were decoded."""
         return self.layout.short if self.stay else self.layout
 
 
-class Cards:
+class ScatterChunk:
     """Some of a run's rows in the order they were dealt: one hand or more, freed when all are used.
 
     ``arrays`` are the groups of ``Source.dealt`` over ``block``; ``long`` are columns that stay where they were
@@ -74,7 +74,7 @@ class Cards:
         self.block = block
         self.arrays = arrays
         self.long: dict[int, tuple[Bytes, Ints]] = {}
-        self.columns: dict[int, Column] = {}
+        self.columns: dict[int, ColumnData] = {}
         self._left = hands
         self._lock = threading.Lock()
 
@@ -88,22 +88,22 @@ class Cards:
         memory.give(self.block)
 
 
-Hand = tuple[Cards, int, int]  # cards, first and past-last row in them
-Dealt = list[Hand | None]  # a run's hands
+Bucket = tuple[ScatterChunk, int, int]  # cards, first and past-last row in them
+Buckets = list[Bucket | None]  # a run's hands
 
 
-def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
+def scatter(source: ReadContext[Any], lane: Lane, run: int, first_hand: int) -> Buckets:
     """Decode run ``run`` of a lane and return its hands; those before ``first_hand`` are None."""
     columns = source.load(int(lane.groups[run]), int(lane.lows[run]), int(lane.highs[run]))
     order, cuts = lane.row_order(run), lane.cuts(run).tolist()
-    hands: Dealt = [None] * first_hand
+    hands: Buckets = [None] * first_hand
     left = range(first_hand, len(cuts) - 1)
     large = source.dealt.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
     each = (1 if source.sparing else lane.split) if large else len(cuts)
     portions = [left[i : i + each] for i in range(0, len(left), each)]
     counts = [len(portion) for portion in portions]
     orders = [order[cuts[portion[0]] : cuts[portion[-1] + 1]] for portion in portions]
-    for portion, cards in zip(portions, dealt_cards(source, columns, orders, counts), strict=True):
+    for portion, cards in zip(portions, scatter_columns(source, columns, orders, counts), strict=True):
         begin = cuts[portion[0]]
         hands.extend((cards, cuts[hand] - begin, cuts[hand + 1] - begin) for hand in portion)
     if source.sparing:
@@ -111,18 +111,20 @@ def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
     return hands
 
 
-def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hands: Sequence[int]) -> list[Cards]:
+def scatter_columns(
+    source: ReadContext[Any], columns: Rows, orders: Sequence[Ints], hands: Sequence[int]
+) -> list[ScatterChunk]:
     """Take rows from columns once for each of ``orders``: column by column, as that is what a cache can hold."""
     layout, memory = source.dealt, source.memory
     dealt = []
     for order, count in zip(orders, hands, strict=True):
         block = memory.take(layout.bytes(len(order)))
-        dealt.append(Cards(block, layout.arrays(block, len(order)), count))
+        dealt.append(ScatterChunk(block, layout.arrays(block, len(order)), count))
     places = {p: (g, i) for g, group in enumerate(source.layout.groups) for i, p in enumerate(group.positions)}
     near = memory.take(NEAR)
     for position, form in enumerate(source.forms):
         column = columns[position]
-        columns[position] = Column(form, None)  # decoded memory goes as soon as it is dealt
+        columns[position] = ColumnData(form, None)  # decoded memory goes as soon as it is dealt
         if position in places and column.valid is None and isinstance(column.values, np.ndarray):
             group, row = places[position]
             values = column.values
@@ -143,7 +145,7 @@ def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hand
     return dealt
 
 
-def rows_in(arena: Arena, hand: Hand, position: int, width: int) -> Ints | None:
+def arena_rows(arena: Arena, hand: Bucket, position: int, width: int) -> Ints | None:
     """Return which rows of an arena are those of a hand, of a column of ``width`` bytes; None if they lie elsewhere."""
     cards, start, stop = hand
     if position not in cards.long:
@@ -153,14 +155,14 @@ def rows_in(arena: Arena, hand: Hand, position: int, width: int) -> Ints | None:
     return None if begin is None else order[start:stop] + begin // width
 
 
-def hand_column(source: Source[Any], hand: Hand, position: int) -> Column:
+def bucket_column(source: ReadContext[Any], hand: Bucket, position: int) -> ColumnData:
     """Return one column of a hand, wherever it is."""
     cards, start, stop = hand
     if position in cards.columns:
         return cut(cards.columns[position], start, stop)
     if position in cards.long:
         decoded, order = cards.long[position]
-        return Column(source.forms[position], decoded.take(order[start:stop], axis=0, mode="clip"))
+        return ColumnData(source.forms[position], decoded.take(order[start:stop], axis=0, mode="clip"))
     values = source.dealt.values(cards.arrays, position)
     assert values is not None
-    return Column(source.forms[position], values[start:stop])
+    return ColumnData(source.forms[position], values[start:stop])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import Lane, Order, Part, batches_of_lanes, deal_order, permutation
+from pqcache.reader.order.order import EpochShare, Lane, Order, batches_by_lane, permutation, scatter_order
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
 
@@ -57,7 +57,7 @@ def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
     hands: dict[int, list[list[tuple[int, int]]]] = {}
     for run in range(runs):
         size = int(lane.highs[run] - lane.lows[run])
-        order = deal_order(size, lane.seed, lane.epoch, lane.number, run)
+        order = scatter_order(size, lane.seed, lane.epoch, lane.number, run)
         rows = [(int(lane.groups[run]), int(lane.lows[run] + r)) for r in order]
         count = len(held_in[run])
         hands[run] = [rows[size * q // count : size * (q + 1) // count] for q in range(count)]
@@ -123,7 +123,7 @@ def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], sta
     ranks, workers = topology
     parts = [
         [
-            Part(
+            EpochShare(
                 total=total,
                 lanes=12,
                 ranks=ranks,
@@ -139,7 +139,7 @@ def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], sta
     ]
     counts = {sum(map(len, of_rank)) for of_rank in parts}
     assert len(counts) == 1, "all ranks get the same number of batches"
-    assert len(Part(total=total, lanes=12, ranks=ranks, rank=0, start=start, drop_last=drop_last)) == counts.pop()
+    assert len(EpochShare(total=total, lanes=12, ranks=ranks, rank=0, start=start, drop_last=drop_last)) == counts.pop()
     every = sorted(index for of_rank in parts for indices in of_rank for index in indices)
     assert every == list(range(start, start + len(every)))
     if drop_last:
@@ -160,7 +160,7 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
     ranks, _ = topology
     total = order.batches()
     lanes = 12
-    first = Part(total=total, lanes=lanes, ranks=ranks, rank=0)
+    first = EpochShare(total=total, lanes=lanes, ranks=ranks, rank=0)
     seen = list(first.indices())[: at + 1]
     if not seen:
         return
@@ -168,13 +168,13 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
     consumed = [
         i
         for rank in range(ranks)
-        for i in list(Part(total=total, lanes=lanes, ranks=ranks, rank=rank).indices())[: at + 1]
+        for i in list(EpochShare(total=total, lanes=lanes, ranks=ranks, rank=rank).indices())[: at + 1]
     ]
     for new_ranks in (1, 2, 3):
         rest = [
             i
             for rank in range(new_ranks)
-            for i in Part(total=total, lanes=lanes, ranks=new_ranks, rank=rank, start=start).indices()
+            for i in EpochShare(total=total, lanes=lanes, ranks=new_ranks, rank=rank, start=start).indices()
         ]
         once = Counter(i for i in consumed + rest if i < total)
         assert once == Counter(range(total))
@@ -183,11 +183,11 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
 def test_padding_repeats_the_epochs_start() -> None:
     order = Order(counts=np.array([10]), batch_size=3, lanes=6)
     assert order.batches() == 4
-    part = Part(total=4, lanes=6, ranks=3, rank=2)
+    part = EpochShare(total=4, lanes=6, ranks=3, rank=2)
     assert list(part.indices()) == [2, 5]
-    assert list(batches_of_lanes(part.indices(), 6, 4)) == [(2, 2, 0), (5, 1, 0)]
+    assert list(batches_by_lane(part.indices(), 6, 4)) == [(2, 2, 0), (5, 1, 0)]
     assert pairs(order.batch(5)) == pairs(order.batch(1))
-    assert list(Part(total=1, lanes=6, ranks=3, rank=2).indices()) == [2]  # fewer batches than ranks
+    assert list(EpochShare(total=1, lanes=6, ranks=3, rank=2).indices()) == [2]  # fewer batches than ranks
     assert pairs(Order(counts=np.array([2]), batch_size=3, lanes=6).batch(2)) == pairs(
         Order(counts=np.array([2]), batch_size=3, lanes=6).batch(0)
     )
@@ -269,9 +269,9 @@ def test_wrong_numbers_are_named() -> None:
     with pytest.raises(UsageError, match="batch_size is 0"):
         Order(counts=np.array([1]), batch_size=0)
     with pytest.raises(UsageError, match="lanes=4 cannot be shared by 3 ranks x 1 workers"):
-        Part(total=10, lanes=4, ranks=3, rank=0)
+        EpochShare(total=10, lanes=4, ranks=3, rank=0)
     with pytest.raises(UsageError, match="rank=3"):
-        Part(total=10, lanes=4, ranks=2, rank=3)
+        EpochShare(total=10, lanes=4, ranks=2, rank=3)
 
 
 def test_permutation_is_uniform() -> None:

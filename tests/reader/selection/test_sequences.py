@@ -363,11 +363,11 @@ def test_little_memory_reads_in_pieces(tmp_path: Path) -> None:
 
 def test_sizes_count_every_step(drive: Path) -> None:
     from pqcache.reader.open import open_data
-    from pqcache.reader.read_plan import view_of
+    from pqcache.reader.read_plan import make_read_plan
 
     data, _ = open_data(drive)
     for columns, width in ((["id"], 8), (["id", "small"], 9)):
-        view = view_of(
+        view = make_read_plan(
             data, columns, sequence=Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
         )
         step = 4 * 8 + (1 if "small" in columns else 0)

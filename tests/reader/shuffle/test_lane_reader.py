@@ -25,15 +25,15 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader import columns as columns_module
-from pqcache.reader.batch_layout import Layout
+from pqcache.reader.batch_layout import BatchLayout
 from pqcache.reader.columns import (
-    Column,
+    ColumnData,
     as_typed,
     bytes_of_views,
     compact,
     cut,
     form_of,
-    hold,
+    from_arrow,
     is_views,
     join,
     take,
@@ -41,14 +41,14 @@ from pqcache.reader.columns import (
 )
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.epoch import record_batches
-from pqcache.reader.memory_budget import Room, fit, room_for, window_for
+from pqcache.reader.memory_budget import DecodeBudget, decode_budget, fit_window, largest_window
 from pqcache.reader.open import open_data
-from pqcache.reader.order.order import Order, Part
-from pqcache.reader.read_plan import View, view_of
-from pqcache.reader.row_group_reader import RowGroups
+from pqcache.reader.order.order import EpochShare, Order
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.shuffle import gather as blocks_module
-from pqcache.reader.shuffle.gather import Frame, gather_long, packed_together
-from pqcache.reader.shuffle.scatter import Cards, Source, dealt_cards
+from pqcache.reader.shuffle.gather import BatchBuilder, gather_long, packed_together
+from pqcache.reader.shuffle.scatter import ReadContext, ScatterChunk, scatter_columns
 from pqcache.system.buffer_pool import Arena, Pool
 
 
@@ -115,17 +115,17 @@ def write(root: Path, tables: dict[str, pa.Table], rows: int) -> Path:
 
 
 def read(
-    view: View, order: Order, part: Part | None = None, stay: bool = False, places: int = 0
+    view: ReadPlan, order: Order, part: EpochShare | None = None, stay: bool = False, places: int = 0
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     if part is None:
-        part = Part(total=order.batches(), lanes=order.lanes)
-    for index, batch in record_batches(view, order, part.indices(), part.total, Room(2, stay, places)):
+        part = EpochShare(total=order.batches(), lanes=order.lanes)
+    for index, batch in record_batches(view, order, part.indices(), part.total, DecodeBudget(2, stay, places)):
         batch.validate(full=True)
         yield index, batch
 
 
-def view(path: Path, columns: list[str] | None = None, filters: Any = None) -> View:
-    return view_of(open_data(path)[0], columns, filters)
+def view(path: Path, columns: list[str] | None = None, filters: Any = None) -> ReadPlan:
+    return make_read_plan(open_data(path)[0], columns, filters)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -186,7 +186,7 @@ def test_batches_are_what_the_order_says(
     total = order.batches()
     if total > 200:
         start = max(start, 1 - 100 / total)
-    part = Part(total=total, lanes=lanes, start=int(total * start))
+    part = EpochShare(total=total, lanes=lanes, start=int(total * start))
     indices = []
     for index, batch in read(seen, order, part):
         groups, rows = order.batch(index)
@@ -203,7 +203,7 @@ def test_batches_are_what_the_order_says(
 def test_padding_comes_from_other_lanes(numbers: Path) -> None:
     seen = view(numbers, ["id"])
     order = Order(counts=seen.counts, batch_size=300, lanes=6, window=4)
-    part = Part(total=order.batches(), lanes=6, ranks=6, rank=5)
+    part = EpochShare(total=order.batches(), lanes=6, ranks=6, rank=5)
     (index, batch), *more = read(seen, order, part)
     assert index == 5
     assert not more
@@ -309,13 +309,13 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
 
 def test_window_follows_memory() -> None:
     sizes = np.full(100, 10 << 20, np.int64)
-    windows = [window_for(sizes, memory << 20, 1) for memory in (56, 64, 100, 1000, 100_000)]
+    windows = [largest_window(sizes, memory << 20, 1) for memory in (56, 64, 100, 1000, 100_000)]
     assert windows == sorted(windows)
     assert windows[0] == 1
     assert windows[-1] == 16
-    assert window_for(sizes, 400 << 20, 4) == window_for(sizes, 100 << 20, 1)
-    assert window_for(sizes, 20 << 20, 1) == 0
-    assert window_for(np.zeros(0, np.int64), 1, 1) == 1
+    assert largest_window(sizes, 400 << 20, 4) == largest_window(sizes, 100 << 20, 1)
+    assert largest_window(sizes, 20 << 20, 1) == 0
+    assert largest_window(np.zeros(0, np.int64), 1, 1) == 1
 
 
 def long_rows(first: int, rows: int) -> pa.Table:
@@ -414,8 +414,8 @@ def test_an_epoch_that_is_stopped_early_gives_its_places_back(tmp_path: Path) ->
 @pytest.mark.parametrize("places", [2, 4])
 def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = []
-    real = blocks_module.hand_column
-    monkeypatch.setattr(blocks_module, "hand_column", lambda *given: copied.append(given) or real(*given))
+    real = blocks_module.bucket_column
+    monkeypatch.setattr(blocks_module, "bucket_column", lambda *given: copied.append(given) or real(*given))
     pool = Pool()
     arena = Arena(pool, 10 * 600, places)
     form = form_of(pa.field("x", pa.binary(600)))
@@ -425,13 +425,13 @@ def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.
     for run, values in enumerate(rows):
         held = arena.lend(6000).reshape(10, 600)
         held[:] = values
-        cards = Cards(np.zeros(0, np.uint8), [], 1)
+        cards = ScatterChunk(np.zeros(0, np.uint8), [], 1)
         cards.long[0] = held[2:], orders[run][orders[run] < 8]
         hands.append((cards, 1, 6))
     order = np.random.default_rng(9).permutation(15)
     out = np.empty((15, 600), np.uint8)
     with ThreadPoolExecutor(1) as threads:
-        source = Source(
+        source = ReadContext(
             load=lambda *_: [],
             forms=[form],
             finish=list,
@@ -453,12 +453,12 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
     seen = view(tmp_path)
     order = np.arange(99, -1, -1)
 
-    def data_of(column: Column) -> list[int]:
+    def data_of(column: ColumnData) -> list[int]:
         return [buffer.address for buffer in column.values.buffers()[2:]]
 
     for stay in (False, True):
         with ThreadPoolExecutor(1) as pool:
-            source = Source(
+            source = ReadContext(
                 load=seen.load,
                 forms=seen.load_forms,
                 finish=list,
@@ -470,22 +470,22 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
             )
             loaded = seen.load(0, 0, 100)
             before = {position: data_of(loaded[position]) for position in (1, 2)}
-            (cards,) = dealt_cards(source, loaded, [order], [1])
+            (cards,) = scatter_columns(source, loaded, [order], [1])
             assert (data_of(cards.columns[2]) == before[2]) is stay
             assert data_of(cards.columns[1]) != before[1]
     sizes = int(seen.sizes.sum())
-    assert room_for(seen, 15 * sizes, 1, 1, 16, 2) == Room(2, stay=True, places=8)
-    assert room_for(seen, 5 * sizes, 1, 1, 16, 2) == Room(1, stay=True)
-    assert not room_for(seen, 5 * sizes - 1, 1, 1, 16, 2).stay
-    assert room_for(seen, 6 * sizes, 1, 1, 16, 1).places == 6
-    assert not room_for(seen, 6 * sizes - 1, 1, 1, 16, 1).places
+    assert decode_budget(seen, 15 * sizes, 1, 1, 16, 2) == DecodeBudget(2, stay=True, places=8)
+    assert decode_budget(seen, 5 * sizes, 1, 1, 16, 2) == DecodeBudget(1, stay=True)
+    assert not decode_budget(seen, 5 * sizes - 1, 1, 1, 16, 2).stay
+    assert decode_budget(seen, 6 * sizes, 1, 1, 16, 1).places == 6
+    assert not decode_budget(seen, 6 * sizes - 1, 1, 1, 16, 1).places
     write(tmp_path, {"a.parquet": long_rows(1000, 800)}, rows=100)
     seen = view(tmp_path)
     half = int(seen.sizes.sum()) // 2  # of eight row groups, one lane of two reads four, and a part of a fifth
     enough = half + 5 * int(seen.sizes.max())
-    assert room_for(seen, enough, 1, 2, 16, 1).stay
-    assert not room_for(seen, enough - 1, 1, 2, 16, 1).stay
-    assert not room_for(seen, enough, 1, 1, 16, 1).stay
+    assert decode_budget(seen, enough, 1, 2, 16, 1).stay
+    assert not decode_budget(seen, enough - 1, 1, 2, 16, 1).stay
+    assert not decode_budget(seen, enough, 1, 1, 16, 1).stay
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -501,13 +501,13 @@ def test_dense_lists_are_read_page_by_page_and_widened_only_where_they_are_narro
     seen = view(tmp_path / "dense").densified()
     assert seen.stored["tokens"].dtype == np.dtype("<u2" if narrow else "<u4")
     asked: list[str] = []
-    with_pyarrow = RowGroups._read
+    with_pyarrow = RowGroupReader._read
 
-    def noted(self: RowGroups, file: Any, group: int, wanted: list[str], *rows: int) -> pa.Table:
+    def noted(self: RowGroupReader, file: Any, group: int, wanted: list[str], *rows: int) -> pa.Table:
         asked.extend(wanted)
         return with_pyarrow(self, file, group, wanted, *rows)
 
-    monkeypatch.setattr(RowGroups, "_read", noted)
+    monkeypatch.setattr(RowGroupReader, "_read", noted)
     (column,) = seen.load(0, 0, 20)
     assert not asked
     typed = as_typed(column, Pool())
@@ -517,10 +517,10 @@ def test_dense_lists_are_read_page_by_page_and_widened_only_where_they_are_narro
 
 def test_views_are_packed_for_several_whole_batches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.array([bytes([i]) * (i % 30) for i in range(100)])
-    column = hold(rows, form_of(pa.field("x", rows.type)))
-    source: Any = SimpleNamespace(layout=Layout(()), batches=Pool())
+    column = from_arrow(rows, form_of(pa.field("x", rows.type)))
+    source: Any = SimpleNamespace(layout=BatchLayout(()), batches=Pool())
     # a batch that began before, whole ones of 20 rows, and one that goes on in the next stretch
-    frames = [Frame(source, 20, whole=True) for _ in range(6)]
+    frames = [BatchBuilder(source, 20, whole=True) for _ in range(6)]
     pieces = [(frames[0], 15, 0, 5), *((frame, 0, 5 + 20 * i, 25 + 20 * i) for i, frame in enumerate(frames[1:5]))]
     pieces.append((frames[5], 0, 85, 100))
     for most, found in ((1 << 20, [1, 4, 1]), (2 * bytes_of_views(cut(column, 5, 25)), [1, 2, 1, 1, 1]), (1, [1] * 6)):
@@ -537,10 +537,10 @@ def test_large_batches_are_packed_one_by_one_into_shared_memory(monkeypatch: pyt
     monkeypatch.setattr(blocks_module, "NEAR", 300)
     monkeypatch.setattr(columns_module, "NEAR", 300)
     rows = pa.array([bytes([i]) * 20 for i in range(100)])
-    column = hold(rows, form_of(pa.field("x", rows.type)))
+    column = from_arrow(rows, form_of(pa.field("x", rows.type)))
     shared = Pool()
-    source: Any = SimpleNamespace(layout=Layout(()), batches=Pool())
-    pieces = [(Frame(source, 25, whole=True), 0, 25 * i, 25 * i + 25) for i in range(4)]
+    source: Any = SimpleNamespace(layout=BatchLayout(()), batches=Pool())
+    pieces = [(BatchBuilder(source, 25, whole=True), 0, 25 * i, 25 * i + 25) for i in range(4)]
     parts = list(packed_together(column, pieces, shared))
     assert [len(some) for _, _, some in parts] == [1] * 4
     assert len(shared._alive) == 4
@@ -551,16 +551,16 @@ def test_large_batches_are_packed_one_by_one_into_shared_memory(monkeypatch: pyt
 
 def test_batches_go_when_they_were_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"id": range(4000), "s": ["x" * 30] * 4000}), tmp_path / "a.parquet", row_group_size=200)
-    real = View.load
+    real = ReadPlan.load
 
-    def slowly(self: View, *args: Any, **how: Any) -> Any:
+    def slowly(self: ReadPlan, *args: Any, **how: Any) -> Any:
         time.sleep(0.02)  # what waits for a row group is there before it
         return real(self, *args, **how)
 
-    monkeypatch.setattr(View, "load", slowly)
+    monkeypatch.setattr(ReadPlan, "load", slowly)
     seen = view(tmp_path)
     order = Order(counts=seen.counts, batch_size=10, window=4)
-    found = epoch_batches(seen, order, range(order.batches()), order.batches(), Room(1))
+    found = epoch_batches(seen, order, range(order.batches()), order.batches(), DecodeBudget(1))
     used: list[weakref.ref[Any]] = []
     for _, batch in found:
         used.append(weakref.ref(batch))
@@ -579,7 +579,7 @@ def test_workers_spare_memory_where_it_is_scarce(tmp_path: Path) -> None:
     rows, held = [], []
     for into in (None, Pool()):
         before = pa.total_allocated_bytes()
-        found = epoch_batches(seen, order, range(total), total, Room(1), into)
+        found = epoch_batches(seen, order, range(total), total, DecodeBudget(1), into)
         columns = [next(found)[1].columns() for _ in range(total // 2)][-1]
         time.sleep(0.3)  # until nothing more is made for whoever does not ask
         held.append(pa.total_allocated_bytes() - before)
@@ -595,14 +595,14 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> N
     whole = view(tmp_path)
     memory = int(whole.sizes.max()) * 3
     with pytest.warns(UserWarning, match="read in 3 pieces, which is slow; run 'pqcache repartition'"):
-        window, piece = fit(whole, memory, 1, "shop")
+        window, piece = fit_window(whole, memory, 1, "shop")
     assert (window, piece) == (4, 3_000)
-    assert fit(whole, memory * 100, 1) == (16, 0)
+    assert fit_window(whole, memory * 100, 1) == (16, 0)
     with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*pqcache repartition"):
-        fit(whole, memory // 1000, 1, "shop")
+        fit_window(whole, memory // 1000, 1, "shop")
     pieces = whole.in_pieces(piece)
     assert pieces.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
-    assert window_for(pieces.sizes, memory, 1) >= 1
+    assert largest_window(pieces.sizes, memory, 1) >= 1
     for lanes in (1, 4):
         order = Order(counts=pieces.counts, batch_size=700, lanes=lanes, window=window)
         starts = np.concatenate([[0], np.cumsum(pieces.counts)])
@@ -627,12 +627,12 @@ def test_nothing_is_read_at_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
     seen = view(tmp_path)
     read_groups = []
     monkeypatch.setattr(
-        "pqcache.reader.row_group_reader.RowGroups.read",
+        "pqcache.reader.row_group_reader.RowGroupReader.read",
         (lambda whole: lambda self, *a: (read_groups.append(a[0]), whole(self, *a))[1])(
-            __import__("pqcache.reader.row_group_reader", fromlist=["RowGroups"]).RowGroups.read
+            __import__("pqcache.reader.row_group_reader", fromlist=["RowGroupReader"]).RowGroupReader.read
         ),
     )
-    batches = record_batches(seen, Order(counts=seen.counts, batch_size=8), range(100), 100, Room(1))
+    batches = record_batches(seen, Order(counts=seen.counts, batch_size=8), range(100), 100, DecodeBudget(1))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert len(read_groups) < 20
@@ -643,10 +643,10 @@ def test_views_of_more_than_two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> No
     for kind in (pa.large_string(), pa.large_binary()):
         array = pa.array(["x" * (i % 60) for i in range(50)], kind).slice(3)
         form = form_of(pa.field("c", kind))
-        assert to_arrow(hold(array, form)).equals(array)
+        assert to_arrow(from_arrow(array, form)).equals(array)
     lists = pa.array([list(range(i % 9)) for i in range(50)], pa.list_(pa.int64())).slice(7)
     form = form_of(pa.field("c", lists.type))
-    column = hold(lists, form)
+    column = from_arrow(lists, form)
     assert to_arrow(column).equals(lists)
     order = np.random.default_rng(0).permutation(43)
     assert to_arrow(compact(take(column, order))).equals(lists.take(pa.array(order)))
@@ -663,7 +663,7 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, 60))
     array = array.slice(start, data.draw(st.integers(0, 60 - start)))
     form = form_of(pa.field(name, array.type))
-    column = hold(array, form)
+    column = from_arrow(array, form)
     rows = np.array(data.draw(st.lists(st.integers(0, max(0, len(array) - 1)), max_size=20 * bool(len(array)))), int)
     expected = array.take(pa.array(rows, pa.int64())).to_pylist()
     assert to_arrow(take(column, rows)).to_pylist() == expected
@@ -680,7 +680,7 @@ def test_long_rows_are_packed(shared: Pool | None, monkeypatch: pytest.MonkeyPat
     rng = np.random.default_rng(0)
     values = [rng.bytes(int(n)) for n in rng.choice([0, 3, 12, 13, 5000, 20_000], 200)]
     array = pa.array(values).slice(5)
-    column = hold(pa.chunked_array([array.slice(0, 100), array.slice(100)]), form_of(pa.field("b", pa.binary())))
+    column = from_arrow(pa.chunked_array([array.slice(0, 100), array.slice(100)]), form_of(pa.field("b", pa.binary())))
     order = rng.permutation(195)
     expected = array.take(pa.array(order))
     assert to_arrow(take(column, order)).equals(expected)
@@ -688,7 +688,7 @@ def test_long_rows_are_packed(shared: Pool | None, monkeypatch: pytest.MonkeyPat
     assert to_arrow(again).equals(expected)
     assert to_arrow(cut(again, 50, 195)).equals(expected.slice(50))
     assert columns_module.bytes_of_views(again) == sum(map(len, values[5:]))
-    whole = Column(column.form, columns_module.packed(again, shared))
+    whole = ColumnData(column.form, columns_module.packed(again, shared))
     assert shared is None or len(shared._alive) == 1
     assert to_arrow(cut(whole, 20, 60)).equals(expected.slice(20, 40))
 
@@ -709,7 +709,7 @@ def test_readers_stop_when_told(numbers: Path) -> None:
     seen = view(numbers)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
-        batches = record_batches(seen, Order(counts=seen.counts, batch_size=10), range(100), 101, Room(2))
+        batches = record_batches(seen, Order(counts=seen.counts, batch_size=10), range(100), 101, DecodeBudget(2))
         next(batches)
         batches.close()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1):
