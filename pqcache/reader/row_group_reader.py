@@ -31,6 +31,7 @@ from pqcache.reader.columns import (
     storage_type,
     take,
 )
+from pqcache.reader.open import Data
 from pqcache.reader.order.order import Ints
 from pqcache.system.buffer_pool import Arena, Pool
 
@@ -52,25 +53,44 @@ def release_unused() -> None:
 
 @dataclass(kw_only=True)
 class RowGroupReader:
-    """The row groups that an epoch reads, by number: ``file`` and ``row_group`` say where each one is,
-    ``offset`` and ``size`` which bytes of its file it takes.
+    """Reads row groups, each by its number among ``row_groups``, which are rows of the dataset's index.
 
-    ``forms`` are the columns to read from the files. With a ``piece`` only the rows asked for are decoded, and
-    those before them, that many at a time. A file's number is its position in ``paths``.
+    ``forms`` are the columns to read from the files. With ``piece_rows`` only the rows asked for are decoded, and
+    those before them, that many at a time.
     """
 
-    root: Path
-    paths: Sequence[str]
-    file: Ints
-    row_group: Ints
-    rows: Ints
-    offset: Ints
-    size: Ints
-    forms: Sequence[ColumnForm]
-    piece: int = 0
+    data: Data
+    row_groups: Ints
+    forms: Sequence[ColumnForm] = ()
+    piece_rows: int = 0
     memory: Pool = field(default_factory=Pool)
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
     _leaves: dict[int, list[tuple[ColumnForm, Leaf]]] = field(default_factory=dict)
+
+    @cached_property
+    def rows(self) -> Ints:
+        """Rows of each row group."""
+        return self.data.index.rows[self.row_groups]
+
+    @cached_property
+    def file(self) -> Ints:
+        """The file of each row group, by its number in the index."""
+        return self.data.index.numbers("file")[self.row_groups]
+
+    @cached_property
+    def row_group(self) -> Ints:
+        """The number of each row group in its file."""
+        return self.data.index.numbers("row_group")[self.row_groups]
+
+    def path(self, number: int) -> Path:
+        """Return the file of a row group."""
+        return self.data.root / self.data.index.paths[int(self.file[number])]
+
+    @cached_property
+    def _spans(self) -> tuple[Ints, Ints]:
+        """The first byte and the number of bytes of each row group in its file."""
+        index = self.data.index
+        return index.numbers("offset")[self.row_groups], index.numbers("bytes")[self.row_groups]
 
     @cached_property
     def _pages(self) -> Reader:
@@ -87,10 +107,10 @@ class RowGroupReader:
             return []
         with self._opened(group) as (file, path):
             wanted = self._wanted(file, group, path, [form.name for form in self.forms])
-            found = {} if self.piece else self._simple(file, group, path, low, high, arenas)
+            found = {} if self.piece_rows else self._simple(file, group, path, low, high, arenas)
             wanted = [name for name in wanted if name not in found]
             table = self._read(file, group, wanted, low, high)
-        whole = not self.piece
+        whole = not self.piece_rows
         if wanted and table.num_rows != (self.rows[group] if whole else high - low):
             raise self._replaced(path, group, table.num_rows)
         if not whole:
@@ -144,12 +164,12 @@ class RowGroupReader:
                     leaf = leaf_of(file.metadata, form.name, kind)
                     found += [(form, leaf)] if leaf is not None else []
             if found:  # what the footer says of their chunks will be asked for
-                path = self.root / self.paths[number]
+                path = self.data.root / self.data.index.paths[number]
                 check_footer(read_footer(path), str(path))
             self._leaves[number] = found
         return found
 
-    def read_chosen(
+    def read_selected(
         self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
     ) -> list[ColumnData]:
         """Return those rows of a row group that are number ``low`` to ``high`` of the ``count`` chosen ones.
@@ -164,7 +184,7 @@ class RowGroupReader:
     def read_around(
         self, group: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
     ) -> tuple[list[ColumnData], Ints]:
-        """Return rows of a row group, and where among them are the rows that `read_chosen` would return.
+        """Return rows of a row group, and where among them are the rows that `read_selected` would return.
 
         ``choose`` may return positions in any order and more than once, and several for each row, as (rows, several).
         """
@@ -173,7 +193,7 @@ class RowGroupReader:
         names = [form.name for form in self.forms]
         rows = int(self.rows[group])
         with self._opened(group) as (file, path):
-            if self.piece:
+            if self.piece_rows:
                 positions = self._checked(path, group, choose(self._parts(file, group, columns, rows)), count)
                 needed, chosen = np.unique(positions[low:high], return_inverse=True)
                 table = self._gathered(file, group, self._wanted(file, group, path, names), needed)
@@ -203,18 +223,20 @@ class RowGroupReader:
         if not wanted:
             yield _empty(left)
             return
-        for batch in file.iter_batches(self.piece or rows, [int(self.row_group[group])], wanted, use_threads=False):
+        for batch in file.iter_batches(
+            self.piece_rows or rows, [int(self.row_group[group])], wanted, use_threads=False
+        ):
             left -= batch.num_rows
             yield pa.Table.from_batches([batch])
         if left:
-            path = self.root / self.paths[int(self.file[group])]
+            path = self.path(group)
             raise self._replaced(path, group, int(self.rows[group]) - left)
 
     def _gathered(self, file: pq.ParquetFile, group: int, wanted: list[str], positions: Ints) -> pa.Table:
         """Return rows in ascending order of a row group that is read in pieces."""
         found, at, done = [], 0, 0
         if wanted and len(positions):
-            for batch in file.iter_batches(self.piece, [int(self.row_group[group])], wanted, use_threads=False):
+            for batch in file.iter_batches(self.piece_rows, [int(self.row_group[group])], wanted, use_threads=False):
                 stop = int(np.searchsorted(positions, at + batch.num_rows))
                 if stop > done:
                     found.append(batch.take(pa.array(positions[done:stop] - at)))
@@ -245,7 +267,7 @@ class RowGroupReader:
     def _opened(self, group: int) -> Iterator[tuple[pq.ParquetFile, Path]]:
         """Open the file of a row group; what goes wrong with it raises ParquetError by name."""
         number = int(self.file[group])
-        path = self.root / self.paths[number]
+        path = self.path(group)
         try:
             with self._open(number, path) as file:
                 yield file, path
@@ -260,11 +282,11 @@ class RowGroupReader:
         Parquet cannot begin in the middle: what comes before a piece is decoded and dropped.
         """
         number = int(self.row_group[group])
-        if not self.piece:
+        if not self.piece_rows:
             return file.read_row_group(number, columns=wanted, use_threads=False)
         release_unused()  # memory is scarce, and what was kept of other pieces adds to it
         found, at = [], 0
-        for batch in file.iter_batches(self.piece, [number], wanted, use_threads=False):
+        for batch in file.iter_batches(self.piece_rows, [number], wanted, use_threads=False):
             first, past = max(low - at, 0), min(high - at, batch.num_rows)
             if first < past:
                 found.append(batch.slice(first, past - first))
@@ -316,7 +338,8 @@ class RowGroupReader:
             return
         file = os.open(path, os.O_RDONLY)
         try:
-            os.posix_fadvise(file, int(self.offset[group]), int(self.size[group]), os.POSIX_FADV_WILLNEED)
+            offset, size = (int(part[group]) for part in self._spans)
+            os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(file)
 
@@ -346,8 +369,3 @@ def _length(form: ColumnForm) -> int:
 def _empty(rows: int) -> pa.Table:
     """Return so many rows without any column: a table needs one to know how many there are."""
     return pa.table({"": pa.nulls(rows)}).select([])
-
-
-def file_numbers(file: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Return the hidden column from which partition columns are looked up."""
-    return np.full(rows, file, np.uint32)

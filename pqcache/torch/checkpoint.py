@@ -11,7 +11,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import EpochShare
+from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch, Place
 
 FORMAT = 1

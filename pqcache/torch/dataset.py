@@ -19,12 +19,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_layout import FinishedBatch
+from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
-from pqcache.reader.memory_budget import DecodeBudget, decode_budget, fit_window
+from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
 from pqcache.reader.open import Data, open_data
+from pqcache.reader.options import check_numbers, check_rank, check_seed
+from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
-from pqcache.reader.order.order import EpochShare, Ints, Order, check_numbers, check_rank, check_seed
+from pqcache.reader.order.order import Ints, Order
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
@@ -130,7 +134,7 @@ class ParquetDataset(IterableDataset[Batch]):
         self._open(columns, getattr(rows, "snapshot", "") or None)
         self._progress = Progress()
         for name in ragged:
-            if name not in self._view.columns:
+            if name not in self._plan.columns:
                 raise UsageError("", f"ragged names {name!r}, which is not among the columns")
         self._check_columns()
         self._agree()
@@ -140,7 +144,7 @@ class ParquetDataset(IterableDataset[Batch]):
     @property
     def schema(self) -> pa.Schema:
         """The columns as Arrow has them: units and zones of timestamps, scales of decimals."""
-        return self._view.schema
+        return self._plan.schema
 
     @property
     def snapshot(self) -> str:
@@ -163,7 +167,7 @@ class ParquetDataset(IterableDataset[Batch]):
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node."""
         if self._nodes is not None:
             return self._nodes.total(self.batch_size or 1, start, replicas, self.drop_last)
-        return self._order(self._view, 0, 1, 1).batches(self.drop_last)
+        return self._order(self._plan, 0, 1, 1).batches(self.drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, persistent workers included; it is the shuffle's seed too.
@@ -189,7 +193,7 @@ class ParquetDataset(IterableDataset[Batch]):
         return State(
             snapshot=self._content[0],
             row_groups=self._content[1],
-            columns=list(self._view.columns),
+            columns=list(self._plan.columns),
             shuffle=self.shuffle,
             seed=self.seed,
             batch_size=self.batch_size,
@@ -230,13 +234,13 @@ class ParquetDataset(IterableDataset[Batch]):
             name = loaded.snapshot
             if self._nodes is not None:
                 name = snapshot_of(self._data.cache, name)
-            self._open(self._view.columns, name)
+            self._open(self._plan.columns, name)
             self._agree()
         mine = {
             "seed": self.seed,
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
-            "columns": list(self._view.columns),
+            "columns": list(self._plan.columns),
             "lanes": self._lanes or loaded.lanes,
             "window": self._window or loaded.window,
         }
@@ -254,8 +258,8 @@ class ParquetDataset(IterableDataset[Batch]):
         self._refuse_nulls()
         place = self._progress.begin(worker, workers if info else 0)
         window, piece = self._shape(lanes, replicas)
-        view = self._view.in_pieces(piece)
-        order = self._order(view, place.epoch, lanes, window)
+        loader = self._loader.split(piece)
+        order = self._order(loader.plan, place.epoch, lanes, window)
         total = self._total(replicas, place.start)
         part = EpochShare(
             total=total,
@@ -269,41 +273,43 @@ class ParquetDataset(IterableDataset[Batch]):
         )
         indices = part.indices(place.next)
         self._progress.next = indices[0] if indices else part.after(total)
-        room = self._room(order, view, replicas, workers)
-        return self._batches(view, order, part, indices, room, worker, in_worker=info is not None)
+        budget = self._budget(order, loader, replicas, workers)
+        return self._batches(loader, order, part, indices, budget, worker, in_worker=info is not None)
 
-    def _room(self, order: Order, view: ReadPlan, replicas: int, workers: int) -> DecodeBudget:
+    def _budget(self, order: Order, loader: RowGroupLoader, replicas: int, workers: int) -> DecodeBudget:
         near = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         threads = max(1, cpu_count() // (workers * max(1, near)))
         if not self.shuffle:
             return DecodeBudget(threads)
         share, each = self.memory / workers, -(-order.lanes // (replicas * workers))
-        return decode_budget(view, share, each, order.lanes, order.window, threads)
+        return decode_budget(
+            loader.sizes, share, lanes=each, all_lanes=order.lanes, window=order.window, threads=threads
+        )
 
     def _read_pass(self, reading: DatasetPass, lanes: int, replicas: int, workers: int) -> Generator[Batch]:
         """Yield what a mix reads of one pass, without the transform; see `pqcache.torch.mix`."""
         window, piece = self._shape(lanes, replicas)
-        view = self._view.in_pieces(piece)
-        order = self._order(view, reading.number, lanes, window)
-        shares = reading.shares * order.batch_size
-        shares[reading.last] -= max(0, int(shares.sum()) - order.rows)  # the last batch may be short
-        order = replace(order, shares=shares)
-        indices = reading.turns * lanes + reading.lanes if self.shuffle else reading.batches
-        room = self._room(order, view, replicas, workers)
-        return self._whole(view, order, indices.tolist(), int(indices.max()) + 1, room)
+        loader = self._loader.split(piece)
+        order = self._order(loader.plan, reading.number, lanes, window)
+        lane_rows = reading.lane_sizes * order.batch_size
+        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
+        order = replace(order, lane_rows=lane_rows)
+        indices = reading.lane_batches * lanes + reading.lanes if self.shuffle else reading.batches
+        budget = self._budget(order, loader, replicas, workers)
+        return self._whole(loader, order, indices.tolist(), int(indices.max()) + 1, budget)
 
     def _batches(
         self,
-        view: ReadPlan,
+        loader: RowGroupLoader,
         order: Order,
         part: EpochShare,
         indices: range,
-        room: DecodeBudget,
+        budget: DecodeBudget,
         worker: int,
         in_worker: bool,
     ) -> Iterator[Any]:
         make = self._whole if self.batch_size is not None else self._rows
-        with closing(make(view, order, indices, order.batches(self.drop_last), room)) as found:
+        with closing(make(loader, order, indices, order.batches(self.drop_last), budget)) as found:
             for batch in found:
                 index = batch.index
                 result = batch if self.batch_size is not None else dict(batch)
@@ -313,18 +319,20 @@ class ParquetDataset(IterableDataset[Batch]):
         self._progress.finish(worker)
 
     def _whole(
-        self, view: ReadPlan, order: Order, indices: Sequence[int], total: int, room: DecodeBudget
+        self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
     ) -> Generator[Batch]:
         memory = worker_pool() if get_worker_info() is not None else None
-        with closing(batches(view, order, indices, total, room, memory)) as found:
+        with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
                 yield self._to_batch(
                     columns, Place(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
                 )
 
-    def _rows(self, view: ReadPlan, order: Order, indices: range, total: int, room: DecodeBudget) -> Generator[Batch]:
+    def _rows(
+        self, loader: RowGroupLoader, order: Order, indices: range, total: int, budget: DecodeBudget
+    ) -> Generator[Batch]:
         held: dict[int, Batch] = {}
-        with closing(samples(view, order, indices, total, room)) as found:
+        with closing(samples(loader, order, indices, total, budget)) as found:
             for index, columns, row in found:
                 place = Place(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
                 lane = index % total % order.lanes
@@ -341,12 +349,12 @@ class ParquetDataset(IterableDataset[Batch]):
         for name, column in columns.others.items():
             value, mask = to_value(column, name, self._nulls)
             mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in self._masked else mask
-            axis = self._view.axis(name)
+            axis = self._plan.axis(name)
             values[name] = value if axis is None else in_sequences(value, axis)
             if mask is not None:
                 masks[name] = mask if axis is None else in_sequences(mask, axis)
         found: dict[str, Any] = {}
-        for name in self._view.columns:
+        for name in self._plan.columns:
             found[name] = values[name]
             if name in self._masked:
                 found[mask_name(name)] = masks[name]
@@ -357,8 +365,8 @@ class ParquetDataset(IterableDataset[Batch]):
         if self._nulls.mask:
             return
         filled = {name for name, _ in self._nulls.fill}
-        for name in self._view.columns:
-            if name not in filled and (count := self._view.nulls(name)):
+        for name in self._plan.columns:
+            if name not in filled and (count := self._plan.nulls(name)):
                 raise null_error(name, count, "the dataset")
 
     def _transformed(self, batch: Any, place: Place, number: tuple[int, int]) -> Any:
@@ -383,10 +391,10 @@ class ParquetDataset(IterableDataset[Batch]):
             return Batch(result, place)
         return result
 
-    def _order(self, view: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
+    def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
         rows = self.batch_size or 1
         return Order(
-            counts=view.counts,
+            counts=plan.counts,
             batch_size=rows,
             lanes=lanes,
             window=window,
@@ -395,15 +403,15 @@ class ParquetDataset(IterableDataset[Batch]):
             shuffle=self.shuffle,
         )
 
-    def _shape(self, lanes: int, replicas: int) -> tuple[int, int]:
+    def _shape(self, lanes: int, replicas: int) -> Window:
         """Return the window, and the rows of the pieces in which row groups are read (0: whole)."""
         if self._window is not None:
-            return self._window, self._piece
+            return Window(self._window, self._piece)
         if not self.shuffle:
-            return 1, 0
+            return Window(1)
         each = -(-lanes // replicas)
         if each not in self._fitted:
-            self._fitted[each] = fit_window(self._nodes or self._view, self.memory, each, self._path)
+            self._fitted[each] = fit_window((self._nodes or self._loader).sizes, self.memory, each, self._path)
         return self._fitted[each]
 
     @property
@@ -411,12 +419,12 @@ class ParquetDataset(IterableDataset[Batch]):
         """Name the snapshot and the row groups that are read, over all nodes."""
         if self._nodes is not None:
             return self._nodes.listing, self._nodes.row_groups
-        return self._data.snapshot, self._view.fingerprint
+        return self._data.snapshot, self._plan.fingerprint
 
     def _agree(self) -> None:
         """Agree with the other nodes, where this is one's share and no ranks were given to read it by itself."""
         if self._nodes is not None or self._replicas is None:
-            self._nodes = agree(self._data, self._view)
+            self._nodes = agree(self._data, self._loader)
 
     def _rank(self) -> tuple[int, int]:
         if self._nodes is not None:
@@ -435,12 +443,13 @@ class ParquetDataset(IterableDataset[Batch]):
     def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
         data, lease = open_data(self._path, snapshot)
         self._hold(data, lease)
-        self._fitted: dict[int, tuple[int, int]] = {}  # window and piece by lanes of a rank
-        self._view = self._viewed(data, columns, counts)
+        self._fitted: dict[int, Window] = {}  # window and piece by lanes of a rank
+        self._set_plan(data, columns, counts)
 
-    def _viewed(self, data: Data, columns: Sequence[str] | None, counts: Ints | None) -> ReadPlan:
-        found = make_read_plan(data, columns, self._filters, self._chosen, counts, self._sequence)
-        return found.densified(self._ragged)
+    def _set_plan(self, data: Data, columns: Sequence[str] | None, counts: Ints | None) -> None:
+        plan = make_read_plan(data, columns, self._filters, self._chosen, counts, self._sequence)
+        self._plan = with_dense_lists(plan, self._ragged)
+        self._loader = RowGroupLoader(self._plan)
 
     def _hold(self, data: Data, lease: Lease | None) -> None:
         old = getattr(self, "_release", None)
@@ -450,14 +459,14 @@ class ParquetDataset(IterableDataset[Batch]):
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
     def _check_columns(self) -> None:
-        names = set(self._view.columns)
-        for field in self._view.schema:
+        names = set(self._plan.columns)
+        for field in self._plan.schema:
             check_type(field.name, field.type)
         for name, _ in self._nulls.fill:
             if name not in names:
                 raise UsageError("", f"nulls names {name!r}, which is not among the columns")
         if self._nulls.mask:
-            self._masked = frozenset(name for name in names if self._view.nulls(name) != 0)
+            self._masked = frozenset(name for name in names if self._plan.nulls(name) != 0)
         for name in self._masked:
             if mask_name(name) in names:
                 raise UsageError("", f"nulls='mask' would add {mask_name(name)!r}, which is a column already")
@@ -465,8 +474,8 @@ class ParquetDataset(IterableDataset[Batch]):
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
         kept["_replicas"] = self._rank()
-        del kept["_view"], kept["_release"]
-        kept["_columns"], kept["_counts"] = self._view.columns, self._view.counts_by_group
+        del kept["_plan"], kept["_loader"], kept["_release"]
+        kept["_columns"], kept["_counts"] = self._plan.columns, self._plan.counts_in_index
         if self._release is not None:  # in a cache: opened again, and leased, where it is unpickled
             kept["_data"] = self._data.snapshot
         return kept
@@ -479,4 +488,4 @@ class ParquetDataset(IterableDataset[Batch]):
         else:
             self._release = None
             self._fitted = {}
-            self._view = self._viewed(self._data, columns, counts)
+            self._set_plan(self._data, columns, counts)

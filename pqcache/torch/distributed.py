@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.memory_budget import WINDOW
+from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
 from pqcache.reader.open import Data
-from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
@@ -43,8 +42,8 @@ class Held:
 class Nodes:
     """What every rank of every node knows: ``rows`` of each node, and its own place among its node's ranks.
 
-    ``row_groups`` names what all nodes read together. ``sizes``, ``decoded`` and ``decoded_rows`` are a view's of their
-    largest row groups, from which all get the same window.
+    ``row_groups`` names what all nodes read together. ``largest`` are the sizes of their largest row groups, from which
+    all get the same window.
     """
 
     node: int
@@ -56,16 +55,9 @@ class Nodes:
     largest: tuple[tuple[int, int, int], ...]
 
     @property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return np.array([size for size, _, _ in self.largest], np.int64)
-
-    @property
-    def decoded(self) -> npt.NDArray[np.int64]:
-        return np.array([size for _, size, _ in self.largest], np.int64)
-
-    @property
-    def decoded_rows(self) -> npt.NDArray[np.int64]:
-        return np.array([rows for _, _, rows in self.largest], np.int64)
+    def sizes(self) -> RowGroupSizes:
+        """The sizes of the largest row groups of all nodes."""
+        return RowGroupSizes(*np.array(self.largest, np.int64).reshape(-1, 3).T)
 
     def total(self, batch_size: int, start: int, replicas: int, drop_last: bool) -> int:
         """Return where an epoch that goes on at a node's batch ``start`` ends: the same for all nodes.
@@ -79,7 +71,7 @@ class Nodes:
         return start + rounds * replicas
 
 
-def agree(data: Data, view: ReadPlan) -> Nodes | None:
+def agree(data: Data, loader: RowGroupLoader) -> Nodes | None:
     """Tell the other ranks what this one holds and return what all know; None where it is not a node's share.
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.
@@ -97,10 +89,11 @@ def agree(data: Data, view: ReadPlan) -> Nodes | None:
             "call init_process_group() before opening or resuming the dataset in the trainer's "
             "process, or give num_replicas= and rank= to read this share by itself",
         )
-    large = {*np.argsort(-view.sizes, kind="stable")[:WINDOW], *np.argsort(-view.decoded, kind="stable")[:1]}
-    largest = tuple((int(view.sizes[i]), int(view.decoded[i]), int(view.decoded_rows[i])) for i in sorted(large))
-    what = hashlib.blake2b(view.counts.tobytes() + view.fingerprint.encode(), digest_size=8).hexdigest()
-    held = Held(shard=shard, listing=heading.listing, rows=int(view.counts.sum()), row_groups=what, largest=largest)
+    plan, sizes = loader.plan, loader.sizes
+    large = {*np.argsort(-sizes.selected, kind="stable")[:WINDOW], *np.argsort(-sizes.decoded, kind="stable")[:1]}
+    largest = tuple((int(sizes.selected[i]), int(sizes.decoded[i]), int(sizes.decoded_rows[i])) for i in sorted(large))
+    what = hashlib.blake2b(plan.counts.tobytes() + plan.fingerprint.encode(), digest_size=8).hexdigest()
+    held = Held(shard=shard, listing=heading.listing, rows=int(plan.counts.sum()), row_groups=what, largest=largest)
     everyone: list[Held] = [held] * dist.get_world_size()
     dist.all_gather_object(everyone, held)
     return combine(everyone, dist.get_rank())

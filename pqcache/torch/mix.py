@@ -10,8 +10,9 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.options import check_numbers, check_rank, check_seed
+from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass, MixSchedule, batches_per_epoch
-from pqcache.reader.order.order import EpochShare, check_numbers, check_rank, check_seed
 from pqcache.torch.batch import Batch, Place
 from pqcache.torch.checkpoint import MixState, Progress, State, check_lanes, check_worker, replicas_and_rank
 from pqcache.torch.dataset import ParquetDataset
@@ -219,11 +220,11 @@ class _Readers:
         passes: dict[tuple[int, int], DatasetPass] = {}
         for source, size in enumerate(self._mix._sizes):
             for reading in self._draws.passes(source, size, self._epoch, wanted):
-                whose[:, reading.at] = source
-                whose[1, reading.at] = reading.number
-                whose[2, reading.at] = reading.batches
+                whose[:, reading.positions] = source
+                whose[1, reading.positions] = reading.number
+                whose[2, reading.positions] = reading.batches
                 passes[source, reading.number] = reading
-        left = {key: len(reading.at) for key, reading in passes.items()}
+        left = {key: len(reading.positions) for key, reading in passes.items()}
         for number, source, pass_number, batch in zip(numbers, *whose.tolist(), strict=True):
             key = source, pass_number
             dataset = self._mix.datasets[names[source]]

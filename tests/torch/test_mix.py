@@ -78,22 +78,22 @@ def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
 @settings(deadline=None)
 @given(draws(), st.integers(0, 40))
 def test_rounds_are_turned_and_no_more(made: MixSchedule, epoch: int) -> None:
-    found = made.sources(epoch)
+    found = made.datasets(epoch)
     assert np.bincount(found, minlength=len(made.counts)).tolist() == list(made.counts)
     for first in range(0, made.total, made.lanes):
         part = slice(first, first + made.lanes)
-        assert sorted(found[part]) == sorted(made.line[part])
-    assert deviation(found, made.counts, made.lanes) <= deviation(made.line, made.counts)
+        assert sorted(found[part]) == sorted(made.interleaved[part])
+    assert deviation(found, made.counts, made.lanes) <= deviation(made.interleaved, made.counts)
     some = np.arange(made.total)[epoch % 3 :: 3]
-    assert made.sources(epoch, some).tolist() == found[some].tolist()
-    assert MixSchedule(made.counts, made.lanes, made.seed).sources(epoch).tolist() == found.tolist()
+    assert made.datasets(epoch, some).tolist() == found[some].tolist()
+    assert MixSchedule(made.counts, made.lanes, made.seed).datasets(epoch).tolist() == found.tolist()
 
 
 def test_no_lane_gets_one_dataset_only() -> None:
     for lanes in (2, 3, 4, 8):
         made = MixSchedule((600, 600), lanes)
         for lane in range(lanes):
-            of_lane = np.concatenate([made.sources(epoch)[lane::lanes] for epoch in range(3)])
+            of_lane = np.concatenate([made.datasets(epoch)[lane::lanes] for epoch in range(3)])
             assert 0.4 < np.mean(of_lane) < 0.6
 
 
@@ -108,14 +108,14 @@ def test_each_pass_is_shared_by_the_lanes_without_rest(made: MixSchedule, sizes:
             wanted = np.arange(made.total)
             given_to = {}
             for part in made.passes(source, size, epoch, wanted):
-                assert part.shares.sum() == size
-                given_to[part.number] = part.shares
-                assert (wanted[part.at] % made.lanes == part.lanes).all()
+                assert part.lane_sizes.sum() == size
+                given_to[part.number] = part.lane_sizes
+                assert (wanted[part.positions] % made.lanes == part.lanes).all()
                 batches += [(part.number, b) for b in part.batches.tolist()]
-                for lane, turn in zip(part.lanes.tolist(), part.turns.tolist(), strict=True):
+                for lane, turn in zip(part.lanes.tolist(), part.lane_batches.tolist(), strict=True):
                     turns = seen.setdefault((part.number, lane), [])
                     assert turn == len(turns), "a lane reads on, without a gap"
-                    assert turn < part.shares[lane]
+                    assert turn < part.lane_sizes[lane]
                     turns.append(turn)
         assert sorted(batches) == [divmod(j, size) for j in range(5 * count)]
 

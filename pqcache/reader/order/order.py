@@ -21,7 +21,6 @@ promise for ``Generator.permutation``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,27 +34,6 @@ Ints = npt.NDArray[np.int64]
 _WORD = (1 << 64) - 1
 _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
 _BATCHES = 8  # of a block, at least
-
-
-def check_numbers(**numbers: int | None) -> None:
-    """Raise UsageError, by name, for a number that is neither None nor a whole one of at least 1."""
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UsageError(f"{name}={value!r}", "give a whole number of at least 1")
-
-
-def check_seed(seed: int) -> None:
-    """Raise UsageError for a seed that is no whole number."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError(f"seed={seed!r}", "give a whole number")
-
-
-def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
-    """Raise UsageError where a rank is not one of ``num_replicas``, or these cannot share the lanes."""
-    if not 0 <= rank < num_replicas:
-        raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas!r} it must be from 0 to {num_replicas - 1}")
-    if lanes is not None and lanes % num_replicas:
-        raise UsageError("", f"lanes={lanes} cannot be shared by num_replicas={num_replicas!r}", "choose a multiple")
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
@@ -227,7 +205,7 @@ class Order:
     ``batch_size`` is in rows, ``window`` in row groups of a lane. With ``shuffle=False`` global batch i is
     simply rows ``i * batch_size`` onwards of the dataset, whatever the lanes.
 
-    ``shares`` are the rows of each lane, where these are not to be equal; then batches have no global number.
+    ``lane_rows`` are the rows of each lane, where these are not to be equal; then batches have no global number.
     """
 
     counts: Ints
@@ -237,7 +215,7 @@ class Order:
     seed: int = 0
     epoch: int = 0
     shuffle: bool = True
-    shares: Ints | None = None
+    lane_rows: Ints | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "lanes", "window"):
@@ -282,15 +260,15 @@ class Order:
 
     def lane(self, number: int) -> Lane:
         """Return lane ``number`` of a shuffled epoch."""
-        if self.shares is None:
+        if self.lane_rows is None:
             each, more = divmod(self.full, self.lanes)
             rest = self.rows - self.full * self.batch_size
             start = (number * each + min(number, more)) * self.batch_size + (rest if number > more else 0)
             stop = start + (each + (number < more)) * self.batch_size + (rest if number == more else 0)
         else:
-            start = int(self.shares[:number].sum())
-            stop = start + int(self.shares[number])
-        groups, lows, highs = self.span(start, stop)
+            start = int(self.lane_rows[:number].sum())
+            stop = start + int(self.lane_rows[number])
+        groups, lows, highs = self.spans(start, stop)
         return Lane(
             number=number,
             seed=self.seed,
@@ -302,7 +280,7 @@ class Order:
             split=self.split,
         )
 
-    def span(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+    def spans(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
         """Return rows ``start <= row < stop`` of the line as runs: row groups, first and past-last rows."""
         first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
         last = int(np.searchsorted(self._starts, stop, side="left"))
@@ -320,7 +298,7 @@ class Order:
         """
         index %= self.batches()
         if not self.shuffle:
-            groups, lows, highs = self.span(index * self.batch_size, min((index + 1) * self.batch_size, self.rows))
+            groups, lows, highs = self.spans(index * self.batch_size, min((index + 1) * self.batch_size, self.rows))
             rows = [np.arange(low, high) for low, high in zip(lows, highs, strict=True)]
             return np.repeat(groups, highs - lows), np.concatenate(rows)
         lane = self.lane(index % self.lanes)
@@ -337,68 +315,3 @@ class Order:
             at += len(in_rows)
             block += 1
         return np.concatenate(parts_groups), np.concatenate(parts_rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochShare:
-    """The batches that one worker of one rank yields, from a place in the epoch to its end.
-
-    ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
-    round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
-    or left out with ``drop_last``. ``start`` is the first global batch that nobody has seen.
-    """
-
-    total: int
-    lanes: int
-    ranks: int = 1
-    rank: int = 0
-    workers: int = 1
-    worker: int = 0
-    start: int = 0
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.ranks:
-            raise UsageError(
-                f"rank={self.rank}", f"with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
-            )
-        if self.lanes % (self.ranks * self.workers):
-            raise UsageError(
-                "",
-                f"lanes={self.lanes} cannot be shared by {self.ranks} ranks x {self.workers} workers",
-                f"choose a num_workers so that ranks x workers divides {self.lanes}, or start with lanes "
-                "set to a common multiple",
-            )
-
-    def __len__(self) -> int:
-        return len(self.indices())
-
-    def rounds(self) -> int:
-        """Return the number of batches that each rank gets."""
-        left = max(0, self.total - self.start)
-        return left // self.ranks if self.drop_last else -(-left // self.ranks)
-
-    def indices(self, begin: int | None = None) -> range:
-        """Return the global indices of the worker's batches, in order; those from ``total`` on are padding.
-
-        With ``begin`` those before it are left out.
-
-        Any ``ranks`` consecutive indices hold one of every rank, so each rank has the same number of them
-        from any start. Worker 0 yields the rank's first, as DataLoader asks it first.
-        """
-        first = self.start + (self.rank - self.start) % self.ranks
-        mine = range(first, first + self.rounds() * self.ranks, self.ranks)
-        mine = mine[self.worker :: self.workers]
-        return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
-
-    def after(self, index: int) -> int:
-        """Return the first global batch nobody has seen when every rank has consumed the round of ``index``."""
-        done = (index - self.start) // self.ranks + 1
-        return min(self.start + done * self.ranks, max(self.total, self.start))
-
-
-def batches_by_lane(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (global index, lane, batch within the lane) for ``indices``; padding goes round to the start."""
-    for index in indices:
-        inside = index % total if index >= total else index
-        yield index, inside % lanes, inside // lanes

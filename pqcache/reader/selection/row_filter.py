@@ -62,7 +62,7 @@ class SelectedRowGroups:
     ``selection`` tells which.
     """
 
-    groups: Ints
+    row_groups: Ints
     selection: Selection | None = None
     selected: Ints | None = None
 
@@ -267,17 +267,7 @@ def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
 def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
     index = data.index
     rows = index.rows[groups]
-    places = [index.numbers(name)[groups] for name in ("file", "row_group", "offset", "bytes")]
-    reader = RowGroupReader(
-        root=data.root,
-        paths=index.paths,
-        file=places[0],
-        row_group=places[1],
-        rows=rows,
-        offset=places[2],
-        size=places[3],
-        forms=(),
-    )
+    reader = RowGroupReader(data=data, row_groups=groups)
     per_row = index.uncompressed(selection.columns)[groups] / rows
     at_once = np.clip(_PIECE / np.maximum(per_row, 1), 1, _MOST_ROWS).astype(np.int64)
 

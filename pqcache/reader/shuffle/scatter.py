@@ -26,10 +26,14 @@ _SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies co
 
 @dataclass(frozen=True, kw_only=True)
 class ReadContext(Generic[Done]):
-    """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, what the threads make of
-    a batch's rows (``finish``), memory for what is decoded and for batches, threads, how many row groups to decode
-    ahead, and whether long rows ``stay`` where they were decoded until all hands of their run are used. ``arenas``
-    are by column where ``load`` puts those of fixed width then, as far as it can.
+    """What the batches of an epoch are read with.
+
+    ``load``           decodes rows: (row group, first row, past-last row) -> columns of ``forms``
+    ``finish``         what the threads make of the columns of a batch
+    ``memory``         for what is decoded and scattered; ``batches`` for batches
+    ``ahead``          row groups to decode ahead
+    ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
+    ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
     """
 
     load: Load
@@ -39,7 +43,7 @@ class ReadContext(Generic[Done]):
     batches: Pool
     threads: Executor
     ahead: int
-    stay: bool = False
+    keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
 
     @property
@@ -50,7 +54,7 @@ class ReadContext(Generic[Done]):
     @property
     def sparing(self) -> bool:
         """Whether memory is worth more than time: in workers, each with windows of its own, if no rows stay."""
-        return self.shared is not None and not self.stay
+        return self.shared is not None and not self.keep_decoded
 
     @cached_property
     def layout(self) -> BatchLayout:
@@ -60,7 +64,7 @@ class ReadContext(Generic[Done]):
     @cached_property
     def dealt(self) -> BatchLayout:
         """Where those lie that are dealt: all, or those that do not stay where they were decoded."""
-        return self.layout.short if self.stay else self.layout
+        return self.layout.short if self.keep_decoded else self.layout
 
 
 class ScatterChunk:
@@ -138,7 +142,7 @@ def scatter_columns(
             for order, cards in zip(orders, dealt, strict=True):
                 values.take(order, axis=0, out=cards.arrays[group][row], mode="clip")
         else:
-            stays = source.stay and bytes_of_views(column) >= LONG * len(column)
+            stays = source.keep_decoded and bytes_of_views(column) >= LONG * len(column)
             for order, cards in zip(orders, dealt, strict=True):
                 cards.columns[position] = take(column, order) if stays else compact(take(column, order))
     memory.give(near)

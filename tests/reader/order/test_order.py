@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import EpochShare, Lane, Order, batches_by_lane, permutation, scatter_order
+from pqcache.reader.order.epoch_share import EpochShare, batches_by_lane
+from pqcache.reader.order.order import Lane, Order, permutation, scatter_order
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
 

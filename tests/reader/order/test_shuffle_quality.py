@@ -7,12 +7,17 @@ import re
 import numpy as np
 import pytest
 
-from pqcache.reader.memory_budget import largest_window
+from pqcache.reader.memory_budget import RowGroupSizes, largest_window
 from pqcache.reader.order.order import Order
 from pqcache.reader.order.shuffle_quality import shuffle_quality
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "loading.md"
+
+
+def sizes_of(row_groups: int, size: int) -> RowGroupSizes:
+    each = np.full(row_groups, size)
+    return RowGroupSizes(each, each, each)
 
 
 def table(first: str) -> list[list[str]]:
@@ -34,7 +39,7 @@ def test_the_page_says_how_windows_mix() -> None:
         assert found.groups == pytest.approx(float(groups), abs=0.06)
         assert found.shared == pytest.approx(float(shared), abs=0.0006)
         assert found.spread == pytest.approx(float(spread), abs=0.0006)
-        sizes, needed = np.full(256, 1 << 20), float(memory) * (1 << 20)
+        sizes, needed = sizes_of(256, 1 << 20), float(memory) * (1 << 20)
         if int(window) <= 16:
             assert largest_window(sizes, int(needed), 1) == int(window)
             assert largest_window(sizes, int(needed) - 1, 1) < int(window)
@@ -45,7 +50,7 @@ def test_the_page_says_what_fits_into_memory() -> None:
     assert head is not None
     lanes = [int(cell.split()[0]) for cell in head[1].split("|")]
     for size, *windows in table("row group"):
-        sizes = np.full(256, int(size.split()[0]) << 20)
+        sizes = sizes_of(256, int(size.split()[0]) << 20)
         assert windows == [str(largest_window(sizes, 2 << 30, n) or "pieces") for n in lanes]
 
 

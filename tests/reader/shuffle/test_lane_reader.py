@@ -39,12 +39,15 @@ from pqcache.reader.columns import (
     take,
     to_arrow,
 )
+from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches as epoch_batches
-from pqcache.reader.epoch import record_batches
-from pqcache.reader.memory_budget import DecodeBudget, decode_budget, fit_window, largest_window
+from pqcache.reader.memory_budget import DecodeBudget, RowGroupSizes, decode_budget, fit_window, largest_window
 from pqcache.reader.open import open_data
-from pqcache.reader.order.order import EpochShare, Order
-from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.order import Order
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.record_batches import record_batches
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.shuffle import gather as blocks_module
 from pqcache.reader.shuffle.gather import BatchBuilder, gather_long, packed_together
@@ -115,7 +118,7 @@ def write(root: Path, tables: dict[str, pa.Table], rows: int) -> Path:
 
 
 def read(
-    view: ReadPlan, order: Order, part: EpochShare | None = None, stay: bool = False, places: int = 0
+    view: RowGroupLoader, order: Order, part: EpochShare | None = None, stay: bool = False, places: int = 0
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     if part is None:
         part = EpochShare(total=order.batches(), lanes=order.lanes)
@@ -124,8 +127,9 @@ def read(
         yield index, batch
 
 
-def view(path: Path, columns: list[str] | None = None, filters: Any = None) -> ReadPlan:
-    return make_read_plan(open_data(path)[0], columns, filters)
+def view(path: Path, columns: list[str] | None = None, filters: Any = None, dense: bool = False) -> RowGroupLoader:
+    plan = make_read_plan(open_data(path)[0], columns, filters)
+    return RowGroupLoader(with_dense_lists(plan) if dense else plan)
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -133,7 +137,7 @@ def test_every_type_comes_through(tmp_path: Path, shuffle: bool) -> None:
     tables = {f"{n}.parquet": everything(n * 100, 100) for n in range(3)}
     write(tmp_path, tables, rows=30)
     seen = view(tmp_path)
-    order = Order(counts=seen.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
+    order = Order(counts=seen.plan.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
     batches = [batch for _, batch in read(seen, order)]
     found = pa.Table.from_batches(batches)
     expected = plain(pa.concat_tables(tables.values()))
@@ -179,9 +183,9 @@ def test_batches_are_what_the_order_says(
 ) -> None:
     seen = view(numbers)
     order = Order(
-        counts=seen.counts, batch_size=batch_size, lanes=lanes, window=window, seed=3, epoch=epoch, shuffle=shuffle
+        counts=seen.plan.counts, batch_size=batch_size, lanes=lanes, window=window, seed=3, epoch=epoch, shuffle=shuffle
     )
-    firsts = np.concatenate([[0], np.cumsum(seen.counts)])
+    firsts = np.concatenate([[0], np.cumsum(seen.plan.counts)])
     ids = pq.read_table(numbers, partitioning=None)["id"].to_numpy()
     total = order.batches()
     if total > 200:
@@ -202,7 +206,7 @@ def test_batches_are_what_the_order_says(
 
 def test_padding_comes_from_other_lanes(numbers: Path) -> None:
     seen = view(numbers, ["id"])
-    order = Order(counts=seen.counts, batch_size=300, lanes=6, window=4)
+    order = Order(counts=seen.plan.counts, batch_size=300, lanes=6, window=4)
     part = EpochShare(total=order.batches(), lanes=6, ranks=6, rank=5)
     (index, batch), *more = read(seen, order, part)
     assert index == 5
@@ -213,14 +217,14 @@ def test_padding_comes_from_other_lanes(numbers: Path) -> None:
 
 def test_partition_columns(numbers: Path) -> None:
     seen = view(numbers, ["part", "id"])
-    order = Order(counts=seen.counts, batch_size=100)
+    order = Order(counts=seen.plan.counts, batch_size=100)
     found = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     assert found.column_names == ["part", "id"]
     assert found["part"].type == pa.int64()
     sizes = found.group_by("part").aggregate([("id", "count")]).sort_by("part").to_pydict()
     assert sizes["id_count"] == [54, 600, 349]
     only = view(numbers, ["part"])
-    found = pa.Table.from_batches([batch for _, batch in read(only, Order(counts=only.counts, batch_size=100))])
+    found = pa.Table.from_batches([batch for _, batch in read(only, Order(counts=only.plan.counts, batch_size=100))])
     assert found.num_rows == 1003
 
 
@@ -228,7 +232,7 @@ def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
     write(tmp_path, {"dt=2026-11-01/a.parquet": pa.table({"dt": ["wrong"], "x": [1]})}, 10)
     write(tmp_path, {"dt=__HIVE_DEFAULT_PARTITION__/a.parquet": pa.table({"dt": ["wrong"], "x": [2]})}, 10)
     seen = view(tmp_path)
-    (_, batch), *_ = read(seen, Order(counts=seen.counts, batch_size=10, shuffle=False))
+    (_, batch), *_ = read(seen, Order(counts=seen.plan.counts, batch_size=10, shuffle=False))
     assert batch.to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
 
 
@@ -238,8 +242,8 @@ def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
 )
 def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
     seen = view(numbers, ["id"], filters)
-    assert int(seen.counts.sum()) == 600
-    rows = [i for _, b in read(seen, Order(counts=seen.counts, batch_size=64)) for i in b["id"].to_pylist()]
+    assert int(seen.plan.counts.sum()) == 600
+    rows = [i for _, b in read(seen, Order(counts=seen.plan.counts, batch_size=64)) for i in b["id"].to_pylist()]
     assert len(set(rows)) == 600
 
 
@@ -257,21 +261,25 @@ def test_files_of_different_schemas(tmp_path: Path) -> None:
     write(tmp_path, {"b.parquet": pa.table({"y": pa.array([3], pa.float32()), "x": pa.array([3], pa.int64())})}, 10)
     write(tmp_path, {"c.parquet": pa.table({"x": pa.array([4], pa.int32()), "z": ["new"], "l": [[1]]})}, 10)
     seen = view(tmp_path)
-    table = pa.Table.from_batches([b for _, b in read(seen, Order(counts=seen.counts, batch_size=3, shuffle=False))])
+    table = pa.Table.from_batches(
+        [b for _, b in read(seen, Order(counts=seen.plan.counts, batch_size=3, shuffle=False))]
+    )
     assert table.to_pydict() == {
         "x": [1, 2, 3, 4],
         "y": [1.0, 2.0, 3.0, None],
         "z": [None, None, None, "new"],
         "l": [None, None, None, [1]],
     }
-    shuffled = pa.Table.from_batches([b for _, b in read(seen, Order(counts=seen.counts, batch_size=3))])
+    shuffled = pa.Table.from_batches([b for _, b in read(seen, Order(counts=seen.plan.counts, batch_size=3))])
     assert shuffled.sort_by("x").to_pydict() == table.to_pydict()
 
 
 def test_one_file_is_a_dataset(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": pa.table({"x": [1, 2, 3]})}, 2)
     seen = view(tmp_path / "a.parquet")
-    assert sorted(x for _, b in read(seen, Order(counts=seen.counts, batch_size=2)) for x in b["x"].to_pylist()) == [
+    assert sorted(
+        x for _, b in read(seen, Order(counts=seen.plan.counts, batch_size=2)) for x in b["x"].to_pylist()
+    ) == [
         1,
         2,
         3,
@@ -291,7 +299,7 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
     tables = {f"{n}.parquet": pa.table({"x": list(range(1000)), "s": [f"{i}" for i in range(1000)]}) for n in range(4)}
     write(tmp_path, tables, 100)
     seen = view(tmp_path)
-    order = Order(counts=seen.counts, batch_size=64)
+    order = Order(counts=seen.plan.counts, batch_size=64)
     (tmp_path / "2.parquet").rename(tmp_path / "gone")
     with pytest.raises(ParquetError, match=r"2\.parquet: the file is gone"):
         list(read(seen, order))
@@ -304,18 +312,18 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
     seen = view(tmp_path)
     write(tmp_path, {"2.parquet": pa.table({"x": list(range(350)), "s": ["a"] * 350})}, 50)
     with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ has 50 rows where the index has 100"):
-        list(read(seen, Order(counts=seen.counts, batch_size=64)))
+        list(read(seen, Order(counts=seen.plan.counts, batch_size=64)))
 
 
 def test_window_follows_memory() -> None:
-    sizes = np.full(100, 10 << 20, np.int64)
+    sizes = RowGroupSizes(*[np.full(100, 10 << 20, np.int64)] * 3)
     windows = [largest_window(sizes, memory << 20, 1) for memory in (56, 64, 100, 1000, 100_000)]
     assert windows == sorted(windows)
     assert windows[0] == 1
     assert windows[-1] == 16
     assert largest_window(sizes, 400 << 20, 4) == largest_window(sizes, 100 << 20, 1)
     assert largest_window(sizes, 20 << 20, 1) == 0
-    assert largest_window(np.zeros(0, np.int64), 1, 1) == 1
+    assert largest_window(RowGroupSizes(*[np.zeros(0, np.int64)] * 3), 1, 1) == 1
 
 
 def long_rows(first: int, rows: int) -> pa.Table:
@@ -334,7 +342,7 @@ def test_long_rows_that_stay_where_they_were_decoded_are_the_same(tmp_path: Path
             table, tmp_path / f"{number}.parquet", row_group_size=80, compression=codec, use_dictionary=False
         )
     seen = view(tmp_path)
-    order = Order(counts=seen.counts, batch_size=33, lanes=2, window=4)
+    order = Order(counts=seen.plan.counts, batch_size=33, lanes=2, window=4)
     copied = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     stayed = pa.Table.from_batches([batch for _, batch in read(seen, order, stay=True)])
     assert stayed.equals(copied)
@@ -378,8 +386,8 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
         pq.write_table(
             table, tmp_path / f"{number}.parquet", row_group_size=70, compression=codec, use_dictionary=False
         )
-    seen = view(tmp_path).densified() if dense else view(tmp_path)
-    order = Order(counts=seen.counts, batch_size=33, lanes=2, window=4)
+    seen = view(tmp_path, dense=dense)
+    order = Order(counts=seen.plan.counts, batch_size=33, lanes=2, window=4)
     copied = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     for _ in range(2):
         stayed = pa.Table.from_batches([batch for _, batch in read(seen, order, stay=True, places=places)])
@@ -393,7 +401,7 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
 def test_an_epoch_that_is_stopped_early_gives_its_places_back(tmp_path: Path) -> None:
     pq.write_table(fixed_rows(0, 900), tmp_path / "a.parquet", row_group_size=50, use_dictionary=False)
     seen = view(tmp_path)
-    order = Order(counts=seen.counts, batch_size=7, lanes=1, window=4)
+    order = Order(counts=seen.plan.counts, batch_size=7, lanes=1, window=4)
     gc.disable()  # which need not come for that
     try:
         for stop in range(12):
@@ -439,7 +447,7 @@ def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.
             batches=pool,
             threads=threads,
             ahead=1,
-            stay=True,
+            keep_decoded=True,
             arenas={"x": arena},
         )
         gather_long(source, hands, order, 0, out)
@@ -460,32 +468,36 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
         with ThreadPoolExecutor(1) as pool:
             source = ReadContext(
                 load=seen.load,
-                forms=seen.load_forms,
+                forms=seen.forms,
                 finish=list,
                 memory=Pool(),
                 batches=Pool(),
                 threads=pool,
                 ahead=1,
-                stay=stay,
+                keep_decoded=stay,
             )
             loaded = seen.load(0, 0, 100)
             before = {position: data_of(loaded[position]) for position in (1, 2)}
             (cards,) = scatter_columns(source, loaded, [order], [1])
             assert (data_of(cards.columns[2]) == before[2]) is stay
             assert data_of(cards.columns[1]) != before[1]
-    sizes = int(seen.sizes.sum())
-    assert decode_budget(seen, 15 * sizes, 1, 1, 16, 2) == DecodeBudget(2, stay=True, places=8)
-    assert decode_budget(seen, 5 * sizes, 1, 1, 16, 2) == DecodeBudget(1, stay=True)
-    assert not decode_budget(seen, 5 * sizes - 1, 1, 1, 16, 2).stay
-    assert decode_budget(seen, 6 * sizes, 1, 1, 16, 1).places == 6
-    assert not decode_budget(seen, 6 * sizes - 1, 1, 1, 16, 1).places
+    sizes = int(seen.sizes.selected.sum())
+    assert decode_budget(seen.sizes, 15 * sizes, lanes=1, all_lanes=1, window=16, threads=2) == DecodeBudget(
+        2, keep_decoded=True, arena_slots=8
+    )
+    assert decode_budget(seen.sizes, 5 * sizes, lanes=1, all_lanes=1, window=16, threads=2) == DecodeBudget(
+        1, keep_decoded=True
+    )
+    assert not decode_budget(seen.sizes, 5 * sizes - 1, lanes=1, all_lanes=1, window=16, threads=2).keep_decoded
+    assert decode_budget(seen.sizes, 6 * sizes, lanes=1, all_lanes=1, window=16, threads=1).arena_slots == 6
+    assert not decode_budget(seen.sizes, 6 * sizes - 1, lanes=1, all_lanes=1, window=16, threads=1).arena_slots
     write(tmp_path, {"a.parquet": long_rows(1000, 800)}, rows=100)
     seen = view(tmp_path)
-    half = int(seen.sizes.sum()) // 2  # of eight row groups, one lane of two reads four, and a part of a fifth
-    enough = half + 5 * int(seen.sizes.max())
-    assert decode_budget(seen, enough, 1, 2, 16, 1).stay
-    assert not decode_budget(seen, enough - 1, 1, 2, 16, 1).stay
-    assert not decode_budget(seen, enough, 1, 1, 16, 1).stay
+    half = int(seen.sizes.selected.sum()) // 2  # of eight row groups, one lane of two reads four, and a part of a fifth
+    enough = half + 5 * int(seen.sizes.selected.max())
+    assert decode_budget(seen.sizes, enough, lanes=1, all_lanes=2, window=16, threads=1).keep_decoded
+    assert not decode_budget(seen.sizes, enough - 1, lanes=1, all_lanes=2, window=16, threads=1).keep_decoded
+    assert not decode_budget(seen.sizes, enough, lanes=1, all_lanes=1, window=16, threads=1).keep_decoded
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -498,8 +510,8 @@ def test_dense_lists_are_read_page_by_page_and_widened_only_where_they_are_narro
         pa.table({"tokens": pa.array(list(numbers), pa.list_(pa.int32()))}), tmp_path / "lists" / "t.parquet"
     )
     pqcache.repartition(tmp_path / "lists", tmp_path / "dense", row_group_size="64KB", dense=["tokens"], narrow=True)
-    seen = view(tmp_path / "dense").densified()
-    assert seen.stored["tokens"].dtype == np.dtype("<u2" if narrow else "<u4")
+    seen = view(tmp_path / "dense", dense=True)
+    assert seen.plan.stored["tokens"].dtype == np.dtype("<u2" if narrow else "<u4")
     asked: list[str] = []
     with_pyarrow = RowGroupReader._read
 
@@ -551,15 +563,15 @@ def test_large_batches_are_packed_one_by_one_into_shared_memory(monkeypatch: pyt
 
 def test_batches_go_when_they_were_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"id": range(4000), "s": ["x" * 30] * 4000}), tmp_path / "a.parquet", row_group_size=200)
-    real = ReadPlan.load
+    real = RowGroupLoader.load
 
-    def slowly(self: ReadPlan, *args: Any, **how: Any) -> Any:
+    def slowly(self: RowGroupLoader, *args: Any, **how: Any) -> Any:
         time.sleep(0.02)  # what waits for a row group is there before it
         return real(self, *args, **how)
 
-    monkeypatch.setattr(ReadPlan, "load", slowly)
+    monkeypatch.setattr(RowGroupLoader, "load", slowly)
     seen = view(tmp_path)
-    order = Order(counts=seen.counts, batch_size=10, window=4)
+    order = Order(counts=seen.plan.counts, batch_size=10, window=4)
     found = epoch_batches(seen, order, range(order.batches()), order.batches(), DecodeBudget(1))
     used: list[weakref.ref[Any]] = []
     for _, batch in found:
@@ -574,7 +586,7 @@ def test_workers_spare_memory_where_it_is_scarce(tmp_path: Path) -> None:
     for number in range(4):
         pq.write_table(long_rows(number * 1000, 1000), tmp_path / f"{number}.parquet", row_group_size=500)
     seen = view(tmp_path)
-    order = Order(counts=seen.counts, batch_size=60, window=4)
+    order = Order(counts=seen.plan.counts, batch_size=60, window=4)
     total = order.batches()
     rows, held = [], []
     for into in (None, Pool()):
@@ -593,19 +605,19 @@ def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path) -> N
     table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
     write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000)
     whole = view(tmp_path)
-    memory = int(whole.sizes.max()) * 3
+    memory = int(whole.sizes.decoded.max()) * 3
     with pytest.warns(UserWarning, match="read in 3 pieces, which is slow; run 'pqcache repartition'"):
-        window, piece = fit_window(whole, memory, 1, "shop")
+        window, piece = fit_window(whole.sizes, memory, 1, "shop")
     assert (window, piece) == (4, 3_000)
-    assert fit_window(whole, memory * 100, 1) == (16, 0)
+    assert fit_window(whole.sizes, memory * 100, 1) == (16, 0)
     with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*pqcache repartition"):
-        fit_window(whole, memory // 1000, 1, "shop")
-    pieces = whole.in_pieces(piece)
-    assert pieces.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
+        fit_window(whole.sizes, memory // 1000, 1, "shop")
+    pieces = whole.split(piece)
+    assert pieces.plan.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
     assert largest_window(pieces.sizes, memory, 1) >= 1
     for lanes in (1, 4):
-        order = Order(counts=pieces.counts, batch_size=700, lanes=lanes, window=window)
-        starts = np.concatenate([[0], np.cumsum(pieces.counts)])
+        order = Order(counts=pieces.plan.counts, batch_size=700, lanes=lanes, window=window)
+        starts = np.concatenate([[0], np.cumsum(pieces.plan.counts)])
         seen = []
         for index, batch in read(pieces, order):
             groups, rows = order.batch(index)
@@ -619,7 +631,7 @@ def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
     text = "a rather long string that is stored once per row group"
     write(tmp_path, {"a.parquet": pa.table({"s": [text] * 10_000})}, 5_000)
     seen = view(tmp_path)
-    assert (seen.sizes >= 5_000 * len(text)).all()
+    assert (seen.sizes.selected >= 5_000 * len(text)).all()
 
 
 def test_nothing_is_read_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -632,7 +644,7 @@ def test_nothing_is_read_at_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
             __import__("pqcache.reader.row_group_reader", fromlist=["RowGroupReader"]).RowGroupReader.read
         ),
     )
-    batches = record_batches(seen, Order(counts=seen.counts, batch_size=8), range(100), 100, DecodeBudget(1))
+    batches = record_batches(seen, Order(counts=seen.plan.counts, batch_size=8), range(100), 100, DecodeBudget(1))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert len(read_groups) < 20
@@ -709,7 +721,7 @@ def test_readers_stop_when_told(numbers: Path) -> None:
     seen = view(numbers)
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
-        batches = record_batches(seen, Order(counts=seen.counts, batch_size=10), range(100), 101, DecodeBudget(2))
+        batches = record_batches(seen, Order(counts=seen.plan.counts, batch_size=10), range(100), 101, DecodeBudget(2))
         next(batches)
         batches.close()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1):
@@ -750,7 +762,7 @@ def test_types_of_users_and_tensors_with_null_items_in_some_row_groups(tmp_path:
     try:
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
         seen = view(tmp_path)
-        order = Order(counts=seen.counts, batch_size=20, shuffle=shuffle)
+        order = Order(counts=seen.plan.counts, batch_size=20, shuffle=shuffle)
         found = pa.Table.from_batches([batch for _, batch in read(seen, order)])
     finally:
         pa.unregister_extension_type("tests.plain")
