@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pqcache.reader.columns import WORDS, Bytes, ColumnData, ColumnForm, number_dtype
+from pqcache.reader.column_forms import ColumnForm, number_dtype
+from pqcache.reader.columns import WORDS, Bytes, ColumnData
 from pqcache.system.buffer_pool import Block, aligned
 
 LONG = 512  # bytes of a row from which on it is worth more to copy it once less than to copy rows side by side

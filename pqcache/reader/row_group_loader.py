@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.reader.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
-from pqcache.reader.columns import ColumnData, ColumnForm, as_typed, form_of, from_arrow
+from pqcache.reader.column_forms import ColumnForm, form_of
+from pqcache.reader.columns import ColumnData, as_typed, from_arrow
 from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader

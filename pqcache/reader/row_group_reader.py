@@ -20,17 +20,8 @@ from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Leaf, Reader, leaf_of
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.batch_layout import LONG
-from pqcache.reader.columns import (
-    ColumnData,
-    ColumnForm,
-    NotConstant,
-    as_rows,
-    compact,
-    cut,
-    from_arrow,
-    storage_type,
-    take,
-)
+from pqcache.reader.column_forms import ColumnForm, storage_type
+from pqcache.reader.columns import ColumnData, NotConstant, as_rows, compact, cut, from_arrow, take
 from pqcache.reader.open import Data
 from pqcache.reader.order.order import Ints
 from pqcache.system.buffer_pool import Arena, Pool

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError
-from pqcache.reader.columns import WORDS, Bytes, ColumnData, ColumnForm, Packed, from_arrow, is_views, packed, take
+from pqcache.reader.column_forms import ColumnForm
+from pqcache.reader.columns import WORDS, Bytes, ColumnData, Packed, from_arrow, is_views, packed, take
 from pqcache.reader.order.order import Ints
 
 

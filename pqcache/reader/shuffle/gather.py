@@ -10,19 +10,8 @@ from typing import Any
 import numpy as np
 
 from pqcache.reader.batch_layout import BatchLayout, GatheredBatch
-from pqcache.reader.columns import (
-    NEAR,
-    Bytes,
-    ColumnData,
-    ColumnForm,
-    compact,
-    cut,
-    ends_of_views,
-    is_views,
-    join,
-    packed,
-    take,
-)
+from pqcache.reader.column_forms import ColumnForm
+from pqcache.reader.columns import NEAR, Bytes, ColumnData, compact, cut, ends_of_views, is_views, join, packed, take
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.shuffle.scatter import Bucket, Buckets, ReadContext, arena_rows, bucket_column
 from pqcache.system.buffer_pool import Pool

@@ -26,13 +26,13 @@ import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader import columns as columns_module
 from pqcache.reader.batch_layout import BatchLayout
+from pqcache.reader.column_forms import form_of
 from pqcache.reader.columns import (
     ColumnData,
     as_typed,
     bytes_of_views,
     compact,
     cut,
-    form_of,
     from_arrow,
     is_views,
     join,
