@@ -87,9 +87,10 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
     data, lease = open_data(job["path"])
     with lease or nullcontext():
         plan = with_dense_lists(make_read_plan(data, job["columns"], job["filters"]))
-        reader = RowGroupReader(data=data, row_groups=plan.row_groups)
+        reader = RowGroupReader(data, plan.row_groups)
         names = [form.name for form in plan.file_forms]
-        numbers = Order(counts=plan.counts, batch_size=1).line  # as epochs read them, so that the same pages are warm
+        # as epochs read them, so that the same pages are warm
+        numbers = Order(counts=plan.counts, batch_size=1).row_group_order
         footers: dict[int, pq.FileMetaData] = {}
 
         def read(number: int, wanted: Sequence[str], threads: bool) -> int:

@@ -51,8 +51,8 @@ class RowGroupLoader:
         """What reads the files."""
         plan = self.plan
         return RowGroupReader(
-            data=plan.data,
-            row_groups=plan.row_groups,
+            plan.data,
+            plan.row_groups,
             forms=plan.file_forms,
             piece_rows=plan.piece_rows,
             memory=self.memory,

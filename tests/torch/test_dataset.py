@@ -290,7 +290,7 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="state"):
             ds.load_state_dict(wrong)
     ds.load_state_dict(state)
-    fails(ds, 3, "lanes=4 cannot be shared by 1 ranks x 3 workers")
+    fails(ds, 3, "lanes=4: cannot be shared by 1 ranks x 3 workers")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="its files have changed"):
         ParquetDataset(tmp_path, batch_size=90).load_state_dict(state)

@@ -334,7 +334,7 @@ def test_options_that_make_no_sense(root: Path) -> None:
         with pytest.raises(UsageError, match=message):
             Mix({"w": web}, **options)
     batches = iter(DataLoader(Mix({"w": web}, lanes=4), batch_size=None, num_workers=3))
-    with pytest.raises(UsageError, match="lanes=4 cannot be shared by 1 ranks x 3 workers"):
+    with pytest.raises(UsageError, match="lanes=4: cannot be shared by 1 ranks x 3 workers"):
         list(batches)
     batches._shutdown_workers()  # type: ignore[attr-defined]
 

@@ -10,11 +10,11 @@ from pqcache.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class EpochShare:
-    """The batches that one worker of one rank yields, from a place in the epoch to its end.
+    """The batches that one worker of one rank yields, from batch ``start`` of the epoch to its end.
 
     ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
     round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
-    or left out with ``drop_last``. ``start`` is the first global batch that nobody has seen.
+    or left out with ``drop_last``. ``start`` is the first global batch that no rank has consumed.
     """
 
     total: int
@@ -33,8 +33,8 @@ class EpochShare:
             )
         if self.lanes % (self.ranks * self.workers):
             raise UsageError(
-                "",
-                f"lanes={self.lanes} cannot be shared by {self.ranks} ranks x {self.workers} workers",
+                f"lanes={self.lanes}",
+                f"cannot be shared by {self.ranks} ranks x {self.workers} workers",
                 f"choose a num_workers so that ranks x workers divides {self.lanes}, or start with lanes "
                 "set to a common multiple",
             )
@@ -61,13 +61,13 @@ class EpochShare:
         return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
 
     def after(self, index: int) -> int:
-        """Return the first global batch nobody has seen when every rank has consumed the round of ``index``."""
+        """Return the first global batch that is left when every rank has consumed the round of ``index``."""
         done = (index - self.start) // self.ranks + 1
         return min(self.start + done * self.ranks, max(self.total, self.start))
 
 
 def batches_by_lane(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (global index, lane, batch within the lane) for ``indices``; padding goes round to the start."""
+    """Yield (global index, lane, batch within the lane) for ``indices``; padding begins again at 0."""
     for index in indices:
         inside = index % total if index >= total else index
         yield index, inside % lanes, inside // lanes

@@ -267,7 +267,7 @@ def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
 def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
     index = data.index
     rows = index.rows[groups]
-    reader = RowGroupReader(data=data, row_groups=groups)
+    reader = RowGroupReader(data, groups)
     per_row = index.uncompressed(selection.columns)[groups] / rows
     at_once = np.clip(_PIECE / np.maximum(per_row, 1), 1, _MOST_ROWS).astype(np.int64)
 
