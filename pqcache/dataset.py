@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pqcache.reader.epoch import read_batches, read_rows
+from pqcache.reader.options import BatchOptions
+from pqcache.reader.record_batches import read_batches, read_rows
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.keys.lookup import lookup
@@ -28,6 +29,7 @@ class Cache(CacheDirectory):
     def batches(
         self,
         columns: Names[str] | None = None,
+        *,
         filters: Any = None,
         batch_size: int = 4096,
         shuffle: bool = True,
@@ -79,8 +81,7 @@ class Cache(CacheDirectory):
         Options that make no sense raise UsageError at once, a cache without that snapshot raises CacheError;
         files that are gone or damaged raise ParquetError by name while iterating.
         """
-        return read_batches(
-            self.path,
+        options = BatchOptions(
             columns=columns,
             filters=filters,
             batch_size=batch_size,
@@ -98,6 +99,7 @@ class Cache(CacheDirectory):
             rows=rows,
             sequence=sequence,
         )
+        return read_batches(self.path, options)
 
     def lookup(self, column: str, values: Any) -> SelectedRows:
         """Return the rows of the current snapshot whose ``column`` has one of ``values``, without scanning.

@@ -43,20 +43,18 @@ class PqcacheError(Exception):
         reason: what is wrong with it.
         advice: what to do next; empty where there is nothing to be done.
 
-    ``str(error)`` is one line made of the three. A subject alone is a text that is complete: torch's DataLoader makes
-    a worker's error again from its traceback.
+    ``str(error)`` is one line made of the three. A single argument is the reason, since whoever raises an error of
+    another process again, as DataLoader does, has the line alone.
     """
 
     exit_code = 1
 
     def __init__(self, subject: object, reason: str = "", advice: str = "") -> None:
-        super().__init__(subject, reason, advice)
-        self.subject = str(subject)
-        self.reason = reason
-        self.advice = advice
+        self.subject, self.reason, self.advice = (str(subject), reason, advice) if reason else ("", str(subject), "")
+        super().__init__(self.subject, self.reason, self.advice)
 
     def __str__(self) -> str:
-        about = ": ".join(filter(None, (self.subject, self.reason)))
+        about = f"{self.subject}: {self.reason}" if self.subject else self.reason
         return f"{about}; {self.advice}" if self.advice else about
 
     def within(self, subject: object) -> Self:

@@ -28,8 +28,8 @@ class Position:
 class Batch(dict[str, Any]):
     """A dict of column name to tensor, Ragged or dict; ``index`` is its global number in the epoch.
 
-    Tensors have shape (rows,) or (rows, length), and a Ragged has rows items. It pickles as one shared buffer, and
-    moves as a whole:
+    Tensors have shape (rows,) or (rows, length), and a Ragged has rows items. A worker sends it through
+    shared memory, and ``to`` and ``pin_memory`` move all of its tensors:
 
     >>> batch = Batch({"price": torch.ones(4)}, Position(epoch=1, index=7))
     >>> batch.index, batch.epoch, batch.to("cpu", non_blocking=True)["price"].shape

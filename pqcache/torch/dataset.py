@@ -10,34 +10,37 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import Part, check_numbers, check_rank, check_seed
+from pqcache.reader.options import check_numbers, check_rank, check_seed
+from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.resumable import ResumableDataset
+from pqcache.torch.resumable import Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.units import parse_size
 
 
 class ParquetDataset(ResumableDataset):
-    """Whole shuffled batches of a cache or a directory of Parquet, for ``DataLoader(ds, batch_size=None)``.
+    """Shuffled batches of a cache or a directory of Parquet, for ``DataLoader(ds, batch_size=None)``.
 
     Every row comes exactly once per epoch, whatever the number of workers and ranks; call ``set_epoch`` before
-    each epoch for another order. A batch is a dict of column name to tensor or Ragged (see
-    ``pqcache.torch.tensors``) that knows its global ``index``.
+    each epoch for another order. A batch is a ``Batch``: a dict of column name to tensor (rows, ...) or Ragged, which
+    knows its global ``index``. ``pqcache.torch.tensors`` lists the dtype and shape of each type of column.
+
+    Numbers may be text (``batch_size="256"``), and ``memory`` is a number of bytes or a text like "2GB".
 
     ``path``          a cache, a snapshot, a directory or a file
     ``columns``       names; None for all. Partition columns are columns.
     ``filters``       a condition on any columns: SQL text, a list as pandas takes it, like
                       ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. What the
-                      index does not decide is counted at once, by reading the condition's columns, and
-                      remembered with the snapshot. On nulls see docs/loading.md.
-    ``batch_size``    rows; None yields single rows, for DataLoader's own batching and collate
+                      index does not decide is counted here, by reading the condition's columns, and
+                      stored with the snapshot. On nulls see docs/loading.md.
+    ``batch_size``    rows of a batch; None yields single rows, for DataLoader's batching and collate
     ``shuffle``       False gives the rows in the order of the files
     ``drop_last``     False: the last batch may be short, and ranks are made equal by repeating the epoch's
-                      first batches. True: what is left over is dropped.
+                      first batches. True: the remainder is dropped.
     ``memory``        bytes that decoded row groups of this rank, all its workers together, may take
     ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
     ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
@@ -49,7 +52,7 @@ class ParquetDataset(ResumableDataset):
                       ``{column: fill}``
     ``ragged``        list columns to keep Ragged although all their lists are of one length
     ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
-                      those of them that satisfy it
+                      those of them that meet it
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
 
@@ -70,7 +73,7 @@ class ParquetDataset(ResumableDataset):
     ``num_replicas`` and ``rank`` it is read by itself.
 
     Options that make no sense, and columns that no tensor can hold, raise UsageError here; files that are
-    gone or damaged raise ParquetError by name while iterating.
+    gone or damaged, and nulls without ``nulls``, raise ParquetError by name while iterating.
     """
 
     def __init__(
@@ -79,15 +82,15 @@ class ParquetDataset(ResumableDataset):
         columns: Sequence[str] | None = None,
         *,
         filters: Any = None,
-        batch_size: int | None = 256,
+        batch_size: Count | None = 256,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
         memory: str | int = "2GB",
-        window: int | None = None,
-        lanes: int | None = None,
-        num_replicas: int | None = None,
-        rank: int | None = None,
+        window: Count | None = None,
+        lanes: Count | None = None,
+        num_replicas: Count | None = None,
+        rank: Count | None = None,
         transform: Callable[[Any], Any] | None = None,
         nulls: str | Mapping[str, Any] = "error",
         ragged: Sequence[str] = (),
@@ -95,7 +98,8 @@ class ParquetDataset(ResumableDataset):
         sequence: SequenceOf | None = None,
     ) -> None:
         super().__init__(drop_last=drop_last, lanes=lanes, num_replicas=num_replicas, rank=rank)
-        check_numbers(batch_size=batch_size, window=window)
+        batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
+        check_numbers(batch_size=batch_rows, window=row_groups)
         check_seed(seed)
         if transform is not None and not callable(transform):
             raise UsageError(f"transform={transform!r}", "give a function that takes a batch (or row)")
@@ -104,18 +108,18 @@ class ParquetDataset(ResumableDataset):
             filters=filters,
             rows=rows,
             sequence=sequence,
-            batch_size=batch_size,
+            batch_size=batch_rows,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
             memory=parse_size(memory),
-            window=window,
+            window=row_groups,
             transform=transform,
             nulls=Nulls.of(nulls),
             ragged=tuple(ragged),
         )
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
-        check_rank(*self._ranks(), lanes)
+        check_rank(*self._ranks(), self._lanes)
 
     @property
     def schema(self) -> pa.Schema:
@@ -172,5 +176,5 @@ class ParquetDataset(ResumableDataset):
     def _check(self) -> None:
         self._reader.check_nulls()
 
-    def _read(self, part: Part, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        return self._reader.read(part, indices, epoch)
+    def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
+        return self._reader.read(share, indices, epoch)

@@ -17,17 +17,19 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.batch_layout import Finished
+from pqcache.reader.batch_layout import FinishedBatch
+from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
-from pqcache.reader.memory_budget import Room, fit, room_for
-from pqcache.reader.open import Data, open_data
-from pqcache.reader.order.mixture_schedule import Pass
-from pqcache.reader.order.order import Ints, Order, Part
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
+from pqcache.reader.open import open_data
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.mixture_schedule import DatasetPass
+from pqcache.reader.order.order import Ints, Order
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
-from pqcache.store.snapshot import Lease
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.checkpoint import State, check_options
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
@@ -56,10 +58,13 @@ class ReadOptions:
 
 
 class DatasetReader:
-    """An open dataset, and how its batches are made; ranks and the place in an epoch are its callers' affair.
+    """An open dataset, and how its batches are made; its callers know the ranks and the place in an epoch.
 
-    What a mix asks of a dataset is ``total``, ``check_nulls``, ``read_pass``, ``transformed``, ``state`` and
-    ``load_state``. A cache's snapshot is leased while the reader exists, also in the process that unpickles it.
+    ParquetDataset reads shares of epochs (``read``). A mix reads passes (``read_pass``), whose batches it puts into its
+    own order before they are ``transformed``. Both ask for ``total`` and ``check_nulls`` before an epoch, and keep
+    places in their checkpoints beside ``state``, which ``load_state`` takes over.
+
+    A cache's snapshot is leased while the reader exists, also in the process that unpickles it.
     """
 
     def __init__(self, options: ReadOptions, columns: Sequence[str] | None, share_alone: bool) -> None:
@@ -70,7 +75,7 @@ class DatasetReader:
         self.options = options
         self.nodes: NodeShares | None = None
         self._share_alone = share_alone
-        self._window, self._piece = options.window, 0
+        self._window = None if options.window is None else Window(options.window)
         self._release: Callable[[], object] | None = None
         self._open(columns, getattr(options.rows, "snapshot", "") or None)
         self._masked = self._check_columns()
@@ -80,7 +85,7 @@ class DatasetReader:
     @property
     def schema(self) -> pa.Schema:
         """The columns as Arrow has them."""
-        return self._view.schema
+        return self._plan.schema
 
     @property
     def snapshot(self) -> str:
@@ -92,33 +97,33 @@ class DatasetReader:
         options = self.options
         if self.nodes is not None:
             return self.nodes.total(options.batch_size or 1, start, ranks, options.drop_last)
-        return self._order(self._view, 0, 1, 1).batches(options.drop_last)
+        return self._order(self._plan, 0, 1, 1).batches(options.drop_last)
 
     def check_nulls(self) -> None:
         """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
         if self.options.nulls.mask:
             return
         filled = {name for name, _ in self.options.nulls.fill}
-        for name in self._view.columns:
-            if name not in filled and (count := self._view.nulls(name)):
+        for name in self._plan.columns:
+            if name not in filled and (count := self._plan.nulls(name)):
                 raise null_error(name, count, "the dataset")
 
-    def read(self, part: Part, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        """Yield (global index, transformed batch) for ``indices`` of a part of an epoch; rows without a batch size."""
-        view, order, budget = self._prepare(part, epoch)
+    def read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
+        """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
+        loader, order, budget = self._prepare(share, epoch)
         make = self._batches if self.options.batch_size is not None else self._rows
-        with closing(make(view, order, indices, order.batches(self.options.drop_last), budget)) as found:
+        with closing(make(loader, order, indices, order.batches(self.options.drop_last), budget)) as found:
             for position, batch in found:
                 yield position.index, self.transformed(batch, position, (epoch, position.index))
 
-    def read_pass(self, reading: Pass, part: Part) -> Generator[Batch]:
-        """Yield what a mix, of which ``part`` is read, takes of one pass over this dataset, without the transform."""
-        view, order, budget = self._prepare(part, reading.number)
-        shares = reading.shares * order.batch_size
-        shares[reading.last] -= max(0, int(shares.sum()) - order.rows)  # the last batch may be short
-        order = replace(order, shares=shares)
-        indices = reading.turns * part.lanes + reading.lanes if self.options.shuffle else reading.batches
-        with closing(self._batches(view, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
+    def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[Batch]:
+        """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
+        loader, order, budget = self._prepare(share, reading.number)
+        lane_rows = reading.lane_sizes * order.batch_size
+        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
+        order = replace(order, lane_rows=lane_rows)
+        indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
+        with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
             for _, batch in found:
                 yield batch
 
@@ -134,37 +139,37 @@ class DatasetReader:
         return result
 
     def state(self, lanes: int, ranks: int, epoch: int = 0, batch: int = 0, worker: list[int] | None = None) -> State:
-        """Return the state of a training that goes on at a batch of an epoch; a mix has its own place instead."""
-        window, piece = self._shape(lanes, ranks)
+        """Return the state of a training that goes on at a batch of an epoch; a mix keeps its own place."""
+        window, piece_rows = self._shape(lanes, ranks)
         return State(
             snapshot=self._content[0],
             row_groups=self._content[1],
-            columns=list(self._view.columns),
+            columns=list(self._plan.columns),
             shuffle=self.options.shuffle,
             seed=self.options.seed,
             batch_size=self.options.batch_size,
             lanes=lanes,
             window=window,
-            piece=piece,
+            piece=piece_rows,
             epoch=epoch,
             batch=batch,
             worker=worker,
         )
 
     def load_state(self, state: State) -> None:
-        """Take over a state's snapshot and window; its lanes and its place are the caller's affair.
+        """Take over a state's snapshot and window; the caller takes over lanes and place.
 
         Options that differ raise UsageError; a snapshot that is no longer kept raises CacheError.
         """
         if state.snapshot != self._content[0]:
-            self._open(self._view.columns, self._snapshot_in(state))
+            self._open(self._plan.columns, self._snapshot_in(state))
             self._gather_shares()
         options = {
             "seed": self.options.seed,
             "batch_size": self.options.batch_size,
             "shuffle": self.options.shuffle,
-            "columns": list(self._view.columns),
-            "window": self._window or state.window,
+            "columns": list(self._plan.columns),
+            "window": state.window if self._window is None else self._window.row_groups,
         }
         check_options(state, options, "dataset")
         if state.row_groups != self._content[1]:
@@ -173,7 +178,7 @@ class DatasetReader:
                 "it was taken with other filters or rows, or another sequence",
                 "construct the dataset with the same ones",
             )
-        self._window, self._piece = state.window, state.piece
+        self._window = Window(state.window, state.piece)
 
     def _snapshot_in(self, state: State) -> str:
         """Return the name of the snapshot here that a state belongs to."""
@@ -185,31 +190,38 @@ class DatasetReader:
             )
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
 
-    def _prepare(self, part: Part, epoch: int) -> tuple[View, Order, Room]:
-        window, piece = self._shape(part.lanes, part.ranks)
-        view = self._view.in_pieces(piece)
-        order = self._order(view, epoch, part.lanes, window)
-        processes = part.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    def _prepare(self, share: EpochShare, epoch: int) -> tuple[RowGroupLoader, Order, DecodeBudget]:
+        window, piece_rows = self._shape(share.lanes, share.ranks)
+        loader = self._loader.split(piece_rows)
+        order = self._order(loader.plan, epoch, share.lanes, window)
+        processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
         if not self.options.shuffle:
-            return view, order, Room(threads)
-        share, lanes = self.options.memory / part.workers, -(-part.lanes // (part.ranks * part.workers))
-        return view, order, room_for(view, share, lanes, part.lanes, window, threads)
+            return loader, order, DecodeBudget(threads)
+        budget = decode_budget(
+            loader.sizes,
+            self.options.memory / share.workers,
+            lanes=-(-share.lanes // (share.ranks * share.workers)),
+            all_lanes=share.lanes,
+            window=window,
+            threads=threads,
+        )
+        return loader, order, budget
 
     def _batches(
-        self, view: View, order: Order, indices: Sequence[int], total: int, budget: Room
+        self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
     ) -> Generator[tuple[Position, Batch]]:
         memory = worker_pool() if get_worker_info() is not None else None
-        with closing(batches(view, order, indices, total, budget, memory)) as found:
+        with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
                 position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
                 yield position, Batch(self._to_values(columns), position)
 
     def _rows(
-        self, view: View, order: Order, indices: Sequence[int], total: int, budget: Room
+        self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
     ) -> Generator[tuple[Position, dict[str, Any]]]:
         columns_of_lane: dict[int, dict[str, Any]] = {}
-        with closing(samples(view, order, indices, total, budget)) as found:
+        with closing(samples(loader, order, indices, total, budget)) as found:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
@@ -217,30 +229,30 @@ class DatasetReader:
                 position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
 
-    def _to_values(self, columns: Finished) -> dict[str, Any]:
+    def _to_values(self, columns: FinishedBatch) -> dict[str, Any]:
         """Return the columns of a batch, in their order, with their masks behind them."""
         values: dict[str, Any] = {}
         masks: dict[str, torch.Tensor] = {}
-        for numbers in columns.numbers:  # each a tensor of its own: views of one could not be changed in place
+        for numbers in columns.numbers:  # separate tensors: views of one could not be changed in place
             values.update(zip(numbers.forms, map(torch.from_numpy, numbers.values), strict=True))
         masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in self._masked & values.keys())
         for name, column in columns.others.items():
             value, mask = to_value(column, name, self.options.nulls)
             mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in self._masked else mask
-            axis = self._view.axis(name)
+            axis = self._plan.axis(name)
             values[name] = value if axis is None else in_sequences(value, axis)
             if mask is not None:
                 masks[name] = mask if axis is None else in_sequences(mask, axis)
         ordered: dict[str, Any] = {}
-        for name in self._view.columns:
+        for name in self._plan.columns:
             ordered[name] = values[name]
             if name in self._masked:
                 ordered[mask_name(name)] = masks[name]
         return ordered
 
-    def _order(self, view: View, epoch: int, lanes: int, window: int) -> Order:
+    def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
         return Order(
-            counts=view.counts,
+            counts=plan.counts,
             batch_size=self.options.batch_size or 1,
             lanes=lanes,
             window=window,
@@ -249,58 +261,53 @@ class DatasetReader:
             shuffle=self.options.shuffle,
         )
 
-    def _shape(self, lanes: int, ranks: int) -> tuple[int, int]:
-        """Return the window, and the rows of the pieces in which row groups are read (0: complete row groups)."""
+    def _shape(self, lanes: int, ranks: int) -> Window:
         if self._window is not None:
-            return self._window, self._piece
+            return self._window
         if not self.options.shuffle:
-            return 1, 0
-        lanes_of_rank = -(-lanes // ranks)
-        if lanes_of_rank not in self._fitted:
-            self._fitted[lanes_of_rank] = fit(
-                self.nodes or self._view, self.options.memory, lanes_of_rank, self.options.path
-            )
-        return self._fitted[lanes_of_rank]
+            return Window(1)
+        of_rank = -(-lanes // ranks)
+        if of_rank not in self._fitted:
+            sizes = (self.nodes or self._loader).sizes
+            self._fitted[of_rank] = fit_window(sizes, self.options.memory, of_rank, self.options.path)
+        return self._fitted[of_rank]
 
     @property
     def _content(self) -> tuple[str, str]:
         """The names of the snapshot and of the row groups that are read, over all nodes."""
         if self.nodes is not None:
             return self.nodes.listing, self.nodes.row_groups
-        return self._data.snapshot, self._view.fingerprint
+        return self._data.snapshot, self._plan.fingerprint
 
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
-            self.nodes = gather_shares(self._data, self._view)
+            self.nodes = gather_shares(self._data, self._loader)
 
     def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
-        """Open a snapshot (None: the current one) and lease it in place of the one before."""
-        data, lease = open_data(self.options.path, snapshot)
-        self._hold(data, lease)
-        self._plan(columns, counts)
-
-    def _hold(self, data: Data, lease: Lease | None) -> None:
+        """Open a snapshot (None: the current one) and lease it instead of the previous one."""
+        self._data, lease = open_data(self.options.path, snapshot)
         if self._release is not None:
             self._release()
-        self._data = data
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
+        self._set_plan(columns, counts)
 
-    def _plan(self, columns: Sequence[str] | None, counts: Ints | None) -> None:
+    def _set_plan(self, columns: Sequence[str] | None, counts: Ints | None) -> None:
         options = self.options
-        view = view_of(self._data, columns, options.filters, options.rows, counts, options.sequence)
-        self._view = view.densified(options.ragged)
-        self._fitted: dict[int, tuple[int, int]] = {}  # window and piece, by lanes of a rank
+        plan = make_read_plan(self._data, columns, options.filters, options.rows, counts, options.sequence)
+        self._plan = with_dense_lists(plan, options.ragged)
+        self._loader = RowGroupLoader(self._plan)
+        self._fitted: dict[int, Window] = {}  # by lanes of a rank
 
     def _check_columns(self) -> frozenset[str]:
         """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
-        nulls, names = self.options.nulls, set(self._view.columns)
-        for field in self._view.schema:
+        nulls, names = self.options.nulls, set(self._plan.columns)
+        for field in self._plan.schema:
             check_type(field.name, field.type)
         for option, named in (("ragged", self.options.ragged), ("nulls", [name for name, _ in nulls.fill])):
             for name in named:
                 if name not in names:
                     raise UsageError(option, f"{name!r} is not among the columns")
-        masked = frozenset(name for name in names if nulls.mask and self._view.nulls(name) != 0)
+        masked = frozenset(name for name in names if nulls.mask and self._plan.nulls(name) != 0)
         for name in masked:
             if mask_name(name) in names:
                 raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
@@ -308,8 +315,8 @@ class DatasetReader:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
-        del kept["_view"], kept["_release"], kept["_fitted"]
-        kept["_columns"], kept["_counts"] = self._view.columns, self._view.counts_by_group
+        del kept["_plan"], kept["_loader"], kept["_release"], kept["_fitted"]
+        kept["_columns"], kept["_counts"] = self._plan.columns, self._plan.counts_in_index
         if self._release is not None:  # in a cache: opened again, and leased, where it is unpickled
             kept["_data"] = self._data.snapshot
         return kept
@@ -320,12 +327,12 @@ class DatasetReader:
         if isinstance(kept["_data"], str):
             self._open(columns, kept["_data"], counts)
         else:
-            self._plan(columns, counts)
+            self._set_plan(columns, counts)
 
 
 @contextmanager
 def _seeded(*numbers: int) -> Iterator[None]:
-    """Seed the generators of random, numpy and torch; the trainer's own get back what they had, a worker's need not."""
+    """Seed the generators of random, numpy and torch, and restore them afterwards in the trainer's process."""
     in_worker = get_worker_info() is not None
     saved = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
     seeds = np.random.SeedSequence(list(numbers)).generate_state(3)

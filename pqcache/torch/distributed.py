@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.memory_budget import WINDOW
+from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
 from pqcache.reader.open import Data
-from pqcache.reader.read_plan import View
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
@@ -55,8 +54,8 @@ class RankShare:
 class NodeShares:
     """What every rank knows of all nodes: the ``rows`` of each, and its own place among the ``ranks`` of its node.
 
-    ``row_groups`` names what all nodes read together. ``sizes``, ``decoded`` and ``decoded_rows`` are those of the
-    nodes' largest row groups, from which all get the same window.
+    ``row_groups`` names what all nodes read together. ``largest`` are the sizes of their largest row groups, from which
+    all get the same window.
     """
 
     node: int
@@ -68,19 +67,9 @@ class NodeShares:
     largest: tuple[tuple[int, int, int], ...]
 
     @property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of what is selected of each row group."""
-        return np.array([size for size, _, _ in self.largest], np.int64)
-
-    @property
-    def decoded(self) -> npt.NDArray[np.int64]:
-        """Bytes of all that is decoded for each row group."""
-        return np.array([size for _, size, _ in self.largest], np.int64)
-
-    @property
-    def decoded_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of each row group."""
-        return np.array([rows for _, _, rows in self.largest], np.int64)
+    def sizes(self) -> RowGroupSizes:
+        """The sizes of the largest row groups of all nodes."""
+        return RowGroupSizes(*np.array(self.largest, np.int64).reshape(-1, 3).T)
 
     def total(self, batch_size: int, start: int, ranks: int, drop_last: bool) -> int:
         """Return where an epoch that goes on at a node's batch ``start`` ends: the same for all nodes.
@@ -94,7 +83,7 @@ class NodeShares:
         return start + rounds * ranks
 
 
-def gather_shares(data: Data, view: View) -> NodeShares | None:
+def gather_shares(data: Data, loader: RowGroupLoader) -> NodeShares | None:
     """Return what all ranks report of the shares that they read; None where the dataset is not a node's share.
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.
@@ -112,13 +101,16 @@ def gather_shares(data: Data, view: View) -> NodeShares | None:
             "call init_process_group() before opening or resuming the dataset in the trainer's "
             "process, or give num_replicas= and rank= to read this share by itself",
         )
-    large = {*np.argsort(-view.sizes, kind="stable")[:WINDOW], *np.argsort(-view.decoded, kind="stable")[:1]}
+    plan, sizes = loader.plan, loader.sizes
+    large = {*np.argsort(-sizes.selected, kind="stable")[:WINDOW], *np.argsort(-sizes.decoded, kind="stable")[:1]}
     share = RankShare(
         shard=shard,
         listing=heading.listing,
-        rows=int(view.counts.sum()),
-        row_groups=hashlib.blake2b(view.counts.tobytes() + view.fingerprint.encode(), digest_size=8).hexdigest(),
-        largest=tuple((int(view.sizes[i]), int(view.decoded[i]), int(view.decoded_rows[i])) for i in sorted(large)),
+        rows=int(plan.counts.sum()),
+        row_groups=hashlib.blake2b(plan.counts.tobytes() + plan.fingerprint.encode(), digest_size=8).hexdigest(),
+        largest=tuple(
+            (int(sizes.selected[i]), int(sizes.decoded[i]), int(sizes.decoded_rows[i])) for i in sorted(large)
+        ),
     )
     shares: list[RankShare] = [share] * dist.get_world_size()
     dist.all_gather_object(shares, share)

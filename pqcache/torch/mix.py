@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture_schedule import Draws, Pass, draws_of_epoch
-from pqcache.reader.order.order import Part, check_rank, check_seed
+from pqcache.reader.options import check_rank, check_seed
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.mixture_schedule import DatasetPass, MixSchedule, batches_per_epoch
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.resumable import ResumableDataset
+from pqcache.torch.resumable import Count, ResumableDataset
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -25,7 +26,7 @@ class Mix(ResumableDataset):
     """Batches of several datasets in fixed proportions, for ``DataLoader(mix, batch_size=None)``.
 
     Each batch comes from one dataset, whose name is ``batch.source``; so their columns may differ. Which one is not
-    drawn at random: after any number of batches each dataset has given its share of them, to within a batch or two.
+    drawn at random: after any number of batches each dataset has given its share of them, to within one or two.
     The sequence of batches is the same for every number of ranks and workers whose product divides ``lanes``.
 
     A dataset is read pass after pass: one that an epoch does not exhaust goes on where it stopped in the next epoch,
@@ -39,7 +40,7 @@ class Mix(ResumableDataset):
     ``epoch_length``  "first_exhausted": an epoch ends when one dataset has been read once, and no other more often.
                       "all_exhausted": when each has been read at least once. Or a number of batches, of all ranks.
     ``seed``          selects the order of draws among ranks and workers; the datasets have seeds of their own
-    ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: what remains of an
+    ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the remainder of an
                       epoch is dropped.
     ``lanes``, ``num_replicas``, ``rank``   as in ParquetDataset
 
@@ -54,13 +55,13 @@ class Mix(ResumableDataset):
         *,
         seed: int = 0,
         drop_last: bool = False,
-        lanes: int | None = None,
-        num_replicas: int | None = None,
-        rank: int | None = None,
+        lanes: Count | None = None,
+        num_replicas: Count | None = None,
+        rank: Count | None = None,
     ) -> None:
         super().__init__(drop_last=drop_last, lanes=lanes, num_replicas=num_replicas, rank=rank)
         check_seed(seed)
-        check_rank(*self._ranks(), lanes)
+        check_rank(*self._ranks(), self._lanes)
         if not isinstance(datasets, Mapping) or not datasets:
             raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():
@@ -76,7 +77,7 @@ class Mix(ResumableDataset):
     @property
     def counts(self) -> dict[str, int]:
         """How many batches of an epoch come from each dataset, over all ranks."""
-        return dict(zip(self.datasets, self._draws.counts, strict=True))
+        return dict(zip(self.datasets, self._schedule.counts, strict=True))
 
     def state_dict(self, after: Batch | int | None = None) -> dict[str, Any]:
         """Return where to go on, as a small dict for JSON; see ``ParquetDataset.state_dict``."""
@@ -119,26 +120,26 @@ class Mix(ResumableDataset):
         self._resume(loaded)
 
     def _total(self, ranks: int, start: int = 0) -> int:
-        return self._draws.total
+        return self._schedule.total
 
     def _check(self) -> None:
         for reader in self._readers.values():
             reader.check_nulls()
 
-    def _read(self, part: Part, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        passes = _PassReader(self._readers, replace(self._draws, lanes=part.lanes), self._sizes, part, epoch)
+    def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
+        passes = _PassReader(self._readers, replace(self._schedule, lanes=share.lanes), self._sizes, share, epoch)
         with closing(passes):
-            unpadded = [index for index in indices if index < part.total]
+            unpadded = [index for index in indices if index < share.total]
             yield from passes.read(unpadded, unpadded)
             for index in indices[len(unpadded) :]:  # padding: single batches from the epoch's start
                 passes.close()
-                yield from passes.read([index % part.total], [index])
+                yield from passes.read([index % share.total], [index])
 
     def _count(self) -> None:
         """Set how many batches a pass over each dataset has, and how many of them an epoch takes."""
         sizes = {name: reader.total(1) for name, reader in self._readers.items()}
         self._sizes = list(sizes.values())
-        self._draws = Draws(draws_of_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
+        self._schedule = MixSchedule(batches_per_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
 
 
 def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
@@ -152,9 +153,14 @@ class _PassReader:
     """Reads the current pass of each dataset; at the end of one, also the next."""
 
     def __init__(
-        self, readers: Mapping[str, DatasetReader], draws: Draws, sizes: list[int], part: Part, epoch: int
+        self,
+        readers: Mapping[str, DatasetReader],
+        schedule: MixSchedule,
+        sizes: list[int],
+        share: EpochShare,
+        epoch: int,
     ) -> None:
-        self._readers, self._draws, self._sizes, self._part, self._epoch = readers, draws, sizes, part, epoch
+        self._readers, self._schedule, self._sizes, self._share, self._epoch = readers, schedule, sizes, share, epoch
         self._open: dict[tuple[int, int], Generator[Batch]] = {}
 
     def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
@@ -162,18 +168,18 @@ class _PassReader:
         wanted = np.array(indices, np.int64)
         names = list(self._readers)
         drawn = np.zeros((3, len(wanted)), np.int64)  # dataset, pass, batch in the pass
-        passes: dict[tuple[int, int], Pass] = {}
+        passes: dict[tuple[int, int], DatasetPass] = {}
         for source, size in enumerate(self._sizes):
-            for reading in self._draws.passes(source, size, self._epoch, wanted):
-                drawn[:, reading.at] = source
-                drawn[1, reading.at] = reading.number
-                drawn[2, reading.at] = reading.batches
+            for reading in self._schedule.passes(source, size, self._epoch, wanted):
+                drawn[:, reading.positions] = source
+                drawn[1, reading.positions] = reading.number
+                drawn[2, reading.positions] = reading.batches
                 passes[source, reading.number] = reading
-        remaining = {key: len(reading.at) for key, reading in passes.items()}
+        remaining = {key: len(reading.positions) for key, reading in passes.items()}
         for number, source, pass_number, index in zip(numbers, *drawn.tolist(), strict=True):
             key, reader = (source, pass_number), self._readers[names[source]]
             if key not in self._open:
-                self._open[key] = reader.read_pass(passes.pop(key), self._part)
+                self._open[key] = reader.read_pass(passes.pop(key), self._share)
             batch = next(self._open[key])
             remaining[key] -= 1
             if not remaining[key]:

@@ -10,12 +10,21 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import Part, check_numbers
+from pqcache.reader.options import check_numbers
+from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.checkpoint import MixState, State
 from pqcache.torch.distributed import ranks_and_rank
 from pqcache.torch.progress import Progress
 from pqcache.torch.shared_memory import end_with_trainer
+from pqcache.units import parse_count
+
+Count = int | str  # a whole number, or text of one
+
+
+def count_or_none(value: Count | None) -> int | None:
+    """Return a number that may be given as text; UsageError for other text."""
+    return parse_count(value) if isinstance(value, str) else value
 
 
 class ResumableDataset(IterableDataset[Batch]):
@@ -25,14 +34,14 @@ class ResumableDataset(IterableDataset[Batch]):
     read the batches of one worker (``_read``).
     """
 
-    def __init__(self, *, drop_last: bool, lanes: int | None, num_replicas: int | None, rank: int | None) -> None:
+    def __init__(self, *, drop_last: bool, lanes: Count | None, num_replicas: Count | None, rank: Count | None) -> None:
         super().__init__()
-        check_numbers(lanes=lanes, num_replicas=num_replicas)
-        if (num_replicas is None) != (rank is None):
-            raise UsageError("num_replicas and rank", "give both or neither")
         self.drop_last = drop_last
-        self._lanes = lanes
-        self._chosen_ranks = None if num_replicas is None or rank is None else (num_replicas, rank)
+        self._lanes, ranks, this_rank = count_or_none(lanes), count_or_none(num_replicas), count_or_none(rank)
+        check_numbers(lanes=self._lanes, num_replicas=ranks)
+        if (ranks is None) != (this_rank is None):
+            raise UsageError("num_replicas and rank", "give both or neither")
+        self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
         self._progress = Progress()
 
     @property
@@ -50,7 +59,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a complete epoch on each rank."""
-        return self._rank_part(lanes=self._ranks()[0]).rounds()
+        return self._share(lanes=self._ranks()[0]).rounds()
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -60,17 +69,17 @@ class ResumableDataset(IterableDataset[Batch]):
         ranks, _ = self._ranks()
         self._check()
         begin = self._progress.begin(workers if info else 0)
-        part = self._rank_part(lanes=self._lanes or ranks * workers, start=begin.start, worker=worker, workers=workers)
-        indices = part.indices(begin.next)
-        self._progress.next = indices[0] if indices else part.after(part.total)
-        return self._iterate(part, indices, begin.epoch, in_worker=info is not None)
+        share = self._share(lanes=self._lanes or ranks * workers, start=begin.start, worker=worker, workers=workers)
+        indices = share.indices(begin.next)
+        self._progress.next = indices[0] if indices else share.after(share.total)
+        return self._iterate(share, indices, begin.epoch, in_worker=info is not None)
 
-    def _iterate(self, part: Part, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
-        with closing(self._read(part, indices, epoch)) as batches:
+    def _iterate(self, share: EpochShare, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
+        with closing(self._read(share, indices, epoch)) as batches:
             for index, batch in batches:
-                self._progress.next = index + indices.step if in_worker else part.after(index)
+                self._progress.next = index + indices.step if in_worker else share.after(index)
                 yield batch
-        self._progress.finish(part.worker)
+        self._progress.finish(share.worker)
 
     def _position(self, after: Batch | int | None) -> Position:
         """Return the position to go on from when ``after``, a batch or its index, was consumed on every rank."""
@@ -89,8 +98,8 @@ class ResumableDataset(IterableDataset[Batch]):
             epoch, index, lanes = after.epoch, after.index, after.position.lanes
         else:
             epoch, index, lanes = self.epoch, int(after), self._lanes or ranks * max(1, self._progress.workers)
-        part = self._rank_part(lanes=lanes, start=self._progress.start if epoch == self.epoch else 0)
-        return Position(epoch=epoch, index=part.after(index), lanes=lanes)
+        share = self._share(lanes=lanes, start=self._progress.start if epoch == self.epoch else 0)
+        return Position(epoch=epoch, index=share.after(index), lanes=lanes)
 
     def _worker_state(self) -> list[int] | None:
         """Return what marks a state as one worker's; None in the trainer. See ``State.worker``."""
@@ -99,14 +108,14 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _resume(self, state: State | MixState) -> None:
         """Go on where a state was taken whose other values were checked and taken over."""
-        remaining = self._rank_part(lanes=state.lanes, start=state.batch).rounds()
+        remaining = self._share(lanes=state.lanes, start=state.batch).rounds()
         in_worker = get_worker_info() is not None
         self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)
 
-    def _rank_part(self, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> Part:
+    def _share(self, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> EpochShare:
         """Return what this rank, or one worker of it, reads of an epoch that begins at batch ``start``."""
         ranks, rank = self._ranks()
-        return Part(
+        return EpochShare(
             total=self._total(ranks, start),
             lanes=lanes,
             ranks=ranks,
@@ -133,5 +142,5 @@ class ResumableDataset(IterableDataset[Batch]):
         """Raise ParquetError before an epoch whose batches cannot be made."""
 
     @abstractmethod
-    def _read(self, part: Part, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        """Yield (global index, batch) for the ``indices`` of ``part``."""
+    def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
+        """Yield (global index, batch) for the ``indices`` of ``share``."""

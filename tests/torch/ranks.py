@@ -72,7 +72,8 @@ def _read(
     if state is not None:
         ds.load_state_dict(state)
     found: dict[str, Any] = {"length": len(ds), "ids": [], "indices": []}
-    for batch in DataLoader(ds, batch_size=None, num_workers=workers):
+    context = "fork" if workers else None  # else workers are started as the rank was
+    for batch in DataLoader(ds, batch_size=None, num_workers=workers, multiprocessing_context=context):
         found["ids"].append(batch["id"].tolist())
         found["indices"].append(batch.index)
         if len(found["ids"]) == stop:

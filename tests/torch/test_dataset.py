@@ -197,7 +197,7 @@ def test_elastic_resume(shop: Path) -> None:
             assert resumed(shop, states[0], 2, lanes=12) == {i: r for i, r in expected.items() if i > 5}
 
 
-def test_a_resumed_epoch_is_followed_by_whole_ones(shop: Path) -> None:
+def test_a_resumed_epoch_is_followed_by_complete_ones(shop: Path) -> None:
     ds = ParquetDataset(shop, columns=["id"], batch_size=90, lanes=2)
     ds.set_epoch(1)
     batches = list(ds)
@@ -209,7 +209,7 @@ def test_a_resumed_epoch_is_followed_by_whole_ones(shop: Path) -> None:
         assert ds.epoch == 1
         ds.set_epoch(1)  # as `for epoch in range(ds.epoch, epochs)` does
         assert ids_of(epochs) == ids_of(batches[5:])
-        assert ids_of(epochs) == ids_of(batches), "the same epoch once more is whole"
+        assert ids_of(epochs) == ids_of(batches), "the same epoch once more is complete"
         ds.set_epoch(2)
         assert len(flat(ids_of(epochs))) == ROWS
 
@@ -285,7 +285,7 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="state"):
             ds.load_state_dict(wrong)
     ds.load_state_dict(state)
-    fails(ds, 3, "lanes=4 cannot be shared by 1 ranks x 3 workers")
+    fails(ds, 3, "lanes=4: cannot be shared by 1 ranks x 3 workers")
     pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
     with pytest.raises(UsageError, match="its files have changed"):
         ParquetDataset(tmp_path, batch_size=90).load_state_dict(state)
@@ -299,7 +299,7 @@ def test_stateful_dataloader(shop: Path) -> None:
         return stateful(ds, batch_size=None, num_workers=workers)
 
     for workers in (0, 2):
-        whole = ids_of(make(workers))
+        complete = ids_of(make(workers))
         for stop in (0, 1, 4, 7, 20) if workers == 0 else (1, 6):
             first = make(workers)
             if stop:
@@ -308,8 +308,8 @@ def test_stateful_dataloader(shop: Path) -> None:
             state = first.state_dict()
             second = make(workers)
             second.load_state_dict(state)
-            assert ids_of(second) == whole[stop:], (workers, stop)
-            assert sorted(flat(ids_of(second))) == list(range(ROWS)), "and then a whole epoch"
+            assert ids_of(second) == complete[stop:], (workers, stop)
+            assert sorted(flat(ids_of(second))) == list(range(ROWS)), "and then a complete epoch"
 
 
 def test_a_pickled_dataset_reads_the_same(shop: Path) -> None:
@@ -403,10 +403,10 @@ def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
 def test_snapshot_paths_are_leased_too(tmp_path: Path) -> None:
     source = write_shop(tmp_path / "source", days=1, files=1, rows=50)
     pqcache.sync(tmp_path / "cache", str(source))
-    whole = ParquetDataset(tmp_path / "cache", batch_size=10, columns=["id"])
+    of_cache = ParquetDataset(tmp_path / "cache", batch_size=10, columns=["id"])
     current = ParquetDataset(tmp_path / "cache" / "current", batch_size=10, columns=["id"])
-    assert current.snapshot == whole.snapshot
-    assert ids_of(current) == ids_of(whole)
+    assert current.snapshot == of_cache.snapshot
+    assert ids_of(current) == ids_of(of_cache)
 
 
 def test_filters_choose_partitions(shop: Path) -> None:
@@ -450,6 +450,8 @@ def test_errors_reach_the_trainer_by_name(shop: Path, tmp_path: Path) -> None:
         ({"rank": 2, "num_replicas": 2}, "rank=2"),
         ({"lanes": 3, "rank": 0, "num_replicas": 2}, "lanes=3"),
         ({"memory": "much"}, "not a size"),
+        ({"batch_size": "many"}, "'many'.*not a whole number"),
+        ({"batch_size": "0"}, "batch_size=0"),
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"ragged": ["nope"]}, "ragged: 'nope' is not among the columns"),
     ],
@@ -457,6 +459,20 @@ def test_errors_reach_the_trainer_by_name(shop: Path, tmp_path: Path) -> None:
 def test_wrong_options_are_named(shop: Path, how: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ParquetDataset(shop, **how)
+
+
+def test_numbers_may_be_text(shop: Path) -> None:
+    as_text = {"batch_size": "90", "window": "3", "lanes": "4", "num_replicas": "2", "rank": "1", "memory": "1g"}
+    as_number = {"batch_size": 90, "window": 3, "lanes": 4, "num_replicas": 2, "rank": 1, "memory": 1 << 30}
+    expected = ParquetDataset(shop, ["id"], **as_number)
+    found = ParquetDataset(shop, ["id"], **as_text)
+    assert ids_of(found) == ids_of(expected)
+    assert found.state_dict() == expected.state_dict()
+
+
+def test_options_after_the_columns_are_named(shop: Path) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        ParquetDataset(shop, ["id"], "dt > '2026'")  # type: ignore[misc]
 
 
 def test_memory_too_small_is_advised(shop: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ RunRanks = Callable[..., list[dict[str, Any]]]
 @pytest.fixture
 def run_ranks(ranks: Ranks, tmp_path: Path) -> RunRanks:
     """Return a function that runs one rank for each cache that it is given, all with the same options."""
-    stores = (tmp_path / f"store{number}" for number in count())
+    stores = (tmp_path / f"store{number}" for number in itertools.count())
     return lambda caches, **options: ranks.run(next(stores), caches, **options)
 
 
@@ -81,10 +81,10 @@ def test_every_rank_has_as_many_batches(
         ids_of_share = ids_in(caches[node])
         batches = {index: ids for found in mine for index, ids in zip(found["indices"], found["ids"], strict=True)}
         assert sorted(batches) == list(range(len(ranks[0]["ids"]) * each))  # every batch on one rank
-        whole = -(-len(ids_of_share) // 32)
-        assert Counter(i for index in range(whole) for i in batches[index]) == Counter(ids_of_share)  # exactly once
-        for index in range(whole, len(batches)):  # and then from the start again
-            assert batches[index] == batches[index % whole]
+        count = -(-len(ids_of_share) // 32)
+        assert Counter(i for index in range(count) for i in batches[index]) == Counter(ids_of_share)  # exactly once
+        for index in range(count, len(batches)):  # and then from the start again
+            assert batches[index] == batches[index % count]
     seen = {i for found in ranks for ids in found["ids"] for i in ids}
     assert seen == {i for cache in caches for i in ids_in(cache)}
 
@@ -100,11 +100,11 @@ def test_drop_last_ends_where_the_smallest_share_does(caches: list[Path], run_ra
 def test_a_state_of_any_rank_resumes_all_of_them(caches: list[Path], run_ranks: RunRanks, tmp_path: Path) -> None:
     """Also on twice as many ranks for each node, and where newer snapshots have landed meanwhile."""
     how: dict[str, Any] = {"batch_size": 32, "lanes": 4}
-    whole = run_ranks(caches, **how)
+    complete = run_ranks(caches, **how)
     begun = run_ranks(caches, stop=7, **how)
     states = [found["state"] for found in begun]
     assert states[0] == states[1] == states[2]
-    assert [found["ids"] for found in begun] == [found["ids"][:7] for found in whole]
+    assert [found["ids"] for found in begun] == [found["ids"][:7] for found in complete]
     lake = Path(pqcache.store.config.read_config(caches[0]).source)
     copies = [tmp_path / f"copy{node}" for node in range(NODES)]
     for cache, copy in zip(caches, copies, strict=True):
@@ -116,10 +116,10 @@ def test_a_state_of_any_rank_resumes_all_of_them(caches: list[Path], run_ranks: 
         assert pqcache.sync(copy).published
     shutil.rmtree(new)
     again = run_ranks(copies, state=states[1], **how)
-    assert [found["ids"] for found in again] == [found["ids"][7:] for found in whole]
+    assert [found["ids"] for found in again] == [found["ids"][7:] for found in complete]
     more = run_ranks([copy for copy in copies for _ in range(2)], state=states[2], **how)
     for node in range(NODES):
-        batches = dict(zip(whole[node]["indices"], whole[node]["ids"], strict=True))
+        batches = dict(zip(complete[node]["indices"], complete[node]["ids"], strict=True))
         mine = {
             i: ids
             for found in more[2 * node : 2 * node + 2]

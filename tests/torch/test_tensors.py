@@ -383,7 +383,7 @@ def test_a_batch_is_received_as_it_was_sent(big: bool) -> None:
     assert isinstance(batch, Batch)
     assert (batch.index, batch.epoch) == (17, 3)
     assert same(dict(batch), dict(expected))
-    batch["x"] += 1  # it is the receiver's own
+    batch["x"] += 1  # the sender's is another
     assert batch["x"][0] == 1
     back.put("done")
     process.join(60)

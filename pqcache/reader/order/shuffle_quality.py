@@ -13,7 +13,7 @@ _ROW_GROUPS = 200  # followed through the epoch
 
 
 @dataclass(frozen=True)
-class Mixing:
+class ShuffleQuality:
     """How far an epoch is from a uniform permutation of all rows.
 
     ``shared`` is the probability that two rows of a batch come from the same row group; ``groups`` the number of
@@ -27,7 +27,7 @@ class Mixing:
     spread: float
 
 
-def mixing(order: Order) -> Mixing:
+def shuffle_quality(order: Order) -> ShuffleQuality:
     """Return how well ``order`` mixes, from at most 100 of its batches and 200 of its row groups.
 
     An order of no rows raises ValueError.
@@ -42,24 +42,24 @@ def mixing(order: Order) -> Mixing:
         groups.append(len(counts))
         if rows > 1:
             shared.append(float((counts * (counts - 1)).sum()) / (rows * (rows - 1)))
-    return Mixing(float(np.mean(shared)) if shared else 0.0, float(np.mean(groups)), _spread(order))
+    return ShuffleQuality(float(np.mean(shared)) if shared else 0.0, float(np.mean(groups)), _spread(order))
 
 
 def _spread(order: Order) -> float:
-    """Return the mean spread of row groups, each from where its hands come; a lane's batches are every C-th."""
+    """Return the mean spread of row groups, each from where its buckets come; a lane's batches are every C-th."""
     if not order.shuffle:
         return float(order.counts[order.counts > 0].mean() / order.rows)
     found = []
-    followed = set(order.line[:: max(1, len(order.line) // _ROW_GROUPS)].tolist())
-    pieces: dict[int, list[tuple[float, int]]] = {}
+    followed = list(set(order.row_group_order[:: max(1, len(order.row_group_order) // _ROW_GROUPS)].tolist()))
+    buckets: dict[int, list[tuple[float, int]]] = {}  # where each comes, from 0 to 1, and its rows
     for number in range(order.lanes):
         lane = order.lane(number)
-        for j in np.flatnonzero(np.isin(lane.groups, list(followed))).tolist():
-            first, cuts = lane.first_block(j), np.diff(lane.cuts(j))
-            for hand, rows in enumerate(cuts.tolist()):
-                middle = (lane.before(first + hand) + lane.before(first + hand + 1)) / 2
-                pieces.setdefault(int(lane.groups[j]), []).append((middle / max(1, lane.rows), rows))
-    for parts in pieces.values():
+        for span in np.flatnonzero(np.isin(lane.row_groups, followed)).tolist():
+            first = lane.first_block(span)
+            for block, rows in enumerate(np.diff(lane.bucket_offsets(span)).tolist(), first):
+                middle = (lane.rows_before(block) + lane.rows_before(block + 1)) / 2
+                buckets.setdefault(int(lane.row_groups[span]), []).append((middle / max(1, lane.rows), rows))
+    for parts in buckets.values():
         where, weights = np.array(parts).T
         if weights.sum() > 1:
             mean = np.average(where, weights=weights)

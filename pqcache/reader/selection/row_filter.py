@@ -26,8 +26,8 @@ from pqcache.filters.pruning import Outcomes, prune_by_expression, prune_row_gro
 from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
 from pqcache.parquet.schema_merge import conformed, working
 from pqcache.reader.open import Data
-from pqcache.reader.row_group_reader import RowGroups, cpu_count
-from pqcache.reader.selection.selection import Both, Ints, Selection
+from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
+from pqcache.reader.selection.selection import Intersection, Ints, Selection
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import SelectedRows
@@ -41,7 +41,7 @@ _MOST_ROWS = 64 << 10  # dictionaries can make the size a bad guess
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
+class RowFilter:
     """What ``filters=`` says, on the columns of ``schema``, which are as users see them.
 
     ``columns`` are those that it names, ``text`` is the same for the same condition only. ``condition`` is None for a
@@ -56,18 +56,20 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedRowGroups:
     """The rows that are taken: row groups by their row in the index, and how many rows of each, None for all.
 
     ``selection`` tells which.
     """
 
-    groups: Ints
+    row_groups: Ints
     selection: Selection | None = None
     selected: Ints | None = None
 
 
-def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None) -> Chosen:
+def select_row_groups(
+    data: Data, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None
+) -> SelectedRowGroups:
     """Return the rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
 
     ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression. What
@@ -80,12 +82,12 @@ def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, co
         check_rows(data, rows)
         selection = rows
     if filters is None and rows is None:
-        return Chosen(np.flatnonzero(index.rows > 0))
+        return SelectedRowGroups(np.flatnonzero(index.rows > 0))
     found = index.rows if rows is None else counts_of(rows, len(index))
     if filters is not None:
         wanted = parse_filters(filters, index)
-        matching = Matching(data, wanted)
-        selection = matching if selection is None else Both(selection, matching)
+        matching = FilterSelection(data, wanted)
+        selection = matching if selection is None else Intersection(selection, matching)
         if counts is None:
             outcomes = prune(wanted, index)
             found = np.where(outcomes.some, found, 0)
@@ -99,8 +101,8 @@ def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, co
         what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
         warnings.warn(f"{data.root}: no row is left by {what}, so there are no batches", stacklevel=2)
     if np.array_equal(found[groups], index.rows[groups]):
-        return Chosen(groups)
-    return Chosen(groups, selection, found[groups])
+        return SelectedRowGroups(groups)
+    return SelectedRowGroups(groups, selection, found[groups])
 
 
 def check_rows(data: Data, rows: SelectedRows) -> None:
@@ -121,14 +123,14 @@ def counts_of(rows: SelectedRows, groups: int) -> Ints:
     return counts
 
 
-def parse_filters(filters: Any, index: Index) -> Filter:
+def parse_filters(filters: Any, index: Index) -> RowFilter:
     """Return what ``filters`` says of the columns of ``index``; what makes no sense raises UsageError."""
     schema = working(as_lists(index.schema))
     if isinstance(filters, pc.Expression):
         columns = _columns_in(filters, schema)
         (serialized,) = filters.__reduce__()[1]
         text = f"{filters} {hashlib.blake2b(serialized, digest_size=16).hexdigest()}"  # long lists are cut short in it
-        return Filter(expression=filters, condition=None, columns=columns, schema=schema, text=text)
+        return RowFilter(expression=filters, condition=None, columns=columns, schema=schema, text=text)
     if isinstance(filters, str):
         from pqcache.filters.sql import parse_condition  # takes sqlglot along, which takes a while
 
@@ -142,7 +144,7 @@ def parse_filters(filters: Any, index: Index) -> Filter:
         rows_where(schema.empty_table(), expression)
     except (pa.ArrowException, TypeError) as error:
         raise UsageError(f"filters {filters!s}", f"{first_line(error)}") from error
-    return Filter(
+    return RowFilter(
         expression=expression,
         condition=condition,
         columns=tuple(condition_columns(condition)),
@@ -173,7 +175,7 @@ def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
     return tuple(among(schema.names)) if schema.names else ()
 
 
-def prune(wanted: Filter, index: Index) -> Outcomes:
+def prune(wanted: RowFilter, index: Index) -> Outcomes:
     """Return for which row groups the index decides a filter."""
     inside = index.partitions.column_names
     none = np.zeros(len(index), np.bool_)
@@ -192,11 +194,11 @@ def prune(wanted: Filter, index: Index) -> Outcomes:
 
 
 @dataclass(frozen=True, eq=False)
-class Matching:
+class FilterSelection:
     """The rows of a dataset that satisfy a filter; a `Selection`."""
 
     data: Data
-    wanted: Filter
+    wanted: RowFilter
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -265,17 +267,7 @@ def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
 def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
     index = data.index
     rows = index.rows[groups]
-    places = [index.numbers(name)[groups] for name in ("file", "row_group", "offset", "bytes")]
-    reader = RowGroups(
-        root=data.root,
-        paths=index.paths,
-        file=places[0],
-        row_group=places[1],
-        rows=rows,
-        offset=places[2],
-        size=places[3],
-        forms=(),
-    )
+    reader = RowGroupReader(data, groups)
     per_row = index.uncompressed(selection.columns)[groups] / rows
     at_once = np.clip(_PIECE / np.maximum(per_row, 1), 1, _MOST_ROWS).astype(np.int64)
 

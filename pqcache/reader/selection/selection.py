@@ -36,7 +36,7 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class Both:
+class Intersection:
     """The rows that two selections choose both."""
 
     first: Selection

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema_merge import conformed, working
-from pqcache.reader.columns import storage_type
+from pqcache.reader.column_forms import storage_type
 from pqcache.reader.open import Data
 from pqcache.reader.selection.selection import Ints, Selection
 
@@ -129,7 +129,7 @@ def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
     return tuple(int(step) if isinstance(step, np.integer) else step for step in steps)
 
 
-class Sequences:
+class SequenceSelection:
     """The sequences in the rows of a dataset that a selection leaves; a `Selection` of where they start."""
 
     def __init__(self, data: Data, sequence: Sequence, chosen: Selection | None) -> None:

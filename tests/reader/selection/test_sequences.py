@@ -21,6 +21,9 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.open import open_data
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection import row_filter
 from pqcache.torch import Mix, ParquetDataset, Sequence
 
@@ -362,17 +365,15 @@ def test_little_memory_reads_in_pieces(tmp_path: Path) -> None:
 
 
 def test_sizes_count_every_step(drive: Path) -> None:
-    from pqcache.reader.open import open_data
-    from pqcache.reader.read_plan import view_of
-
     data, _ = open_data(drive)
     for columns, width in ((["id"], 8), (["id", "small"], 9)):
-        view = view_of(
+        plan = make_read_plan(
             data, columns, sequence=Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
         )
         step = 4 * 8 + (1 if "small" in columns else 0)
-        assert (view.sizes == view.counts * step).all(), width
-        assert (view.decoded > view.sizes).all()
+        sizes = estimate_sizes(plan)
+        assert (sizes.selected == plan.counts * step).all(), width
+        assert (sizes.decoded > sizes.selected).all()
 
 
 ORDERS: list[tuple[pa.DataType, Any, Any]] = [
