@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,15 +22,15 @@ from pqcache.reader.open import Data
 from pqcache.reader.selection.selection import Ints, Selection
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
-_MOST_STEPS = 1 << 20  # no row group worth reading has more rows, and each step is written down
+_MOST_STEPS = 1 << 20  # no usual row group has more rows, and each step is kept in memory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sequence:
     """Samples of several consecutive rows: ``ParquetDataset(..., sequence=Sequence(3, order_by="ts", max_gap=0.1))``.
 
     The rows of a row group that ``filters`` leave are put in order by ``group_by``, then by ``order_by`` (rows equal in
-    both stay in the order of the file), and fall into runs: a run ends where the group changes, where two rows are
+    both keep the order of the file), and are divided into runs: a run ends where the group changes, where two rows are
     further apart than ``max_gap``, and at the end of the row group. A sequence is ``length`` consecutive rows of a run.
     Every sequence comes exactly once per epoch. Rows with a null (or NaN) in ``order_by`` or ``group_by`` are left out.
 
@@ -49,9 +49,8 @@ class Sequence:
     used.
     """
 
-    length: int
-    order_by: str
-    _: KW_ONLY
+    length: int = field(kw_only=False)
+    order_by: str = field(kw_only=False)
     max_gap: float | timedelta | None = None
     group_by: str | tuple[str, ...] | None = None
     stride: int = 1
@@ -132,9 +131,9 @@ def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
 class SequenceSelection:
     """The sequences in the rows of a dataset that a selection leaves; a `Selection` of where they start."""
 
-    def __init__(self, data: Data, sequence: Sequence, chosen: Selection | None) -> None:
+    def __init__(self, data: Data, sequence: Sequence, base: Selection | None) -> None:
         self.spec = sequence
-        self._data, self._chosen = data, chosen
+        self._data, self._base = data, base
         index = data.index
         inside = index.partitions.column_names
         schema = as_lists(index.schema)
@@ -155,9 +154,9 @@ class SequenceSelection:
             kind = schema.field(sequence.order_by).type
             raise UsageError("sequence", f"order_by={sequence.order_by!r} is {kind}, which has no order") from error
         self._gap = _gap_in(sequence, schema.field(sequence.order_by).type)
-        self.columns = tuple(dict.fromkeys([*(chosen.columns if chosen else ()), *self._fields.names]))
-        said = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
-        digest = hashlib.blake2b(json.dumps([said, chosen.fingerprint if chosen else None]).encode(), digest_size=16)
+        self.columns = tuple(dict.fromkeys([*(base.columns if base else ()), *self._fields.names]))
+        text = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
+        digest = hashlib.blake2b(json.dumps([text, base.fingerprint if base else None]).encode(), digest_size=16)
         self.fingerprint = digest.hexdigest()
 
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
@@ -179,15 +178,15 @@ class SequenceSelection:
         path = str(self._data.root / self._data.index.paths[file])
         named = [part.select([name for name in self._fields.names if name in part.column_names]) for part in parts]
         table = pa.concat_tables([conformed(part, self._fields, path) for part in named])
-        whole = np.ones(table.num_rows, np.bool_)
+        complete = np.ones(table.num_rows, np.bool_)
         for column in table.columns:
             if column.null_count or pa.types.is_floating(column.type):
-                whole &= pc.is_valid(column).to_numpy()
+                complete &= pc.is_valid(column).to_numpy()
             if pa.types.is_floating(column.type):
-                whole &= ~np.isnan(column.to_numpy())
-        rows = np.flatnonzero(whole) if self._chosen is None else self._chosen.positions(group, parts)
-        if self._chosen is not None and not whole.all():
-            rows = rows[whole[rows]]
+                complete &= ~np.isnan(column.to_numpy())
+        rows = np.flatnonzero(complete) if self._base is None else self._base.positions(group, parts)
+        if self._base is not None and not complete.all():
+            rows = rows[complete[rows]]
         if len(rows) < table.num_rows:
             table = table.take(pa.array(rows))
         key = _sortable(table[self.spec.order_by])
