@@ -34,7 +34,7 @@ def open_data(path: str | os.PathLike[str], snapshot: str | None = None) -> tupl
     """
     text = os.fspath(path)
     if not text:  # Path("") would be this directory
-        raise UsageError("path", "it is empty", "name a cache, a directory of Parquet or a file")
+        raise UsageError("", "an empty path", "name a cache, a directory of Parquet or a file")
     if "://" in text:
         raise UsageError(text, "not a local path", f"run 'pqcache sync {text} DIRECTORY' and open DIRECTORY")
     root = Path(text).expanduser().absolute()

@@ -149,11 +149,11 @@ class SequenceSelection:
         self._partitions = [index.partitions[name] for name in sequence.groups if name in inside]
         self._fields = working(pa.schema([schema.field(name) for name in names]))
         try:
-            _sortable(pa.chunked_array([], self._fields.field(sequence.order_by).type))
+            _sort_keys(pa.chunked_array([], self._fields.field(sequence.order_by).type))
         except pa.ArrowException as error:
             kind = schema.field(sequence.order_by).type
             raise UsageError("sequence", f"order_by={sequence.order_by!r} is {kind}, which has no order") from error
-        self._gap = _gap_in(sequence, schema.field(sequence.order_by).type)
+        self._gap = _gap_in_unit(sequence, schema.field(sequence.order_by).type)
         self.columns = tuple(dict.fromkeys([*(base.columns if base else ()), *self._fields.names]))
         text = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
         digest = hashlib.blake2b(json.dumps([text, base.fingerprint if base else None]).encode(), digest_size=16)
@@ -189,8 +189,8 @@ class SequenceSelection:
             rows = rows[complete[rows]]
         if len(rows) < table.num_rows:
             table = table.take(pa.array(rows))
-        key = _sortable(table[self.spec.order_by])
-        codes = _codes(table.select([name for name in self.spec.groups if name in table.column_names]))
+        key = _sort_keys(table[self.spec.order_by])
+        codes = _group_codes(table.select([name for name in self.spec.groups if name in table.column_names]))
         same = codes[1:] == codes[:-1]
         if np.any((codes[1:] < codes[:-1]) | (same & (key[1:] < key[:-1]))):
             order = np.lexsort((key, codes))
@@ -198,7 +198,7 @@ class SequenceSelection:
             same = codes[1:] == codes[:-1]
         begins = np.concatenate([np.ones(min(1, len(rows)), np.bool_), ~same])
         if self._gap is not None:
-            begins[1:] |= ~(_steps(key) <= self._gap)
+            begins[1:] |= ~(_increases(key) <= self._gap)
         firsts = np.flatnonzero(begins)
         lengths = np.diff(firsts, append=len(rows))
         counts = np.maximum((lengths - self.spec.length) // self.spec.stride + 1, 0)
@@ -206,7 +206,7 @@ class SequenceSelection:
         return rows, np.repeat(firsts, counts) + self.spec.stride * within
 
 
-def _gap_in(sequence: Sequence, kind: pa.DataType) -> Any:
+def _gap_in_unit(sequence: Sequence, kind: pa.DataType) -> Any:
     """Return ``max_gap`` in the unit of the column's numbers; UsageError where it has none."""
     gap, kind = sequence.max_gap, storage_type(kind)
     if gap is None:
@@ -227,7 +227,7 @@ def _gap_in(sequence: Sequence, kind: pa.DataType) -> Any:
     return None if math.isinf(gap) else math.floor(gap)
 
 
-def _sortable(column: pa.ChunkedArray) -> Any:
+def _sort_keys(column: pa.ChunkedArray) -> Any:
     """Return a column without nulls as numbers of the same order, and for numbers and times of the same distances."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -244,7 +244,7 @@ def _sortable(column: pa.ChunkedArray) -> Any:
     return found.astype(np.int64) if found.dtype.kind == "i" else found
 
 
-def _steps(key: Any) -> Any:
+def _increases(key: Any) -> Any:
     """Return how much larger each number is than the one before; those that are not larger come out as anything."""
     if key.dtype.kind == "f":
         with np.errstate(all="ignore"):
@@ -252,7 +252,7 @@ def _steps(key: Any) -> Any:
     return np.diff(key.view(np.uint64) if key.dtype.itemsize == 8 else key.astype(np.uint64))
 
 
-def _codes(table: pa.Table) -> Ints:
+def _group_codes(table: pa.Table) -> Ints:
     """Return a number for each row's values, the same for the same values, in the order in which they first come."""
     codes = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
