@@ -1,7 +1,7 @@
-"""Bench: how fast this machine reads a dataset with each number of workers, and which settings to take.
+"""``pqcache bench``: how fast this machine reads a dataset with each number of workers, and which settings to use.
 
-Every setting is measured in a process of its own, so that its memory is its own; one that is left behind by another
-would count for it. The processes only read, and the snapshot is leased meanwhile.
+Every setting is measured in a process of its own, so that memory which another setting left behind does not count for
+it. The processes only read, and the snapshot is leased meanwhile.
 """
 
 from __future__ import annotations
@@ -51,12 +51,16 @@ _SLOW = 0.5  # of the decode limit
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One setting: ``workers`` of a DataLoader, or None for batches that are read without torch.
+    """What was measured of one setting.
 
-    ``rows_per_second`` while it ran, ``bytes_per_second`` the same in decoded bytes, ``of_limit`` its share of the
-    decode limit; ``first_batch`` in seconds from the start of the iteration. ``memory`` is the highest PSS of all its
-    processes in bytes, and ``from_disk`` the share of what was read that came from the disk and not from the page
-    cache; both are None where the system does not tell. ``window`` row groups of a lane are mixed.
+    ``workers``            of the DataLoader; None for batches that are read without torch
+    ``rows_per_second``, ``bytes_per_second``   rows, and bytes of them when decoded
+    ``of_limit``           the share of the decode limit, from 0 to 1
+    ``first_batch``        seconds from the start of the iteration to the first batch
+    ``memory``             the highest PSS of all its processes in bytes; None where the system has no PSS
+    ``from_disk``          the share of the bytes read that came from the disk and not from the page cache, from 0 to 1;
+                           None where the system does not count them
+    ``window``             row groups of a lane that are mixed
     """
 
     workers: int | None
@@ -71,7 +75,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """What would help, and the command for that where there is one."""
+    """What would make reading faster, and the command for that where there is one."""
 
     text: str
     command: str | None = None
@@ -79,12 +83,12 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What was measured of a dataset, and what to make of it.
+    """What was measured of a dataset, and what follows from it.
 
     ``columns`` of ``rows`` rows in ``row_groups`` row groups were read, which take ``bytes`` on disk and ``decoded``
     bytes in memory. ``limit`` is the decode limit in rows per second on ``cores`` cores: the better of columns and row
     groups decoded in parallel, without making batches; ``limit_from_disk`` is as in ``Measured``. ``recommended`` is
-    the number of workers to take, None without torch.
+    the number of workers to use, None without torch.
     """
 
     target: str
@@ -120,7 +124,7 @@ def bench(
     seconds: str | float = SECONDS,
     on_event: OnEvent = ignore,
 ) -> BenchReport:
-    """Measure how fast a cache, or a directory of Parquet, is read here, and say which settings to take.
+    """Measure how fast a cache, or a directory of Parquet, is read here, and return which settings to use.
 
     Each setting reads shuffled epochs for ``seconds`` after half as long to warm up. Nothing is written.
 
@@ -294,7 +298,7 @@ def _has_torch() -> bool:
 
 
 def _from_disk(found: dict[str, Any], plan: ReadPlan) -> float | None:
-    """Return the share of what a setting read of the files that came from the disk, as readahead may bring more: 1."""
+    """Return the share of what a setting read of the files that came from the disk; at most 1, despite readahead."""
     read = found["rows"] * _disk_size(plan) / int(plan.counts.sum())
     return None if found["disk"] is None or not read else min(1.0, found["disk"] / read)
 

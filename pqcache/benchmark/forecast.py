@@ -69,7 +69,7 @@ def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = 
     )
 
 
-def in_words(training: Forecast) -> str:
+def describe_forecast(training: Forecast) -> str:
     """Return what each of the workers does, as a clause."""
     if not training.window:
         return "row groups are too large and are read in pieces"

@@ -28,19 +28,19 @@ from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.system.process_stats import disk_bytes
 
 
-def child(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Be the process of one setting: measure, print what was found as JSON, and end at once."""
+def run_setting(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Measure the setting in the process's first argument, print what was found as JSON, and end the process."""
     job = json.loads(sys.argv[1])
     try:
         found = measure(job)
     except PqcacheError as error:
-        found = {"error": error.args, "kind": type(error).__name__}
+        found = {"error": [error.subject, error.reason, error.advice], "kind": type(error).__name__}
     print(json.dumps(found), flush=True)
     os._exit(0)  # workers and threads are in the middle of something
 
 
-def timed(epochs: Iterator[Iterator[int]], seconds: float) -> dict[str, Any]:
-    """Read rows for ``seconds``, after half as long to warm up; ``epochs`` yield the rows of batch after batch."""
+def time_epochs(epochs: Iterator[Iterator[int]], seconds: float) -> dict[str, Any]:
+    """Return the rows read in ``seconds``, after half as long to warm up; ``epochs`` yield the rows of each batch."""
     began = time.perf_counter()
     first, start, now, rows = 0.0, 0.0, began, 0
     disk: int | None = None
@@ -79,7 +79,7 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
     with lease or nullcontext():
         sizes = estimate_sizes(make_read_plan(data, options.columns, options.filters))
         window = fit_window(sizes, options.memory_bytes, lanes=1)
-        return {**timed(epochs(), job["seconds"]), "window": window.row_groups}
+        return {**time_epochs(epochs(), job["seconds"]), "window": window.row_groups}
 
 
 def _limit(job: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _limit(job: dict[str, Any]) -> dict[str, Any]:
         lists = [name for name, _ in plan.dense if name not in plan.stored]
         dense = _shares(lambda wanted: read(int(numbers[0]), wanted, False), names, lists)
         pool = ThreadPoolExecutor(cpu_count())  # not waited for, as it has more to do than it is given time for
-        found = [timed(by_columns(), seconds), timed(by_groups(), seconds)]
+        found = [time_epochs(by_columns(), seconds), time_epochs(by_groups(), seconds)]
         return {**max(found, key=lambda item: item["rows"] / item["seconds"]), "dense": dense}
 
 
@@ -136,4 +136,4 @@ def _shares(read: Callable[[Sequence[str]], object], names: Sequence[str], lists
 
 
 if __name__ == "__main__":
-    child(_measure)
+    run_setting(_measure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from pqcache.benchmark.forecast import Forecast, in_words
+from pqcache.benchmark.forecast import Forecast
 from pqcache.store.inspect.summary import Inspection
 from pqcache.units import format_count, format_size
 
@@ -33,7 +33,10 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
         facts.append(("keys", ", ".join(found.keys)))
     if training is not None:
         facts.append(
-            ("training", f"with {format_size(training.memory)} and {training.lanes} workers: {in_words(training)}")
+            (
+                "training",
+                f"with {format_size(training.memory)} and {training.lanes} workers: {describe_forecast(training)}",
+            )
         )
     parts = [
         f"<h1>{escape(found.target)}</h1><table>",

@@ -1,6 +1,6 @@
-"""Where a batch's columns lie: those of fixed width that are alike together, all others one by one.
+"""Where a batch's columns are in memory: fixed-width columns of one type side by side, all others one by one.
 
-There may be many columns of numbers, and what is done for each of them in each batch takes longer than their rows.
+A dataset may have many columns of numbers; a call for each of them in each batch takes longer than copying their rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pqcache.reader.column_forms import ColumnForm, number_dtype
 from pqcache.reader.columns import WORDS, Bytes, ColumnData
 from pqcache.system.buffer_pool import Block, aligned
 
-LONG = 512  # bytes of a row from which on it is worth more to copy it once less than to copy rows side by side
-_GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
+LONG = 512  # bytes of a row from which on saving a copy is worth more than copying columns side by side
+_GROUP = 64  # bytes per row of a group of columns; each group takes a call, which may wait for the interpreter's lock
 
 
 class ColumnGroup(NamedTuple):
-    """Fixed-width columns that lie together: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
+    """Fixed-width columns in one array: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
 
-    ``positions`` are theirs among all columns.
+    ``positions`` are where they are among all columns.
     """
 
     width: int
@@ -33,16 +33,16 @@ class ColumnGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the fixed-width columns of some rows lie in a block: those of one width and dtype are rows of one array.
+    """How the fixed-width columns of some rows are placed in a block: those of one width and dtype in one array.
 
-    So all of them are gathered by one call.
+    All columns of an array are gathered by one call.
     """
 
     groups: tuple[ColumnGroup, ...]
 
     @staticmethod
     def of(forms: Sequence[ColumnForm]) -> BatchLayout:
-        """Return the layout for columns; a group is kept small, as its part of a block should stay in the cache."""
+        """Return the layout for columns; a group is small, so that its part of a block fits into the cache."""
         alike: dict[tuple[int, Any], list[int]] = {}
         for position, form in enumerate(forms):
             if form.kind == "fixed":
@@ -90,7 +90,7 @@ class BatchLayout:
 
 @dataclass(frozen=True)
 class GatheredBatch:
-    """A batch as it was put together: the layout's arrays, and the columns that are not there or had nulls."""
+    """A batch as it was gathered: the layout's arrays, and the columns that are not in them or had nulls."""
 
     rows: int
     layout: BatchLayout
@@ -103,7 +103,7 @@ class GatheredBatch:
         return None if values is None else ColumnData(form, values)
 
     def column(self, position: int, form: ColumnForm) -> ColumnData:
-        """Return a column, wherever it is."""
+        """Return a column, from ``columns`` or the arrays."""
         found = self.columns.get(position)
         if found is None:
             found = self.placed(position, form)
@@ -120,7 +120,7 @@ class NumberColumns(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedBatch:
-    """A batch: plain numbers together, as there may be many columns of them, and all other columns by name."""
+    """A batch: columns of plain numbers by array, as there may be many, and all other columns by name."""
 
     rows: int
     numbers: list[NumberColumns]

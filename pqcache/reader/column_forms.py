@@ -15,12 +15,13 @@ from pqcache.parquet.schema_merge import is_text
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnForm:
-    """How a column is held: ``fixed``, ``bytes`` or ``other``.
+    """How a column's rows are held in memory.
 
-    ``type`` is the Arrow type that users see; dictionaries are decoded. ``width`` is the number of bytes of a
-    row (``fixed``) or of a list's item (``bytes``; 1 for strings and binary). ``dense`` is the length of
-    lists known to be of one length, which are then ``fixed``. ``stored`` is how a dense column's lists lie in the
-    files; rows are then held like that, ``width`` bytes each, until `as_typed`.
+    ``kind``     "fixed", "bytes" or "other"; see `pqcache.reader.columns`
+    ``type``     the Arrow type that users see; dictionaries are decoded
+    ``width``    bytes of a row ("fixed") or of a list's item ("bytes"; 1 for strings and binary)
+    ``dense``    the length of lists that are all of one length, which are "fixed"; else 0
+    ``stored``   how a dense column's lists are stored in the files; rows are held like that until `as_typed`
     """
 
     name: str
@@ -64,7 +65,7 @@ def number_dtype(kind: pa.DataType, dense: bool = False) -> Any:
     """
     if dense:
         kind = storage_type(kind).value_type
-    return None if isinstance(kind, pa.BaseExtensionType) else _number_dtype(kind)  # which need have no hash
+    return None if isinstance(kind, pa.BaseExtensionType) else _number_dtype(kind)  # which may have no hash
 
 
 @functools.cache

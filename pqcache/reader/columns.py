@@ -1,10 +1,10 @@
-"""Columns in a form that rows can be gathered from fast: what lies between Arrow's arrays and a batch.
+"""The rows of a column in memory, between Arrow's arrays and a batch, and how they are taken, cut and joined.
 
-Most columns are rows of equal width and become one numpy array, so that a gather is one ``take`` that runs
-without the interpreter's lock. Strings, binary and lists of numbers are all "some bytes per row": they are
-held as Arrow's binary views (16 bytes per row that point into the decoded data), so that rows of several
-row groups are put in any order by moving 16 bytes each, and their bytes are copied once, at the end. Anything
-else (structs, maps, lists of lists, lists with nulls in them) stays an Arrow array and is gathered by Arrow.
+Most columns have rows of equal width and become one numpy array, so that rows are taken by one call that runs
+without the interpreter's lock. Strings, binary and lists of numbers are bytes of any length: they are held as Arrow's
+binary views (16 bytes per row that point into the decoded data), so that rows of several row groups are put in any
+order by moving 16 bytes each, and their bytes are copied once, at the end. Everything else (structs, maps, lists of
+lists, lists with nulls in them) is held as an Arrow array, and Arrow takes its rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
 _MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
-NEAR = 1 << 20  # bytes that stay in the cache of a processor
+NEAR = 1 << 20  # bytes that fit into the cache of a processor
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -59,11 +59,11 @@ class Packed:
 
 
 class NotConstant(ValueError):
-    """A list column that was held to be of constant length is not."""
+    """A list column that is held dense has nulls, or lists of another length."""
 
 
 def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnData:
-    """Return an Arrow array as a column; its values are not copied where they need not be."""
+    """Return an Arrow array as a column; values are copied only where their form differs."""
     if isinstance(array, pa.ChunkedArray):
         if array.num_chunks != 1:
             return join([from_arrow(chunk, form) for chunk in array.chunks], form)
@@ -91,7 +91,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnDat
 
 
 def as_typed(column: ColumnData, memory: Pool) -> ColumnData:
-    """Return a column that was held as it is stored, with the numbers that its type has, in ``memory``."""
+    """Return a column that is held as it is stored with the numbers of its type, which are written to ``memory``."""
     form = column.form
     if form.stored is None:
         return column
@@ -100,7 +100,7 @@ def as_typed(column: ColumnData, memory: Pool) -> ColumnData:
         return ColumnData(typed, column.values, column.valid)
     item: np.dtype[Any] = np.dtype(storage_type(form.type).value_type.to_pandas_dtype())
     numbers = np.ascontiguousarray(column.values).reshape(-1).view(form.stored.dtype)
-    if numbers.itemsize == item.itemsize and item.kind in "iu":  # both hold all that is there
+    if numbers.itemsize == item.itemsize and item.kind in "iu":  # the same bits in both
         numbers = numbers.view(item)
     elif numbers.dtype != item:
         narrow, numbers = numbers, memory.lend(numbers.size * item.itemsize).view(item)
@@ -109,13 +109,8 @@ def as_typed(column: ColumnData, memory: Pool) -> ColumnData:
     return ColumnData(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
 
 
-def constant(value: pa.Scalar, rows: int, form: ColumnForm) -> ColumnData:
-    """Return ``rows`` rows of one value."""
-    return from_arrow(pa.repeat(value, rows), form)
-
-
 def take(column: ColumnData, rows: npt.NDArray[np.int64]) -> ColumnData:
-    """Return the given rows, in their order; the bytes of strings and lists are not copied."""
+    """Return rows at positions ``rows``, in their order; the bytes of strings and lists are not copied."""
     valid = None if column.valid is None else column.valid.take(rows)
     return ColumnData(column.form, _take(column.values, rows), valid)
 
@@ -133,7 +128,7 @@ def cut(column: ColumnData, start: int, stop: int) -> ColumnData:
 
 
 def compact(column: ColumnData) -> ColumnData:
-    """Return the same rows with the bytes they point to copied, so that those they came from can go."""
+    """Return the same rows with the bytes they point to copied, so that the decoded data can be freed."""
     if not is_views(column):
         return column
     return ColumnData(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
@@ -146,7 +141,7 @@ def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:
     if not columns:
         return from_arrow(pa.array([], storage_type(form.type)), form)
     kinds = {c.values.type if isinstance(c.values, pa.Array) else None for c in columns}
-    if len(kinds) > 1:  # some row groups have nulls inside lists, so that all must be as Arrow has them
+    if len(kinds) > 1:  # some row groups have nulls inside lists, so that all must be Arrow arrays
         arrays = [to_arrow(c) for c in columns]
         return ColumnData(
             form, pa.concat_arrays([a.storage if isinstance(a, pa.ExtensionArray) else a for a in arrays])
@@ -179,7 +174,7 @@ def bytes_of_views(column: ColumnData) -> int:
 
 
 def packed(column: ColumnData, memory: Pool | None = None) -> Packed:
-    """Return a ``bytes`` column's rows end to end, their bytes freshly copied, into ``memory`` where they are many."""
+    """Return a ``bytes`` column's rows end to end; their bytes are copied, to ``memory`` if they are many."""
     if isinstance(column.values, Packed):
         return column.values
     if memory is not None:
@@ -191,7 +186,7 @@ def packed(column: ColumnData, memory: Pool | None = None) -> Packed:
 
 
 def _copied(views: pa.Array, ends: npt.NDArray[np.int64], into: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Copy the bytes of views ``into`` memory, by way of what the processor's cache holds."""
+    """Copy the bytes of views ``into`` memory, in parts that fit into the processor's cache."""
     first = 0
     while first < len(views):
         past = max(first + 1, int(np.searchsorted(ends, ends[first] + NEAR, "right")) - 1)
@@ -312,9 +307,9 @@ def _views(array: pa.Array, width: int) -> pa.Array | None:
         stop = int(np.searchsorted(ends, ends[start] + _MOST_BYTES, side="right")) - 1
         stop = rows if stop >= rows else max(stop, start + 1)
         base = int(ends[start])
-        piece = data.slice(base, int(ends[stop]) - base)
+        part = data.slice(base, int(ends[stop]) - base)
         near = (ends[start : stop + 1] - base).astype(np.int64)
-        bare = pa.Array.from_buffers(pa.large_binary(), stop - start, [None, pa.py_buffer(near), piece])
+        bare = pa.Array.from_buffers(pa.large_binary(), stop - start, [None, pa.py_buffer(near), part])
         parts.append(bare.cast(pa.binary_view()))
         start = stop
     return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
@@ -328,8 +323,8 @@ def _valid(array: pa.Array) -> Bools | None:
 
 def _null_only_in_null_lists(array: pa.Array, inner: pa.Array) -> bool:
     valid = _valid(array)
-    whole = np.repeat(valid, array.type.list_size) if valid is not None else np.ones(len(inner), np.bool_)
-    return bool(_valid(inner)[whole].all())  # type: ignore[index]
+    expected = np.repeat(valid, array.type.list_size) if valid is not None else np.ones(len(inner), np.bool_)
+    return bool(_valid(inner)[expected].all())  # type: ignore[index]
 
 
 def _bits(valid: Bools | None) -> pa.Buffer | None:

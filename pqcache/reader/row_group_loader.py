@@ -84,8 +84,8 @@ class RowGroupLoader:
         if isinstance(selection, SequenceSelection) and selected is not None:
             choose = partial(selection.rows, row_group)
             found, rows = reader.read_around(number, low, high, selected, selection.columns, choose)
-            pairs = zip(self.sequence_columns, found, strict=True)
-            columns = [column for sequences, rows_of in pairs for column in sequences.gather(rows_of, rows)]
+            path, pairs = reader.path(number), zip(self.sequence_columns, found, strict=True)
+            columns = [column for sequences, rows_of in pairs for column in sequences.gather(rows_of, rows, path)]
         elif selection is None or selected is None or selected == reader.rows[number]:
             columns = reader.read(number, low, high, arenas)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from pqcache.benchmark.measure import child, timed
+from pqcache.benchmark.measure import run_setting, time_epochs
 from pqcache.torch.dataset import ParquetDataset
 
 
@@ -34,8 +34,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
             window = batch.position.window
             yield len(next(iter(batch.values())))
 
-    return {**timed(epochs(), job["seconds"]), "window": window}
+    return {**time_epochs(epochs(), job["seconds"]), "window": window}
 
 
 if __name__ == "__main__":
-    child(measure)
+    run_setting(measure)

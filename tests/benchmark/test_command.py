@@ -114,7 +114,7 @@ def test_what_makes_no_sense_is_named(cache: Path, how: dict[str, Any], message:
         bench(cache, **{"seconds": QUICK, **how})
 
 
-def test_errors_of_the_measuring_processes_are_told(cache: Path, tmp_path: Path) -> None:
+def test_errors_of_the_measuring_processes_are_raised(cache: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"s": [f"text {i}" for i in range(1000)]}), tmp_path / "a.parquet", compression="zstd")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[100:200] = bytes(100)

@@ -133,14 +133,14 @@ def test_how_long_an_epoch_is() -> None:
         (r"weights\['b'\]=nan", {"a": 1, "b": float("nan")}, 10),
         (r"weights\['b'\]='1'", {"a": 1, "b": "1"}, 10),
         ("an epoch would have more than", {"a": 1e300, "b": 1}, "all_exhausted"),
-        ("give 'b' none of the epoch's 10 batches", {"a": 100, "b": 1}, 10),
+        ("'b' has none of the epoch's 10 batches", {"a": 100, "b": 1}, 10),
         ("epoch_length=0", None, 0),
         ("epoch_length='shortest'", None, "shortest"),
         ("epoch_length=True", None, True),
     ):
         with pytest.raises(UsageError, match=wrong):
             batches_per_epoch(sizes, weights, length)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="'b' has no batches"):
+    with pytest.raises(UsageError, match="'b': has no batches"):
         batches_per_epoch({"a": 1, "b": 0}, None)
 
 

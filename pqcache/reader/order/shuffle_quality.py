@@ -8,18 +8,18 @@ import numpy as np
 
 from pqcache.reader.order.order import Order
 
-_BATCHES = 100  # looked at, spread over the epoch
-_ROW_GROUPS = 200  # followed through the epoch
+_SAMPLED_BATCHES = 100  # spread over the epoch
+_SAMPLED_ROW_GROUPS = 200  # whose rows are followed through the epoch
 
 
 @dataclass(frozen=True)
 class ShuffleQuality:
     """How far an epoch is from a uniform permutation of all rows.
 
-    ``shared`` is the probability that two rows of a batch come from the same row group; ``groups`` the number of
-    row groups that a batch has rows of, on average. ``spread`` is over how much of the epoch the rows of one row
-    group are spread: the standard deviation of their positions over that of a uniform permutation, so 1 is
-    uniform and 0 means that they all come at once.
+    ``shared``   the probability that two rows of a batch come from the same row group
+    ``groups``   the number of row groups that a batch has rows of, on average
+    ``spread``   over how much of the epoch the rows of one row group are spread: the standard deviation of their
+                 positions over that of a uniform permutation. 1 is uniform; 0 means that they all come at once.
     """
 
     shared: float
@@ -36,7 +36,7 @@ def shuffle_quality(order: Order) -> ShuffleQuality:
     if not total:
         raise ValueError("an epoch of no rows mixes nothing")
     shared, groups = [], []
-    for index in np.unique(np.linspace(0, total - 1, _BATCHES).astype(int)).tolist():
+    for index in np.unique(np.linspace(0, total - 1, _SAMPLED_BATCHES).astype(int)).tolist():
         counts = np.unique(order.batch(index)[0], return_counts=True)[1]
         rows = int(counts.sum())
         groups.append(len(counts))
@@ -50,7 +50,7 @@ def _spread(order: Order) -> float:
     if not order.shuffle:
         return float(order.counts[order.counts > 0].mean() / order.rows)
     found = []
-    followed = list(set(order.row_group_order[:: max(1, len(order.row_group_order) // _ROW_GROUPS)].tolist()))
+    followed = list(set(order.row_group_order[:: max(1, len(order.row_group_order) // _SAMPLED_ROW_GROUPS)].tolist()))
     buckets: dict[int, list[tuple[float, int]]] = {}  # where each comes, from 0 to 1, and its rows
     for number in range(order.lanes):
         lane = order.lane(number)

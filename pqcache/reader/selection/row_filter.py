@@ -1,14 +1,15 @@
-"""``filters=`` and ``rows=``: which rows of a dataset are taken, by its index and as little reading as that leaves.
+"""``filters=`` and ``rows=``: which rows of a dataset are read.
 
-A condition is decided for whole row groups by partition values, minima, maxima and null counts. In row groups where
+A condition is decided for complete row groups by partition values, minima, maxima and null counts. In row groups where
 these do not decide it the rows are counted once, by reading the columns of the condition, and the counts of a
-snapshot are remembered beside it.
+snapshot are stored beside it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -36,16 +37,17 @@ from pqcache.system.fork_safe_threads import Threads
 
 COUNTS = "_pqcache/counts"
 FORMAT = 1
-_PIECE = 4 << 20  # bytes of a condition's columns that each thread decodes at once
-_MOST_ROWS = 64 << 10  # dictionaries can make the size a bad guess
+log = logging.getLogger("pqcache.reader")
+_PART_BYTES = 4 << 20  # of a condition's columns, that each thread decodes at once
+_PART_ROWS = 64 << 10  # at most, as dictionaries make the stored size a bad estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowFilter:
-    """What ``filters=`` says, on the columns of ``schema``, which are as users see them.
+    """A parsed ``filters=``, on the columns of ``schema``, which are as users see them.
 
-    ``columns`` are those that it names, ``text`` is the same for the same condition only. ``condition`` is None for a
-    pyarrow expression, which cannot be looked into.
+    ``columns`` are those that it names; ``text`` is the same only for the same condition. ``condition`` is None for a
+    pyarrow expression, whose parts cannot be seen.
     """
 
     expression: pc.Expression
@@ -57,10 +59,7 @@ class RowFilter:
 
 @dataclass(frozen=True)
 class SelectedRowGroups:
-    """The rows that are taken: row groups by their row in the index, and how many rows of each, None for all.
-
-    ``selection`` tells which.
-    """
+    """Row groups by their row in the index, and how many rows of each are ``selected``, by ``selection``; None: all."""
 
     row_groups: Ints
     selection: Selection | None = None
@@ -70,10 +69,10 @@ class SelectedRowGroups:
 def select_row_groups(
     data: Data, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None
 ) -> SelectedRowGroups:
-    """Return the rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
+    """Return the row groups with rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
 
-    ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression. What
-    they say of nulls is in docs/loading.md. ``counts`` are the selected rows of each row group of the index where
+    ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression;
+    docs/loading.md says what they do with nulls. ``counts`` are the selected rows of each row group of the index where
     they are known already. A condition that makes no sense raises UsageError; one that no row satisfies, a warning.
     """
     index = data.index
@@ -124,7 +123,7 @@ def counts_of(rows: SelectedRows, groups: int) -> Ints:
 
 
 def parse_filters(filters: Any, index: Index) -> RowFilter:
-    """Return what ``filters`` says of the columns of ``index``; what makes no sense raises UsageError."""
+    """Return ``filters`` parsed, on the columns of ``index``; what makes no sense raises UsageError."""
     schema = working(as_lists(index.schema))
     if isinstance(filters, pc.Expression):
         columns = _columns_in(filters, schema)
@@ -132,7 +131,7 @@ def parse_filters(filters: Any, index: Index) -> RowFilter:
         text = f"{filters} {hashlib.blake2b(serialized, digest_size=16).hexdigest()}"  # long lists are cut short in it
         return RowFilter(expression=filters, condition=None, columns=columns, schema=schema, text=text)
     if isinstance(filters, str):
-        from pqcache.filters.sql import parse_condition  # takes sqlglot along, which takes a while
+        from pqcache.filters.sql import parse_condition  # imports sqlglot, which takes time
 
         condition = parse_condition(filters, schema, "filters")
     else:
@@ -154,7 +153,7 @@ def parse_filters(filters: Any, index: Index) -> RowFilter:
 
 
 def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that an expression cannot do without: pyarrow does not tell which it names."""
+    """Return the columns without which an expression fails, as pyarrow does not say which ones it names."""
     empty = schema.empty_table()
     if "FieldPath(" in str(expression):
         raise UsageError(f"filters {expression}", "give columns by name, not by number")
@@ -207,7 +206,7 @@ class FilterSelection:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the condition."""
+        """A name for the condition."""
         return hashlib.blake2b(self.wanted.text.encode(), digest_size=16).hexdigest()
 
     @cached_property
@@ -253,13 +252,13 @@ class FilterSelection:
 
 
 def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
-    """Return how many rows of ``groups`` a selection chooses: as remembered, or counted, and then remembered."""
+    """Return how many rows of ``groups`` a selection chooses: as stored beside the snapshot, or counted and stored."""
     path = data.root / COUNTS / f"{selection.fingerprint}.arrow"
-    kept = (data.root / ROW_GROUPS).is_file()  # a snapshot, and no directory of somebody else's
-    if kept and (known := _read_counts(path, groups)) is not None:
+    in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
+    if in_snapshot and (known := _read_counts(path, groups)) is not None:
         return known
     counts = _counted(data, selection, groups)
-    if kept:
+    if in_snapshot:
         _write_counts(path, groups, counts)
     return counts
 
@@ -269,7 +268,7 @@ def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
     rows = index.rows[groups]
     reader = RowGroupReader(data, groups)
     per_row = index.uncompressed(selection.columns)[groups] / rows
-    at_once = np.clip(_PIECE / np.maximum(per_row, 1), 1, _MOST_ROWS).astype(np.int64)
+    at_once = np.clip(_PART_BYTES / np.maximum(per_row, 1), 1, _PART_ROWS).astype(np.int64)
 
     def count(number: int) -> int:
         parts = reader.parts(number, selection.columns, int(at_once[number]))
@@ -280,20 +279,24 @@ def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
 
 
 def _read_counts(path: Path, groups: Ints) -> Ints | None:
-    """Return the counts that are remembered of these row groups, or None where there are none, or no sound ones."""
+    """Return the stored counts of these row groups, or None where there are none, or no valid ones."""
     try:
         table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
         about = json.loads((table.schema.metadata or {})[b"pqcache"])
         counts = table["selected"].to_numpy()
         if about["format"] != FORMAT or about["checksum"] != _checksum(groups, counts):
+            log.debug("%s: rows are counted again: the file is of another format or other row groups", path)
             return None
         return np.array(counts, np.int64)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        log.debug("%s: rows are counted again: %s", path, error)
         return None
 
 
 def _write_counts(path: Path, groups: Ints, counts: Ints) -> None:
-    """Remember counts; where that is not possible, as in a cache that others own, they are counted again."""
+    """Store counts; where that is not possible, as in a cache that others own, they are counted again next time."""
     about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, counts)})}
     table = pa.table({"group": groups, "selected": counts}).replace_schema_metadata(about)
     sink = pa.BufferOutputStream()
@@ -302,8 +305,8 @@ def _write_counts(path: Path, groups: Ints, counts: Ints) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
         write_durably(path, sink.getvalue().to_pybytes(), path.parent)
-    except OSError:
-        pass
+    except OSError as error:
+        log.debug("%s: counts of rows are not stored: %s", path, error)
 
 
 def _checksum(groups: Ints, counts: Ints) -> str:

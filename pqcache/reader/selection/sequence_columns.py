@@ -1,8 +1,8 @@
-"""Columns whose rows are sequences: gathered where a row group is decoded, taken apart again in a batch.
+"""Columns whose rows are sequences: gathered when a row group is decoded, split into rows again in a batch.
 
-A sequence of a column is held as one row that the order can deal like any other: numbers side by side, strings and
-lists with their bytes end to end and their lengths in a column beside, everything else as an Arrow list. Where values
-may be null, another column says which are.
+A sequence of a column is held as one row, which is scattered and gathered like any other: numbers side by side, strings
+and lists with their bytes end to end and their lengths in a second column, everything else as an Arrow list. Where
+values may be null, another column says which are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from pqcache.reader.order.order import Ints
 
 @dataclass(frozen=True)
 class SequenceColumn:
-    """How the sequences of one column are held: those ``steps`` of each, of rows that are held as ``form`` says."""
+    """How the sequences of one column are held: ``steps`` of each, whose rows are held as ``form`` says."""
 
     form: ColumnForm
     steps: tuple[int, ...]
@@ -33,7 +34,7 @@ class SequenceColumn:
 
     @cached_property
     def forms(self) -> tuple[ColumnForm, ...]:
-        """The forms of the columns that hold it."""
+        """The forms of the columns that hold the sequences."""
         name, count = self.form.name, len(self.steps)
         if self.form.kind == "other":
             return (ColumnForm(name=name, type=pa.list_(self.form.type, count), kind="other"),)
@@ -46,8 +47,8 @@ class SequenceColumn:
             ]
         return (*found, _fixed(f"\0valid:{name}", count)) if self.nullable else tuple(found)
 
-    def gather(self, column: ColumnData, rows: Ints) -> list[ColumnData]:
-        """Return sequences of ``column``: ``rows`` are (sequences, length) positions in it."""
+    def gather(self, column: ColumnData, rows: Ints, path: Path) -> list[ColumnData]:
+        """Return sequences of ``column``, of file ``path``: ``rows`` are (sequences, length) positions in it."""
         if self.steps != tuple(range(rows.shape[1])):
             rows = rows[:, self.steps]
         count, flat = len(rows), rows.reshape(-1)
@@ -56,7 +57,7 @@ class SequenceColumn:
             return [ColumnData(self.forms[0], pa.FixedSizeListArray.from_arrays(taken, len(self.steps)))]
         if isinstance(column.values, pa.Array) and not is_views(column):
             raise ParquetError(
-                "",
+                path,
                 f"column {self.form.name!r} has nulls inside its lists, which sequences cannot hold",
                 "leave it out with columns=",
             )
@@ -74,8 +75,8 @@ class SequenceColumn:
             found.append(ColumnData(self.forms[-1], _rows(valid, count)))
         elif column.valid is not None:
             raise ParquetError(
-                "",
-                f"column {self.form.name!r} holds nulls where its file says that it has none",
+                path,
+                f"column {self.form.name!r} has nulls where the file says that it has none",
                 "write the file again",
             )
         return found

@@ -69,7 +69,7 @@ def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:
 
 
 def test_spread_is_that_of_the_rows() -> None:
-    """The rows' own positions, spelled out, agree with what is computed from hands."""
+    """The rows' own positions, spelled out, agree with what is computed from buckets."""
     order = Order(counts=np.full(24, 400), batch_size=50, lanes=2, window=4)
     positions: dict[int, list[int]] = {}
     for index in range(order.batches()):

@@ -564,7 +564,7 @@ def test_rows_that_were_looked_up(cache: Path, lake: Path) -> None:
         assert list(ParquetDataset(cache, rows=nothing)) == []
 
 
-def test_rows_stay_with_their_snapshot(lake: Path, tmp_path: Path) -> None:
+def test_rows_belong_to_their_snapshot(lake: Path, tmp_path: Path) -> None:
     (tmp_path / "lake/dt=1").mkdir(parents=True)
     pq.write_table(pa.table({"id": range(10)}), tmp_path / "lake/dt=1/a.parquet")
     old = str(pqcache.sync(tmp_path / "c", str(tmp_path / "lake")).snapshot)
