@@ -40,6 +40,20 @@ def parse_duration(text: str | float) -> float:
     return float(match[1]) * _SECONDS[match[2].lower()]
 
 
+def parse_count(text: str | int) -> int:
+    """Return the whole number in ``text``.
+
+    >>> parse_count("8"), parse_count("100_000"), parse_count(8)
+    (8, 100000, 8)
+    """
+    if isinstance(text, int):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(repr(text), "not a whole number", "write it like 8") from None
+
+
 def format_size(size: float) -> str:
     """Return ``size`` bytes for a person, in powers of 1024, as Hadoop's tools do.
 
