@@ -15,6 +15,7 @@ from pqcache.reader.selection.sequences import Sequence
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.keys.lookup import lookup
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.units import parse_count, parse_size
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Cache(CacheDirectory):
         columns: Names[str] | None = None,
         *,
         filters: Any = None,
-        batch_size: int = 4096,
+        batch_size: str | int = 4096,
         shuffle: bool = True,
         seed: int = 0,
         epoch: int = 0,
         drop_last: bool = False,
         memory: str | int = "2GB",
-        window: int | None = None,
-        lanes: int | None = None,
+        window: str | int | None = None,
+        lanes: str | int | None = None,
         num_replicas: int = 1,
         rank: int = 0,
         start: int = 0,
@@ -84,14 +85,14 @@ class Cache(CacheDirectory):
         options = BatchOptions(
             columns=columns,
             filters=filters,
-            batch_size=batch_size,
+            batch_size=_count(batch_size),
             shuffle=shuffle,
             seed=seed,
             epoch=epoch,
             drop_last=drop_last,
-            memory=memory,
-            window=window,
-            lanes=lanes,
+            memory=parse_size(memory),
+            window=None if window is None else _count(window),
+            lanes=None if lanes is None else _count(lanes),
             num_replicas=num_replicas,
             rank=rank,
             start=start,
@@ -122,3 +123,7 @@ class Cache(CacheDirectory):
         a snapshot that is gone raises CacheError.
         """
         return read_rows(self.path, rows, columns)
+
+
+def _count(value: str | int) -> int:
+    return parse_count(value) if isinstance(value, str) else value

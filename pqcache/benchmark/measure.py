@@ -78,7 +78,7 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
     data, lease = open_data(job["path"])
     with lease or nullcontext():
         sizes = estimate_sizes(make_read_plan(data, options.columns, options.filters))
-        window = fit_window(sizes, options.memory_bytes, lanes=1)
+        window = fit_window(sizes, options.memory, lanes=1)
         return {**time_epochs(epochs(), job["seconds"]), "window": window.row_groups}
 
 

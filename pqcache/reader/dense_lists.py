@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from pqcache.reader.column_forms import ColumnForm
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_sizes import first_rows
 from pqcache.store.row_group_index import Index
+
+log = logging.getLogger("pqcache.reader")
 
 
 def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
@@ -32,6 +35,8 @@ def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
         lengths = pc.fill_null(pc.list_value_length(sample[name]), -1)
         if pc.all(pc.equal(lengths, length)).as_py():
             dense.append((name, length))
+        else:
+            log.debug("column %r has %d values a row, in lists of other lengths: they remain lists", name, length)
     return replace(plan, dense=tuple(dense))
 
 

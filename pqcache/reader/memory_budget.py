@@ -125,6 +125,9 @@ def decode_budget(
     read = int(kept.sum()) * lanes // all_lanes + lanes * largest  # by these lanes; they may begin in the middle
     keep = min(windows, read) + 2 * (lanes + used) * largest <= memory
     slots = lanes * min(window, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)
+    slots = slots if keep and slots * largest <= memory else 0
     if not keep:
-        log.debug("long rows are copied into buckets: memory=%s has no space for decoded row groups", int(memory))
-    return DecodeBudget(used, keep, slots if keep and slots * largest <= memory else 0)
+        log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
+    elif not slots:
+        log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
+    return DecodeBudget(used, keep, slots)

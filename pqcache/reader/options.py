@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from pqcache.errors import UsageError
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
-from pqcache.units import parse_size
 
 
 def check_numbers(**numbers: int | None) -> None:
@@ -48,7 +46,7 @@ class BatchOptions:
     seed: int = 0
     epoch: int = 0
     drop_last: bool = False
-    memory: str | int = "2GB"
+    memory: int = 2 << 30  # bytes
     window: int | None = None
     lanes: int | None = None
     num_replicas: int = 1
@@ -64,12 +62,6 @@ class BatchOptions:
         check_rank(self.num_replicas, self.rank, self.lanes)
         if isinstance(self.epoch, bool) or self.epoch < 0 or self.start < 0:
             raise UsageError(f"epoch={self.epoch}, start={self.start}", "both count from 0")
-        _ = self.memory_bytes
-
-    @cached_property
-    def memory_bytes(self) -> int:
-        """``memory`` in bytes."""
-        return parse_size(self.memory)
 
     @property
     def all_lanes(self) -> int:

@@ -77,7 +77,7 @@ class _Epoch:
 
 
 def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions) -> _Epoch:
-    lanes, memory = options.rank_lanes, options.memory_bytes
+    lanes, memory = options.rank_lanes, options.memory
     plan = make_read_plan(data, options.columns, options.filters, options.rows, sequence=options.sequence)
     loader = RowGroupLoader(plan)
     window = Window(options.window or 1)

@@ -13,7 +13,7 @@ _SAMPLED_ROW_GROUPS = 200  # whose rows are followed through the epoch
 
 
 @dataclass(frozen=True)
-class ShuffleQuality:
+class Mixing:
     """How far an epoch is from a uniform permutation of all rows.
 
     ``shared``   the probability that two rows of a batch come from the same row group
@@ -27,7 +27,7 @@ class ShuffleQuality:
     spread: float
 
 
-def shuffle_quality(order: Order) -> ShuffleQuality:
+def mixing(order: Order) -> Mixing:
     """Return how well ``order`` mixes, from at most 100 of its batches and 200 of its row groups.
 
     An order of no rows raises ValueError.
@@ -42,7 +42,7 @@ def shuffle_quality(order: Order) -> ShuffleQuality:
         groups.append(len(counts))
         if rows > 1:
             shared.append(float((counts * (counts - 1)).sum()) / (rows * (rows - 1)))
-    return ShuffleQuality(float(np.mean(shared)) if shared else 0.0, float(np.mean(groups)), _spread(order))
+    return Mixing(float(np.mean(shared)) if shared else 0.0, float(np.mean(groups)), _spread(order))
 
 
 def _spread(order: Order) -> float:

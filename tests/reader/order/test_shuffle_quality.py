@@ -9,7 +9,7 @@ import pytest
 
 from pqcache.reader.memory_budget import RowGroupSizes, largest_window
 from pqcache.reader.order.order import Order
-from pqcache.reader.order.shuffle_quality import shuffle_quality
+from pqcache.reader.order.shuffle_quality import mixing
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "loading.md"
@@ -35,7 +35,7 @@ def test_the_page_says_how_windows_mix() -> None:
     rows = table("window")
     assert [int(row[0]) for row in rows] == [1, 2, 4, 8, 16, 32]
     for window, groups, shared, spread, memory in rows:
-        found = shuffle_quality(Order(counts=np.full(256, 20_000), batch_size=256, lanes=1, window=int(window)))
+        found = mixing(Order(counts=np.full(256, 20_000), batch_size=256, lanes=1, window=int(window)))
         assert found.groups == pytest.approx(float(groups), abs=0.06)
         assert found.shared == pytest.approx(float(shared), abs=0.0006)
         assert found.spread == pytest.approx(float(spread), abs=0.0006)
@@ -56,15 +56,15 @@ def test_the_page_says_what_fits_into_memory() -> None:
 
 def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:
     counts = np.full(16, 1000)
-    uniform = shuffle_quality(Order(counts=counts, batch_size=100, lanes=1, window=64))
+    uniform = mixing(Order(counts=counts, batch_size=100, lanes=1, window=64))
     assert uniform.spread == pytest.approx(1, abs=0.05)
     assert uniform.shared == pytest.approx(1 / 16, rel=0.1)
-    unshuffled = shuffle_quality(Order(counts=counts, batch_size=100, shuffle=False))
+    unshuffled = mixing(Order(counts=counts, batch_size=100, shuffle=False))
     assert unshuffled.spread == pytest.approx(1 / 16)
     assert unshuffled.shared == 1
     assert (
-        shuffle_quality(Order(counts=counts, batch_size=100, lanes=4, window=4)).spread
-        > 3 * shuffle_quality(Order(counts=counts, batch_size=100, window=4)).spread
+        mixing(Order(counts=counts, batch_size=100, lanes=4, window=4)).spread
+        > 3 * mixing(Order(counts=counts, batch_size=100, window=4)).spread
     )
 
 
@@ -76,11 +76,11 @@ def test_spread_is_that_of_the_rows() -> None:
         for group in order.batch(index)[0].tolist():
             positions.setdefault(group, []).append(index * 50 + 25)
     spread = np.mean([np.std(found) for found in positions.values()]) / order.rows * np.sqrt(12)
-    assert shuffle_quality(order).spread == pytest.approx(spread, rel=0.1)
+    assert mixing(order).spread == pytest.approx(spread, rel=0.1)
 
 
 def test_edges() -> None:
     with pytest.raises(ValueError):
-        shuffle_quality(Order(counts=np.array([], np.int64), batch_size=10))
-    one = shuffle_quality(Order(counts=np.array([1]), batch_size=10, lanes=3))
+        mixing(Order(counts=np.array([], np.int64), batch_size=10))
+    one = mixing(Order(counts=np.array([1]), batch_size=10, lanes=3))
     assert (one.shared, one.groups, one.spread) == (0, 1, 0)

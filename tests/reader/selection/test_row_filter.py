@@ -520,10 +520,10 @@ def test_nulls_that_a_filter_leaves_out_are_no_error(cache: Path) -> None:
 
 def test_the_same_batches_in_every_topology_and_after_a_resume(cache: Path, lake: Path) -> None:
     how: dict[str, Any] = {"columns": ["id"], "filters": "label < 4", "batch_size": 31, "lanes": 12, "seed": 3}
-    whole = ParquetDataset(cache, **how)
-    expected = [batch["id"].tolist() for batch in whole]
+    dataset = ParquetDataset(cache, **how)
+    expected = [batch["id"].tolist() for batch in dataset]
     assert sorted(i for batch in expected for i in batch) == duck_ids(lake, "label < 4")
-    state = json.loads(json.dumps(whole.state_dict(after=10)))
+    state = json.loads(json.dumps(dataset.state_dict(after=10)))
     for ranks in (1, 2, 3, 4):
         found: dict[int, list[int]] = {}
         for rank in range(ranks):

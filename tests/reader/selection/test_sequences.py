@@ -264,9 +264,9 @@ def test_columns_at_some_steps(drive: Path) -> None:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) -> None:
     how: dict[str, Any] = {"columns": ["id", "text"], "batch_size": 16, "lanes": 12, "sequence": SPEC}
-    whole = list(ParquetDataset(drive, shuffle=shuffle, **how))
-    expected = {batch.index: batch["id"].tolist() for batch in whole}
-    assert sorted(ids_of(whole)) == sorted(expected_ids(drive))
+    epoch = list(ParquetDataset(drive, shuffle=shuffle, **how))
+    expected = {batch.index: batch["id"].tolist() for batch in epoch}
+    assert sorted(ids_of(epoch)) == sorted(expected_ids(drive))
     for replicas, workers in ((1, 2), (2, 0), (3, 2), (4, 0)):
         found: dict[int, Any] = {}
         for rank in range(replicas):
@@ -276,7 +276,7 @@ def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) ->
             found.update({batch.index: batch["id"].tolist() for batch in batches})
         assert {index: ids for index, ids in found.items() if index in expected} == expected
     ds = ParquetDataset(drive, shuffle=shuffle, **how)
-    state = json.loads(json.dumps(ds.state_dict(after=whole[9])))
+    state = json.loads(json.dumps(ds.state_dict(after=epoch[9])))
     for replicas, workers in ((1, 0), (1, 2), (2, 2)):
         found = {}
         for rank in range(replicas):
