@@ -14,11 +14,10 @@ from pqcache.torch.dataset import ParquetDataset
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Measure a DataLoader with ``job["workers"]`` workers; nulls come as masks, since that always works."""
+    """Return the speed of a DataLoader with ``job["workers"]`` workers, and the window; nulls come as masks."""
     warnings.simplefilter("ignore")
-    names = ("columns", "filters", "batch_size", "memory")
-    how = {name: job[name] for name in names}
-    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **how)
+    options = {name: job[name] for name in ("columns", "filters", "batch_size", "memory")}
+    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **options)
     workers = job["workers"]
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     window = 0  # of the batches
