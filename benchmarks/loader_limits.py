@@ -122,7 +122,7 @@ def ten_epochs(path: str, workers: int, memory: str) -> None:
             rows += len(batch["id"])
         peaks.append(highest[0])
     stop.set()
-    print(json.dumps({"idle": before, "peaks": peaks, "window": batch.place.window, "rows": rows}), flush=True)
+    print(json.dumps({"idle": before, "peaks": peaks, "window": batch.position.window, "rows": rows}), flush=True)
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The public ``Cache``: what is in a cache directory, read as Arrow without torch."""
+"""The public ``Cache``: a cache directory whose rows are looked up and read as Arrow, without torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pqcache.reader.epoch import read_batches, read_rows
+from pqcache.reader.options import BatchOptions
+from pqcache.reader.record_batches import read_batches, read_rows
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.keys.lookup import lookup
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.units import parse_count, parse_size
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,16 @@ class Cache(CacheDirectory):
     def batches(
         self,
         columns: Names[str] | None = None,
+        *,
         filters: Any = None,
-        batch_size: int = 4096,
+        batch_size: str | int = 4096,
         shuffle: bool = True,
         seed: int = 0,
         epoch: int = 0,
         drop_last: bool = False,
         memory: str | int = "2GB",
-        window: int | None = None,
-        lanes: int | None = None,
+        window: str | int | None = None,
+        lanes: str | int | None = None,
         num_replicas: int = 1,
         rank: int = 0,
         start: int = 0,
@@ -44,29 +47,29 @@ class Cache(CacheDirectory):
         rows: SelectedRows | None = None,
         sequence: Sequence | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield an epoch as Arrow record batches, in the order in which ParquetDataset yields its batches.
+        """Return an iterator over an epoch as Arrow record batches, in the order of ParquetDataset's batches.
 
-        For numpy, JAX, TensorFlow or plain Arrow: torch is not imported. Every row comes exactly once per epoch;
-        nulls stay nulls, dictionaries are decoded. Batches are made ahead on threads of this process.
+        For numpy, JAX, TensorFlow or Arrow itself: torch is not imported. Every row comes exactly once per epoch;
+        nulls remain nulls, dictionaries are decoded. Batches are made ahead on threads of this process.
 
         ``columns``       names; None for all. Partition columns are columns.
         ``filters``       a condition on any columns: SQL text, a list as pandas takes it, like
                           ``[("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])]``, or a pyarrow expression. What the
                           index does not decide is counted at once, by reading the condition's columns, and
-                          remembered with the snapshot. On nulls see docs/loading.md.
+                          stored beside the snapshot. docs/loading.md says what conditions do with nulls.
         ``batch_size``    rows of a batch; the epoch's last one may be shorter
         ``shuffle``       False gives the rows in the order of the files
         ``seed``, ``epoch``   choose the order; the same two give the same order again
-        ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: what is left
-                          over is dropped.
-        ``memory``        bytes that decoded row groups of this rank may take
-        ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
+        ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the batches of an
+                          incomplete last round are dropped.
+        ``memory``        what decoded row groups of this rank may take: bytes, or text like "2GB"
+        ``window``        row groups mixed at a time by each lane; None: as many as fit into ``memory``, at most 16
         ``lanes``         independent streams of batches; None: one for each rank
-        ``num_replicas``, ``rank``   into how many equal parts the epoch is shared, and which one this is: batches
-                          number ``rank``, ``rank + num_replicas`` and so on of the whole epoch
-        ``start``         the number of the epoch's first batch that is wanted, counted over all ranks: to go on
-                          where a run stopped, also with another ``num_replicas`` that divides ``lanes``
-        ``snapshot``      the snapshot to read, which stays leased until the epoch ends; None: the current one
+        ``num_replicas``, ``rank``   into how many equal parts the epoch is divided, and which one this is: batches
+                          number ``rank``, ``rank + num_replicas`` and so on of the epoch
+        ``start``         the number of the first batch that is wanted, counted over all ranks: to resume where a run
+                          stopped, also with another ``num_replicas`` that divides ``lanes``
+        ``snapshot``      the snapshot to read, which is leased until the epoch ends; None: the current one
         ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                           those of them that satisfy it
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
@@ -76,21 +79,20 @@ class Cache(CacheDirectory):
         >>> [batch.num_rows for batch in batches]
         [128, 128, 128, 128, 88]
 
-        Options that make no sense raise UsageError at once, a cache without that snapshot raises CacheError;
+        Options that make no sense raise UsageError, and a cache without that snapshot CacheError, before this returns;
         files that are gone or damaged raise ParquetError by name while iterating.
         """
-        return read_batches(
-            self.path,
+        options = BatchOptions(
             columns=columns,
             filters=filters,
-            batch_size=batch_size,
+            batch_size=_count(batch_size),
             shuffle=shuffle,
             seed=seed,
             epoch=epoch,
             drop_last=drop_last,
-            memory=memory,
-            window=window,
-            lanes=lanes,
+            memory=parse_size(memory),
+            window=None if window is None else _count(window),
+            lanes=None if lanes is None else _count(lanes),
             num_replicas=num_replicas,
             rank=rank,
             start=start,
@@ -98,6 +100,7 @@ class Cache(CacheDirectory):
             rows=rows,
             sequence=sequence,
         )
+        return read_batches(self.path, options)
 
     def lookup(self, column: str, values: Any) -> SelectedRows:
         """Return the rows of the current snapshot whose ``column`` has one of ``values``, without scanning.
@@ -117,6 +120,10 @@ class Cache(CacheDirectory):
         """Return ``rows`` as an Arrow table, in the order of the files; only their row groups are decoded.
 
         ``columns`` are names, None for all. The rows' snapshot is read, also when it is not the current one any more;
-        one that is not kept raises CacheError.
+        a snapshot that is gone raises CacheError.
         """
         return read_rows(self.path, rows, columns)
+
+
+def _count(value: str | int) -> int:
+    return parse_count(value) if isinstance(value, str) else value

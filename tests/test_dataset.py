@@ -73,16 +73,16 @@ def test_all_columns_and_rows_once(cache: pqcache.Cache) -> None:
 
 
 def test_it_goes_on_from_any_batch(cache: pqcache.Cache) -> None:
-    whole = ids(cache.batches(["id"], batch_size=100, lanes=6))
+    epoch = ids(cache.batches(["id"], batch_size=100, lanes=6))
     for start in (0, 1, 7, 16, 20):
-        assert ids(cache.batches(["id"], batch_size=100, lanes=6, start=start)) == whole[start:]
+        assert ids(cache.batches(["id"], batch_size=100, lanes=6, start=start)) == epoch[start:]
     rest = {
         rank: ids(cache.batches(["id"], batch_size=100, lanes=6, start=5, num_replicas=3, rank=rank))
         for rank in range(3)
     }
     assert [len(part) for part in rest.values()] == [4, 4, 4]  # 11 batches, and one that repeats the first
     assert sorted(i for part in rest.values() for batch in part for i in batch) == sorted(
-        [i for batch in whole[5:] for i in batch] + whole[0]
+        [i for batch in epoch[5:] for i in batch] + epoch[0]
     )
 
 
@@ -106,6 +106,11 @@ def test_it_keeps_its_snapshot(tmp_path: Path) -> None:
         cache.batches(snapshot=first)
 
 
+def test_sizes_and_counts_may_be_text(cache: pqcache.Cache) -> None:
+    as_text = cache.batches(["id"], batch_size="100", memory="64MB", lanes="6", window="3")
+    assert ids(as_text) == ids(cache.batches(["id"], batch_size=100, memory=64 << 20, lanes=6, window=3))
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -118,6 +123,7 @@ def test_it_keeps_its_snapshot(tmp_path: Path) -> None:
         ({"columns": ["nope"]}, "no column 'nope'"),
         ({"filters": "nope = 3"}, "filters 'nope = 3'"),
         ({"memory": "much"}, "not a size"),
+        ({"batch_size": "many"}, "not a whole number"),
     ],
 )
 def test_wrong_options_are_named_at_once(cache: pqcache.Cache, how: dict[str, Any], message: str) -> None:

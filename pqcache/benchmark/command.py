@@ -1,7 +1,7 @@
-"""Bench: how fast this machine reads a dataset with each number of workers, and which settings to take.
+"""``pqcache bench``: how fast this machine reads a dataset with each number of workers, and which settings to use.
 
-Every setting is measured in a process of its own, so that its memory is its own; one that is left behind by another
-would count for it. The processes only read, and the snapshot is leased meanwhile.
+Every setting is measured in a process of its own, so that memory which another setting left behind does not count for
+it. The processes only read, and the snapshot is leased meanwhile.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from pqcache import errors
 from pqcache.benchmark.forecast import row_group_size_for
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
+from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.memory_budget import WINDOW
 from pqcache.reader.open import open_data
-from pqcache.reader.order.order import check_numbers
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.options import check_numbers
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count
 from pqcache.store.cache import cache_at
 from pqcache.system.process_stats import pss
-from pqcache.units import format_count, format_size, parse_size
+from pqcache.units import format_count, format_size, parse_duration, parse_size
 
 SECONDS = 2.0
 BATCH_SIZE = 256
@@ -49,12 +51,16 @@ _SLOW = 0.5  # of the decode limit
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One setting: ``workers`` of a DataLoader, or None for batches that are read without torch.
+    """What was measured of one setting.
 
-    ``rows_per_second`` while it ran, ``bytes_per_second`` the same in decoded bytes, ``of_limit`` its share of the
-    decode limit; ``first_batch`` in seconds from the start of the iteration. ``memory`` is the highest PSS of all its
-    processes in bytes, and ``from_disk`` the share of what was read that came from the disk and not from the page
-    cache; both are None where the system does not tell. ``window`` row groups of a lane are mixed.
+    ``workers``            of the DataLoader; None for batches that are read without torch
+    ``rows_per_second``, ``bytes_per_second``   rows, and bytes of them when decoded
+    ``of_limit``           the share of the decode limit, from 0 to 1
+    ``first_batch``        seconds from the start of the iteration to the first batch
+    ``memory``             the highest PSS of all its processes in bytes; None where the system has no PSS
+    ``from_disk``          the share of the bytes read that came from the disk and not from the page cache, from 0 to 1;
+                           None where the system does not count them
+    ``window``             row groups of a lane that are mixed
     """
 
     workers: int | None
@@ -69,7 +75,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Advice:
-    """What would help, and the command for that where there is one."""
+    """What would make reading faster, and the command for that where there is one."""
 
     text: str
     command: str | None = None
@@ -77,12 +83,12 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchReport:
-    """What was measured of a dataset, and what to make of it.
+    """What was measured of a dataset, and what follows from it.
 
     ``columns`` of ``rows`` rows in ``row_groups`` row groups were read, which take ``bytes`` on disk and ``decoded``
     bytes in memory. ``limit`` is the decode limit in rows per second on ``cores`` cores: the better of columns and row
     groups decoded in parallel, without making batches; ``limit_from_disk`` is as in ``Measured``. ``recommended`` is
-    the number of workers to take, None without torch.
+    the number of workers to use, None without torch.
     """
 
     target: str
@@ -115,10 +121,10 @@ def bench(
     batch_size: int = BATCH_SIZE,
     memory: str | int = MEMORY,
     workers: Sequence[int] | None = None,
-    seconds: float = SECONDS,
+    seconds: str | float = SECONDS,
     on_event: OnEvent = ignore,
 ) -> BenchReport:
-    """Measure how fast a cache, or a directory of Parquet, is read here, and say which settings to take.
+    """Measure how fast a cache, or a directory of Parquet, is read here, and return which settings to use.
 
     Each setting reads shuffled epochs for ``seconds`` after half as long to warm up. Nothing is written.
 
@@ -127,79 +133,88 @@ def bench(
         columns: names; None for all.
         filters: as for ``ParquetDataset``; SQL text.
         batch_size: rows.
-        memory: as for ``ParquetDataset``.
+        memory: as for ``ParquetDataset``; text like "2GB", or bytes.
         workers: numbers of DataLoader workers; None: 0, 1, 2, 4 and so on up to the number of cores.
-        seconds: how long each setting is measured.
+        seconds: how long each setting is measured; a number, or text like "10s".
         on_event: called as settings are done.
 
     Raises UsageError, CacheError or ParquetError. Without torch, only batches without torch are measured.
     """
     check_numbers(batch_size=batch_size)
-    if not seconds > 0:
-        raise UsageError(f"--seconds {seconds:g}", "give a time to measure for")
+    duration = parse_duration(seconds)
+    if not duration > 0:
+        raise UsageError(f"--seconds {duration:g}", "give a time to measure for")
     if workers is not None and (not workers or min(workers) < 0):
         raise UsageError("--workers", "give numbers from 0, like 0,2,4")
+    numbers: list[int | None] = [None]
+    if _has_torch():
+        numbers = list(dict.fromkeys(workers or _worker_numbers(cpu_count())))
     data, lease = open_data(target)
     with lease or nullcontext():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
-            view = view_of(data, columns, filters).densified()
-        if not view.counts.sum():
+            loader = RowGroupLoader(with_dense_lists(make_read_plan(data, columns, filters)))
+        if not loader.plan.counts.sum():
             raise UsageError(target, "there is no row to read" + (" that satisfies the filters" if filters else ""))
-        budget = parse_size(memory)
-        numbers: list[int | None] = [None]
-        if _has_torch():
-            numbers = list(dict.fromkeys(workers or _numbers(cpu_count())))
         job = {
             "path": str(data.root if data.cache is not None else os.fspath(target)),
-            "columns": list(view.columns),
+            "columns": list(loader.plan.columns),
             "filters": filters,
             "batch_size": batch_size,
-            "memory": budget,
-            "seconds": seconds,
+            "memory": parse_size(memory),
+            "seconds": duration,
         }
-        on_event(Started("measure", len(numbers) + 1, "settings"))
-        limit, _ = _run("pqcache.benchmark.measure", {**job, "what": "limit"})
+        return _measured_report(os.fspath(target), loader, job, numbers, on_event)
+
+
+def _measured_report(
+    target: str, loader: RowGroupLoader, job: dict[str, Any], numbers: Sequence[int | None], on_event: OnEvent
+) -> BenchReport:
+    plan = loader.plan
+    on_event(Started("measure", len(numbers) + 1, "settings"))
+    limit, _ = _run("pqcache.benchmark.measure", {**job, "what": "limit"})
+    on_event(Advanced("measure", 1))
+    top = limit["rows"] / limit["seconds"]
+    measured = []
+    for number in numbers:
+        measured.append(_measure(loader, job, number, top))
         on_event(Advanced("measure", 1))
-        top = limit["rows"] / limit["seconds"]
-        per_row = float(view.sizes.sum()) / int(view.counts.sum())
-        measured = []
-        for number in numbers:
-            module = "pqcache.benchmark.measure" if number is None else "pqcache.torch.bench"
-            found, peak = _run(module, {**job, "what": "batches", "workers": number})
-            rate, disk = found["rows"] / found["seconds"], _from_disk(found, view)
-            measured.append(
-                Measured(
-                    workers=number,
-                    rows_per_second=rate,
-                    bytes_per_second=rate * per_row,
-                    of_limit=rate / top,
-                    first_batch=found["first"],
-                    memory=peak,
-                    from_disk=disk,
-                    window=found["window"],
-                )
-            )
-            on_event(Advanced("measure", 1))
-        report = BenchReport(
-            target=os.fspath(target),
-            snapshot=data.snapshot,
-            columns=view.columns,
-            batch_size=batch_size,
-            memory=budget,
-            cores=cpu_count(),
-            seconds=seconds,
-            rows=int(view.counts.sum()),
-            row_groups=len(view.groups),
-            bytes=_disk_size(view),
-            decoded=int(view.sizes.sum()),
-            limit=top,
-            limit_from_disk=_from_disk(limit, view),
-            measured=tuple(measured),
-            recommended=recommended(measured),
-            advice=(),
-        )
-        return replace(report, advice=tuple(advise(report, view, limit["dense"])))
+    report = BenchReport(
+        target=target,
+        snapshot=plan.data.snapshot,
+        columns=plan.columns,
+        batch_size=job["batch_size"],
+        memory=job["memory"],
+        cores=cpu_count(),
+        seconds=job["seconds"],
+        rows=int(plan.counts.sum()),
+        row_groups=len(plan.row_groups),
+        bytes=_disk_size(plan),
+        decoded=int(loader.sizes.selected.sum()),
+        limit=top,
+        limit_from_disk=_from_disk(limit, plan),
+        measured=tuple(measured),
+        recommended=recommended(measured),
+        advice=(),
+    )
+    return replace(report, advice=tuple(advise(report, loader, limit["dense"])))
+
+
+def _measure(loader: RowGroupLoader, job: dict[str, Any], workers: int | None, limit: float) -> Measured:
+    module = "pqcache.benchmark.measure" if workers is None else "pqcache.torch.bench"
+    found, peak = _run(module, {**job, "what": "batches", "workers": workers})
+    rate = found["rows"] / found["seconds"]
+    per_row = float(loader.sizes.selected.sum()) / int(loader.plan.counts.sum())
+    return Measured(
+        workers=workers,
+        rows_per_second=rate,
+        bytes_per_second=rate * per_row,
+        of_limit=rate / limit,
+        first_batch=found["first"],
+        memory=peak,
+        from_disk=_from_disk(found, loader.plan),
+        window=found["window"],
+    )
 
 
 def recommended(measured: Sequence[Measured]) -> int | None:
@@ -211,7 +226,7 @@ def recommended(measured: Sequence[Measured]) -> int | None:
     )
 
 
-def advise(report: BenchReport, view: View, dense: dict[str, float]) -> Iterator[Advice]:
+def advise(report: BenchReport, loader: RowGroupLoader, dense: dict[str, float]) -> Iterator[Advice]:
     """Yield what would make reading faster or mix better; ``dense`` has shares of the time to decode."""
     where = [report.target, *([] if cache_at(report.target) is not None else ["DEST"])]
     chosen = next((item for item in report.measured if item.workers == report.recommended), report.measured[0])
@@ -224,25 +239,28 @@ def advise(report: BenchReport, view: View, dense: dict[str, float]) -> Iterator
             f"lists of one length take {share:.0%} of the time to decode; dense, they are read several times faster",
             shlex.join(["pqcache", "repartition", *where, *words]),
         )
-    largest = int(view.sizes.max())
-    if chosen.window < WINDOW and chosen.window < len(view.groups):
-        size = row_group_size_for(view, report.memory, lanes)
+    plan, sizes = loader.plan, loader.sizes
+    largest = int(sizes.selected.max())
+    if chosen.window < WINDOW and chosen.window < len(plan.row_groups):
+        size = row_group_size_for(plan, sizes, report.memory, lanes)
         mixed = f"mixes {chosen.window} row groups" if chosen.window else "reads row groups in pieces"
         yield Advice(
             f"memory={format_size(report.memory)} {mixed} at a time, of {format_size(largest)} each when decoded; "
             f"smaller ones mix {WINDOW}, or give more memory",
             shlex.join(["pqcache", "repartition", *where, "--row-group-size", _word(size)]),
         )
-    elif len(view.groups) > 2 * WINDOW and report.decoded / len(view.groups) < _SMALL and chosen.of_limit < _SLOW:
-        mean = format_size(report.decoded // len(view.groups))
+    elif (
+        len(plan.row_groups) > 2 * WINDOW and report.decoded / len(plan.row_groups) < _SMALL and chosen.of_limit < _SLOW
+    ):
+        mean = format_size(report.decoded // len(plan.row_groups))
         yield Advice(
             f"a row group takes {mean} decoded on average, so that the cost of each shows; larger ones are read faster",
             shlex.join(["pqcache", "repartition", *where, "--row-group-size", "16MB"]),
         )
-    elif len(view.groups) < 2 * report.cores:
-        size = 1 << max(16, (int(view.data.index.numbers("bytes").sum()) // (4 * WINDOW)).bit_length())
+    elif len(plan.row_groups) < 2 * report.cores:
+        size = 1 << max(16, (int(plan.data.index.numbers("bytes").sum()) // (4 * WINDOW)).bit_length())
         yield Advice(
-            f"{len(view.groups)} row groups are few to be decoded on {report.cores} cores at once, and to be mixed",
+            f"{len(plan.row_groups)} row groups are few to be decoded on {report.cores} cores at once, and to be mixed",
             shlex.join(["pqcache", "repartition", *where, "--row-group-size", _word(size)]),
         )
     batch = report.batch_size * report.decoded // report.rows
@@ -264,7 +282,7 @@ def _word(size: int) -> str:
     return format_size(size).replace(" ", "")
 
 
-def _numbers(cores: int) -> list[int]:
+def _worker_numbers(cores: int) -> list[int]:
     found, number = [0], 1
     while number < cores:
         found.append(number)
@@ -279,19 +297,19 @@ def _has_torch() -> bool:
         return False
 
 
-def _from_disk(found: dict[str, Any], view: View) -> float | None:
-    """Return the share of what a setting read of the files that came from the disk, as readahead may bring more: 1."""
-    read = found["rows"] * _disk_size(view) / int(view.counts.sum())
+def _from_disk(found: dict[str, Any], plan: ReadPlan) -> float | None:
+    """Return the share of what a setting read of the files that came from the disk; at most 1, despite readahead."""
+    read = found["rows"] * _disk_size(plan) / int(plan.counts.sum())
     return None if found["disk"] is None or not read else min(1.0, found["disk"] / read)
 
 
-def _disk_size(view: View) -> int:
-    """Return the bytes on disk of the view's columns and row groups."""
-    index = view.data.index
+def _disk_size(plan: ReadPlan) -> int:
+    """Return the bytes on disk of the plan's columns and row groups."""
+    index = plan.data.index
     total = 0.0
-    for name in view.columns:
+    for name in plan.columns:
         if f"{name}:bytes" in index.recorded:
-            total += float(np.nansum(index.table[f"{name}:bytes"].to_numpy()[view.groups]))
+            total += float(np.nansum(index.table[f"{name}:bytes"].to_numpy()[plan.row_groups]))
     return int(total)
 
 

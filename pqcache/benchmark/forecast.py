@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pqcache.errors import PqcacheError
-from pqcache.reader.memory_budget import BEYOND, WINDOW, held, window_for
+from pqcache.reader.memory_budget import WINDOW, RowGroupSizes, lane_bytes, largest_window
 from pqcache.reader.open import open_data
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.units import format_count
 
@@ -49,21 +50,26 @@ def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = 
     try:
         data, lease = open_data(local_path(text))
         with lease or nullcontext():
-            view = view_of(data, None, None)
-            sizes = view.sizes
+            plan = make_read_plan(data, None, None)
+            sizes = estimate_sizes(plan)
     except PqcacheError:
         return None
-    if not len(sizes) or not sizes.max():
+    if not len(sizes) or not sizes.selected.max():
         return None
-    window, rows = window_for(sizes, memory, lanes), int(view.counts.sum())
-    mixed = min(1.0, lanes * min(window, len(sizes)) * float(view.counts.mean()) / rows) if rows else 0.0
-    suggested = row_group_size_for(view, memory, lanes) if window < WINDOW else None
+    window, rows = largest_window(sizes, memory, lanes), int(plan.counts.sum())
+    mixed = min(1.0, lanes * min(window, len(sizes)) * float(plan.counts.mean()) / rows) if rows else 0.0
+    suggested = row_group_size_for(plan, sizes, memory, lanes) if window < WINDOW else None
     return Forecast(
-        memory=memory, lanes=lanes, decoded=int(sizes.max()), window=window, mixed=mixed, row_group_size=suggested
+        memory=memory,
+        lanes=lanes,
+        decoded=int(sizes.selected.max()),
+        window=window,
+        mixed=mixed,
+        row_group_size=suggested,
     )
 
 
-def in_words(training: Forecast) -> str:
+def describe_forecast(training: Forecast) -> str:
     """Return what each of the workers does, as a clause."""
     if not training.window:
         return "row groups are too large and are read in pieces"
@@ -73,9 +79,8 @@ def in_words(training: Forecast) -> str:
     return f"each mixes {format_count(training.window, 'row group')}, together {mixed} of the rows"
 
 
-def row_group_size_for(view: View, memory: int, lanes: int) -> int:
+def row_group_size_for(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes: int) -> int:
     """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
-    sizes = view.sizes
-    scale = memory / lanes / (held(sizes, WINDOW) + BEYOND * float(sizes.max()))
-    largest = int(view.data.index.numbers("bytes").max())
+    scale = memory / lanes / lane_bytes(sizes, WINDOW)
+    largest = int(plan.data.index.numbers("bytes").max())
     return max(_SMALLEST, min(_LARGEST, 1 << (int(scale * largest).bit_length() - 1)))

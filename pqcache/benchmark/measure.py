@@ -9,34 +9,38 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, PqcacheError, first_line
-from pqcache.reader.epoch import read_batches
-from pqcache.reader.memory_budget import fit
+from pqcache.reader.dense_lists import with_dense_lists
+from pqcache.reader.memory_budget import fit_window
 from pqcache.reader.open import open_data
+from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.order import Order
-from pqcache.reader.read_plan import view_of
-from pqcache.reader.row_group_reader import cpu_count
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.record_batches import read_batches
+from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
+from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.system.process_stats import disk_bytes
 
 
-def child(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Be the process of one setting: measure, print what was found as JSON, and end at once."""
+def run_setting(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Measure the setting in the process's first argument, print what was found as JSON, and end the process."""
     job = json.loads(sys.argv[1])
     try:
         found = measure(job)
     except PqcacheError as error:
-        found = {"error": error.args, "kind": type(error).__name__}
+        found = {"error": [error.subject, error.reason, error.advice], "kind": type(error).__name__}
     print(json.dumps(found), flush=True)
     os._exit(0)  # workers and threads are in the middle of something
 
 
-def timed(epochs: Iterator[Iterator[int]], seconds: float) -> dict[str, Any]:
-    """Read rows for ``seconds``, after half as long to warm up; ``epochs`` yield the rows of batch after batch."""
+def time_epochs(epochs: Iterator[Iterator[int]], seconds: float) -> dict[str, Any]:
+    """Return the rows read in ``seconds``, after half as long to warm up; ``epochs`` yield the rows of each batch."""
     began = time.perf_counter()
     first, start, now, rows = 0.0, 0.0, began, 0
     disk: int | None = None
@@ -65,55 +69,54 @@ def _measure(job: dict[str, Any]) -> dict[str, Any]:
 def _arrow(job: dict[str, Any]) -> dict[str, Any]:
     """Measure batches as ``Cache.batches`` yields them."""
     names = ("columns", "filters", "batch_size", "memory")
-    how = {name: job[name] for name in names}
+    options = BatchOptions(**{name: job[name] for name in names})
 
     def epochs() -> Iterator[Iterator[int]]:
         for epoch in range(sys.maxsize):
-            yield (batch.num_rows for batch in read_batches(job["path"], epoch=epoch, **how))
+            yield (batch.num_rows for batch in read_batches(job["path"], replace(options, epoch=epoch)))
 
     data, lease = open_data(job["path"])
     with lease or nullcontext():
-        window = fit(view_of(data, job["columns"], job["filters"]), job["memory"], 1)[0]
-        return {**timed(epochs(), job["seconds"]), "window": window}
+        sizes = estimate_sizes(make_read_plan(data, options.columns, options.filters))
+        window = fit_window(sizes, options.memory, lanes=1)
+        return {**time_epochs(epochs(), job["seconds"]), "window": window.row_groups}
 
 
 def _limit(job: dict[str, Any]) -> dict[str, Any]:
     """Measure decoding alone: columns in parallel, row groups in parallel, and the share of lists of one length."""
     data, lease = open_data(job["path"])
     with lease or nullcontext():
-        view = view_of(data, job["columns"], job["filters"]).densified()
-        groups = view.row_groups
-        names = [form.name for form in view.read_forms]
-        line = Order(counts=view.counts, batch_size=1).line  # as the epochs read them, so that the same pages are warm
+        plan = with_dense_lists(make_read_plan(data, job["columns"], job["filters"]))
+        reader = RowGroupReader(data, plan.row_groups)
+        names = [form.name for form in plan.file_forms]
+        # as epochs read them, so that the same pages are warm
+        numbers = Order(counts=plan.counts, batch_size=1).row_group_order
         footers: dict[int, pq.FileMetaData] = {}
 
-        def read(at: int, wanted: Sequence[str], threads: bool) -> int:
-            number = int(groups.file[at])
-            path = groups.root / groups.paths[number]
+        def read(number: int, wanted: Sequence[str], threads: bool) -> int:
+            file_number, row_group, path = int(reader.file[number]), int(reader.row_group[number]), reader.path(number)
             try:
-                with pq.ParquetFile(path, metadata=footers.get(number), memory_map=True) as file:
-                    footers[number] = file.metadata
-                    file.read_row_group(int(groups.row_group[at]), columns=wanted, use_threads=threads)
+                with pq.ParquetFile(path, metadata=footers.get(file_number), memory_map=True) as file:
+                    footers[file_number] = file.metadata
+                    file.read_row_group(row_group, columns=wanted, use_threads=threads)
             except (pa.ArrowException, OSError) as error:
-                group, why = groups.row_group[at], first_line(error)
-                raise ParquetError(
-                    path, f"row group {group} cannot be read ({why})", "sync or write it again"
-                ) from error
-            return int(view.counts[at])
+                reason = f"row group {row_group} cannot be read ({first_line(error)})"
+                raise ParquetError(path, reason, "sync or write it again") from error
+            return int(plan.counts[number])
 
         def by_columns() -> Iterator[Iterator[int]]:
             while True:
-                yield (read(int(at), names, threads=True) for at in line)
+                yield (read(int(number), names, threads=True) for number in numbers)
 
         def by_groups() -> Iterator[Iterator[int]]:
             while True:
-                yield pool.map(lambda at: read(int(at), names, threads=False), line)
+                yield pool.map(lambda number: read(int(number), names, threads=False), numbers)
 
         seconds = job["seconds"] / 2
-        lists = [name for name, _ in view.dense if name not in view.stored]
-        dense = _shares(lambda wanted: read(int(line[0]), wanted, False), names, lists)
+        lists = [name for name, _ in plan.dense if name not in plan.stored]
+        dense = _shares(lambda wanted: read(int(numbers[0]), wanted, False), names, lists)
         pool = ThreadPoolExecutor(cpu_count())  # not waited for, as it has more to do than it is given time for
-        found = [timed(by_columns(), seconds), timed(by_groups(), seconds)]
+        found = [time_epochs(by_columns(), seconds), time_epochs(by_groups(), seconds)]
         return {**max(found, key=lambda item: item["rows"] / item["seconds"]), "dense": dense}
 
 
@@ -128,9 +131,9 @@ def _shares(read: Callable[[Sequence[str]], object], names: Sequence[str], lists
             times.append(time.perf_counter() - began)
         return min(times)
 
-    whole = best(names) if lists else 1.0
-    return {name: min(1.0, best([name]) / whole) for name in lists}
+    total = best(names) if lists else 1.0
+    return {name: min(1.0, best([name]) / total) for name in lists}
 
 
 if __name__ == "__main__":
-    child(_measure)
+    run_setting(_measure)

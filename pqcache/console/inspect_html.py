@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from pqcache.benchmark.forecast import Forecast, in_words
+from pqcache.benchmark.forecast import Forecast, describe_forecast
 from pqcache.store.inspect.summary import Inspection
 from pqcache.units import format_count, format_size
 
@@ -32,9 +32,8 @@ def inspection_page(found: Inspection, training: Forecast | None, verdict: str, 
     if found.keys:
         facts.append(("keys", ", ".join(found.keys)))
     if training is not None:
-        facts.append(
-            ("training", f"with {format_size(training.memory)} and {training.lanes} workers: {in_words(training)}")
-        )
+        memory, mixing = format_size(training.memory), describe_forecast(training)
+        facts.append(("training", f"with {memory} and {training.lanes} workers: {mixing}"))
     parts = [
         f"<h1>{escape(found.target)}</h1><table>",
         *(f"<tr><th>{name}</th><td>{escape(str(value))}</td></tr>" for name, value in facts if value),

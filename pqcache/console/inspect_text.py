@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pqcache.benchmark.forecast import Forecast, in_words
+from pqcache.benchmark.forecast import Forecast, describe_forecast
 from pqcache.console.inspect_html import inspection_page
 from pqcache.console.terminal import bar, is_plain, print_json, stdout_console
 from pqcache.errors import PqcacheError, UsageError
@@ -238,7 +238,8 @@ def _print_histogram(console: Console, found: Inspection, training: Forecast | N
 
 def _print_training(console: Console, training: Forecast) -> None:
     memory, decoded = format_size(training.memory), format_size(training.decoded)
-    console.print(f"\n[bold]training[/] with {memory} of memory and {training.lanes} workers: {in_words(training)}")
+    mixing = describe_forecast(training)
+    console.print(f"\n[bold]training[/] with {memory} of memory and {training.lanes} workers: {mixing}")
     if training.row_group_size is not None:
         size = format_size(training.row_group_size)
         console.print(f"  a row group takes {decoded} decoded; with row groups of {size} on disk it mixes 16")

@@ -1,6 +1,6 @@
-"""Where a batch's columns lie: those of fixed width that are alike together, all others one by one.
+"""Where a batch's columns are in memory: fixed-width columns of one type side by side, all others one by one.
 
-There may be many columns of numbers, and what is done for each of them in each batch takes longer than their rows.
+A dataset may have many columns of numbers; a call for each of them in each batch takes longer than copying their rows.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pqcache.reader.columns import WORDS, Bytes, Column, Form, number_dtype
+from pqcache.reader.column_forms import ColumnForm, number_dtype
+from pqcache.reader.columns import WORDS, Bytes, ColumnData
 from pqcache.system.buffer_pool import Block, aligned
 
-LONG = 512  # bytes of a row from which on it is worth more to copy it once less than to copy rows side by side
-_GROUP = 64  # bytes per row of a group: fewer calls, as each may have to wait for the interpreter's lock
+LONG = 512  # bytes of a row from which on saving a copy is worth more than copying columns side by side
+_GROUP = 64  # bytes per row of a group of columns; each group takes a call, which may wait for the interpreter's lock
 
 
-class Group(NamedTuple):
-    """Fixed-width columns that lie together: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
+class ColumnGroup(NamedTuple):
+    """Fixed-width columns in one array: ``width`` bytes a row, and ``dtype`` if they are plain numbers.
 
-    ``positions`` are theirs among all columns.
+    ``positions`` are where they are among all columns.
     """
 
     width: int
@@ -31,32 +32,34 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How the fixed-width columns of some rows lie in a block: those of one width and dtype are rows of one array.
+class BatchLayout:
+    """How the fixed-width columns of some rows are placed in a block: those of one width and dtype in one array.
 
-    So all of them are gathered by one call.
+    All columns of an array are gathered by one call.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ColumnGroup, ...]
 
     @staticmethod
-    def of(forms: Sequence[Form]) -> Layout:
-        """Return the layout for columns; a group is kept small, as its part of a block should stay in the cache."""
+    def of(forms: Sequence[ColumnForm]) -> BatchLayout:
+        """Return the layout for columns; a group is small, so that its part of a block fits into the cache."""
         alike: dict[tuple[int, Any], list[int]] = {}
         for position, form in enumerate(forms):
-            if form.form == "fixed":
+            if form.kind == "fixed":
                 dtype = None if form.stored else number_dtype(form.type, form.dense > 0)
                 alike.setdefault((form.width, dtype), []).append(position)
         groups = []
         for (width, dtype), positions in alike.items():
             each = max(1, _GROUP // width)
-            groups += [Group(width, tuple(positions[i : i + each]), dtype) for i in range(0, len(positions), each)]
-        return Layout(tuple(sorted(groups, key=lambda group: group.width >= LONG)))
+            groups += [
+                ColumnGroup(width, tuple(positions[i : i + each]), dtype) for i in range(0, len(positions), each)
+            ]
+        return BatchLayout(tuple(sorted(groups, key=lambda group: group.width >= LONG)))
 
     @property
-    def short(self) -> Layout:
+    def short(self) -> BatchLayout:
         """The groups of rows that are not long; they come first."""
-        return Layout(tuple(group for group in self.groups if group.width < LONG))
+        return BatchLayout(tuple(group for group in self.groups if group.width < LONG))
 
     def bytes(self, rows: int) -> int:
         """Return the size of a block for ``rows`` rows."""
@@ -86,21 +89,21 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """A batch as it was put together: the layout's arrays, and the columns that are not there or had nulls."""
+class GatheredBatch:
+    """A batch as it was gathered: the layout's arrays, and the columns that are not in them or had nulls."""
 
     rows: int
-    layout: Layout
+    layout: BatchLayout
     arrays: list[Bytes]
-    columns: dict[int, Column]
+    columns: dict[int, ColumnData]
 
-    def placed(self, position: int, form: Form) -> Column | None:
+    def placed(self, position: int, form: ColumnForm) -> ColumnData | None:
         """Return a column as it is in the arrays; None if it has no place there."""
         values = self.layout.values(self.arrays, position)
-        return None if values is None else Column(form, values)
+        return None if values is None else ColumnData(form, values)
 
-    def column(self, position: int, form: Form) -> Column:
-        """Return a column, wherever it is."""
+    def column(self, position: int, form: ColumnForm) -> ColumnData:
+        """Return a column, from ``columns`` or the arrays."""
         found = self.columns.get(position)
         if found is None:
             found = self.placed(position, form)
@@ -108,24 +111,24 @@ class Gathered:
         return found
 
 
-class Numbers(NamedTuple):
+class NumberColumns(NamedTuple):
     """Columns of one dtype and without nulls: ``values`` has shape (columns, rows) or (columns, rows, length)."""
 
-    forms: dict[str, Form]
+    forms: dict[str, ColumnForm]
     values: npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A batch: plain numbers together, as there may be many columns of them, and all other columns by name."""
+class FinishedBatch:
+    """A batch: columns of plain numbers by array, as there may be many, and all other columns by name."""
 
     rows: int
-    numbers: list[Numbers]
-    others: dict[str, Column]
+    numbers: list[NumberColumns]
+    others: dict[str, ColumnData]
 
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, ColumnData]:
         """Return all columns one by one."""
         found = dict(self.others)
         for forms, values in self.numbers:
-            found |= {name: Column(form, row) for (name, form), row in zip(forms.items(), values, strict=True)}
+            found |= {name: ColumnData(form, row) for (name, form), row in zip(forms.items(), values, strict=True)}
         return found

@@ -1,15 +1,14 @@
-"""Columns in a form that rows can be gathered from fast: what lies between Arrow's arrays and a batch.
+"""The rows of a column in memory, between Arrow's arrays and a batch, and how they are taken, cut and joined.
 
-Most columns are rows of equal width and become one numpy array, so that a gather is one ``take`` that runs
-without the interpreter's lock. Strings, binary and lists of numbers are all "some bytes per row": they are
-held as Arrow's binary views (16 bytes per row that point into the decoded data), so that rows of several
-row groups are put in any order by moving 16 bytes each, and their bytes are copied once, at the end. Anything
-else (structs, maps, lists of lists, lists with nulls in them) stays an Arrow array and is gathered by Arrow.
+Most columns have rows of equal width and become one numpy array, so that rows are taken by one call that runs
+without the interpreter's lock. Strings, binary and lists of numbers are bytes of any length: they are held as Arrow's
+binary views (16 bytes per row that point into the decoded data), so that rows of several row groups are put in any
+order by moving 16 bytes each, and their bytes are copied once, at the end. Everything else (structs, maps, lists of
+lists, lists with nulls in them) is held as an Arrow array, and Arrow takes its rows.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,45 +18,28 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.dense import Dense, restored
+from pqcache.parquet.dense import restored
 from pqcache.parquet.schema_merge import is_text
+from pqcache.reader.column_forms import ColumnForm, fixed_width, storage_type
 from pqcache.system.buffer_pool import Pool
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
 
 _MOST_BYTES = 2**31 - 1  # a view reaches this far into its data
-NEAR = 1 << 20  # bytes that stay in the cache of a processor
+NEAR = 1 << 20  # bytes that fit into the cache of a processor
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """How a column is held: ``fixed``, ``bytes`` or ``other``.
-
-    ``type`` is the Arrow type that users see; dictionaries are decoded. ``width`` is the number of bytes of a
-    row (``fixed``) or of a list's item (``bytes``; 1 for strings and binary). ``dense`` is the length of
-    lists known to be of one length, which are then ``fixed``. ``stored`` is how a dense column's lists lie in the
-    files; rows are then held like that, ``width`` bytes each, until `as_typed`.
-    """
-
-    name: str
-    type: pa.DataType
-    form: str
-    width: int = 0
-    dense: int = 0
-    stored: Dense | None = None
-
-
 @dataclass(frozen=True)
-class Column:
+class ColumnData:
     """Rows of one column; ``valid`` is None when no row is null.
 
     ``values`` is a numpy array (``fixed``), an Arrow binary-view array without nulls of its own or its rows'
     bytes packed (``bytes``), or an Arrow array (``other``; its nulls are its own and ``valid`` is None).
     """
 
-    form: Form
+    form: ColumnForm
     values: Any
     valid: Bools | None = None
 
@@ -77,85 +59,14 @@ class Packed:
 
 
 class NotConstant(ValueError):
-    """A list column that was held to be of constant length is not."""
+    """A list column that is held dense has nulls, or lists of another length."""
 
 
-def storage_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type without dictionary and extension."""
-    while True:
-        if isinstance(kind, pa.BaseExtensionType):
-            kind = kind.storage_type
-        elif pa.types.is_dictionary(kind):
-            kind = kind.value_type
-        else:
-            return kind
-
-
-def fixed_width(kind: pa.DataType) -> int:
-    """Return the bytes per row of a type whose rows are all as wide (bool counts one), else 0."""
-    kind = storage_type(kind)
-    if pa.types.is_boolean(kind):
-        return 1
-    if pa.types.is_fixed_size_list(kind):
-        return 0 if pa.types.is_boolean(kind.value_type) else fixed_width(kind.value_type) * int(kind.list_size)
-    if pa.types.is_nested(kind) or pa.types.is_null(kind):
-        return 0
-    try:
-        return int(kind.bit_width) // 8
-    except ValueError:
-        return 0
-
-
-def number_dtype(kind: pa.DataType, dense: bool = False) -> Any:
-    """Return the numpy dtype that a type's values have as numbers, or those of its lists (``dense``); else None.
-
-    Dates, times and timestamps count as numbers in their own unit.
-    """
-    if dense:
-        kind = storage_type(kind).value_type
-    return None if isinstance(kind, pa.BaseExtensionType) else _number_dtype(kind)  # which need have no hash
-
-
-@functools.cache
-def _number_dtype(kind: pa.DataType) -> Any:
-    if pa.types.is_boolean(kind):
-        return np.dtype(np.bool_)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
-    if pa.types.is_temporal(kind):
-        try:
-            return {32: np.dtype(np.int32), 64: np.dtype(np.int64)}.get(kind.bit_width)
-        except ValueError:
-            return None
-    return None
-
-
-def form_of(field: pa.Field, dense: int = 0) -> Form:
-    """Return how to hold a column; ``dense`` is the length of its lists where that is known to be constant."""
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    bare = storage_type(kind)
-    if pa.types.is_string_view(bare):
-        kind = bare = pa.string()
-    if pa.types.is_binary_view(bare):
-        kind = bare = pa.binary()
-    if width := fixed_width(bare):
-        return Form(name=field.name, type=kind, form="fixed", width=width)
-    if is_text(bare):
-        return Form(name=field.name, type=kind, form="bytes", width=1)
-    if (pa.types.is_list(bare) or pa.types.is_large_list(bare)) and not pa.types.is_boolean(bare.value_type):
-        item = fixed_width(bare.value_type)
-        if item and not pa.types.is_nested(bare.value_type) and not pa.types.is_dictionary(bare.value_type):
-            if dense:
-                return Form(name=field.name, type=kind, form="fixed", width=item * dense, dense=dense)
-            return Form(name=field.name, type=kind, form="bytes", width=item)
-    return Form(name=field.name, type=kind, form="other")
-
-
-def hold(array: pa.Array | pa.ChunkedArray, form: Form) -> Column:
-    """Return an Arrow array as a column; its values are not copied where they need not be."""
+def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnData:
+    """Return an Arrow array as a column; values are copied only where their form differs."""
     if isinstance(array, pa.ChunkedArray):
         if array.num_chunks != 1:
-            return join([hold(chunk, form) for chunk in array.chunks], form)
+            return join([from_arrow(chunk, form) for chunk in array.chunks], form)
         array = array.chunk(0)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -163,60 +74,48 @@ def hold(array: pa.Array | pa.ChunkedArray, form: Form) -> Column:
         array = array.storage
     bare = storage_type(form.type)
     if form.stored is not None and pa.types.is_fixed_size_binary(array.type):
-        if form.form == "fixed":
-            return Column(form, _fixed_values(array), _valid(array))
+        if form.kind == "fixed":
+            return ColumnData(form, _fixed_values(array), _valid(array))
         array = restored(array, form.stored, bare)
     if array.type != bare:
         array = array.cast(bare)
-    if form.form == "fixed":
+    if form.kind == "fixed":
         values = _dense_values(array, form) if form.dense else _fixed_values(array)
         if values is not None:
-            return Column(form, values, _valid(array))
-    elif form.form == "bytes":
+            return ColumnData(form, values, _valid(array))
+    elif form.kind == "bytes":
         views = _views(array, form.width)
         if views is not None:
-            return Column(form, views, _valid(array))
-    return Column(form, array)
+            return ColumnData(form, views, _valid(array))
+    return ColumnData(form, array)
 
 
-def stored_as(form: Form, stored: Dense | None) -> Form:
-    """Return the form of a column that the files hold dense."""
-    if stored is None:
-        return form
-    return replace(form, stored=stored, width=stored.width if form.form == "fixed" else form.width)
-
-
-def as_typed(column: Column, memory: Pool) -> Column:
-    """Return a column that was held as it is stored, with the numbers that its type has, in ``memory``."""
+def as_typed(column: ColumnData, memory: Pool) -> ColumnData:
+    """Return a column that is held as it is stored with the numbers of its type, which are written to ``memory``."""
     form = column.form
     if form.stored is None:
         return column
     typed = replace(form, stored=None)
-    if form.form != "fixed":
-        return Column(typed, column.values, column.valid)
+    if form.kind != "fixed":
+        return ColumnData(typed, column.values, column.valid)
     item: np.dtype[Any] = np.dtype(storage_type(form.type).value_type.to_pandas_dtype())
     numbers = np.ascontiguousarray(column.values).reshape(-1).view(form.stored.dtype)
-    if numbers.itemsize == item.itemsize and item.kind in "iu":  # both hold all that is there
+    if numbers.itemsize == item.itemsize and item.kind in "iu":  # the same bits in both
         numbers = numbers.view(item)
     elif numbers.dtype != item:
         narrow, numbers = numbers, memory.lend(numbers.size * item.itemsize).view(item)
         np.copyto(numbers, narrow, casting="unsafe")
     typed = replace(typed, width=form.stored.length * item.itemsize)
-    return Column(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
+    return ColumnData(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
 
 
-def constant(value: pa.Scalar, rows: int, form: Form) -> Column:
-    """Return ``rows`` rows of one value."""
-    return hold(pa.repeat(value, rows), form)
-
-
-def take(column: Column, rows: npt.NDArray[np.int64]) -> Column:
-    """Return the given rows, in their order; the bytes of strings and lists are not copied."""
+def take(column: ColumnData, rows: npt.NDArray[np.int64]) -> ColumnData:
+    """Return rows at positions ``rows``, in their order; the bytes of strings and lists are not copied."""
     valid = None if column.valid is None else column.valid.take(rows)
-    return Column(column.form, _take(column.values, rows), valid)
+    return ColumnData(column.form, _take(column.values, rows), valid)
 
 
-def cut(column: Column, start: int, stop: int) -> Column:
+def cut(column: ColumnData, start: int, stop: int) -> ColumnData:
     """Return a range of rows without copying."""
     if isinstance(column.values, Packed):
         ends = column.values.ends[start : stop + 1]
@@ -225,40 +124,42 @@ def cut(column: Column, start: int, stop: int) -> Column:
         values = column.values.slice(start, stop - start)
     else:
         values = column.values[start:stop]
-    return Column(column.form, values, None if column.valid is None else column.valid[start:stop])
+    return ColumnData(column.form, values, None if column.valid is None else column.valid[start:stop])
 
 
-def compact(column: Column) -> Column:
-    """Return the same rows with the bytes they point to copied, so that those they came from can go."""
+def compact(column: ColumnData) -> ColumnData:
+    """Return the same rows with the bytes they point to copied, so that the decoded data can be freed."""
     if not is_views(column):
         return column
-    return Column(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
+    return ColumnData(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
 
 
-def join(columns: Sequence[Column], form: Form) -> Column:
+def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:
     """Return the rows of all columns, one after the other."""
     if len(columns) == 1:
         return columns[0]
     if not columns:
-        return hold(pa.array([], storage_type(form.type)), form)
+        return from_arrow(pa.array([], storage_type(form.type)), form)
     kinds = {c.values.type if isinstance(c.values, pa.Array) else None for c in columns}
-    if len(kinds) > 1:  # some row groups have nulls inside lists, so that all must be as Arrow has them
+    if len(kinds) > 1:  # some row groups have nulls inside lists, so that all must be Arrow arrays
         arrays = [to_arrow(c) for c in columns]
-        return Column(form, pa.concat_arrays([a.storage if isinstance(a, pa.ExtensionArray) else a for a in arrays]))
+        return ColumnData(
+            form, pa.concat_arrays([a.storage if isinstance(a, pa.ExtensionArray) else a for a in arrays])
+        )
     valid = None
     if any(c.valid is not None for c in columns):
         valid = np.concatenate([np.ones(len(c), np.bool_) if c.valid is None else c.valid for c in columns])
     if None in kinds:
-        return Column(form, np.concatenate([c.values for c in columns]), valid)
-    return Column(form, pa.concat_arrays([c.values for c in columns]), valid)
+        return ColumnData(form, np.concatenate([c.values for c in columns]), valid)
+    return ColumnData(form, pa.concat_arrays([c.values for c in columns]), valid)
 
 
-def is_views(column: Column) -> bool:
+def is_views(column: ColumnData) -> bool:
     """Return whether a column's rows are views into decoded data."""
     return isinstance(column.values, pa.Array) and bool(pa.types.is_binary_view(column.values.type))
 
 
-def ends_of_views(column: Column) -> npt.NDArray[np.int64]:
+def ends_of_views(column: ColumnData) -> npt.NDArray[np.int64]:
     """Return where the rows of a column of views end if they lie end to end, after a 0 for where the first begins."""
     array = column.values
     lengths = np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
@@ -267,13 +168,13 @@ def ends_of_views(column: Column) -> npt.NDArray[np.int64]:
     return ends
 
 
-def bytes_of_views(column: Column) -> int:
+def bytes_of_views(column: ColumnData) -> int:
     """Return how many bytes the rows of a column point to; 0 for a column that has no views."""
     return int(ends_of_views(column)[-1]) if is_views(column) else 0
 
 
-def packed(column: Column, memory: Pool | None = None) -> Packed:
-    """Return a ``bytes`` column's rows end to end, their bytes freshly copied, into ``memory`` where they are many."""
+def packed(column: ColumnData, memory: Pool | None = None) -> Packed:
+    """Return a ``bytes`` column's rows end to end; their bytes are copied, to ``memory`` if they are many."""
     if isinstance(column.values, Packed):
         return column.values
     if memory is not None:
@@ -285,7 +186,7 @@ def packed(column: Column, memory: Pool | None = None) -> Packed:
 
 
 def _copied(views: pa.Array, ends: npt.NDArray[np.int64], into: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Copy the bytes of views ``into`` memory, by way of what the processor's cache holds."""
+    """Copy the bytes of views ``into`` memory, in parts that fit into the processor's cache."""
     first = 0
     while first < len(views):
         past = max(first + 1, int(np.searchsorted(ends, ends[first] + NEAR, "right")) - 1)
@@ -301,17 +202,17 @@ def _packed(views: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint
     return found, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, int(found[-1]))
 
 
-def to_arrow(column: Column) -> pa.Array:
+def to_arrow(column: ColumnData) -> pa.Array:
     """Return a column as an Arrow array of its form's type."""
     form, values, valid = column.form, column.values, column.valid
     bare = storage_type(form.type)
-    if form.form == "fixed" and not isinstance(values, pa.Array):
+    if form.kind == "fixed" and not isinstance(values, pa.Array):
         if form.dense:
             ends = np.arange(len(values) + 1, dtype=np.int64) * form.dense
             array = _list(bare, ends, pa.py_buffer(values), valid)
         else:
             array = _from_fixed(bare, np.ascontiguousarray(values), valid)
-    elif form.form == "bytes" and (isinstance(values, Packed) or is_views(column)):
+    elif form.kind == "bytes" and (isinstance(values, Packed) or is_views(column)):
         rows = packed(column)
         ends, data = rows.ends, rows.data
         if is_text(bare):
@@ -354,7 +255,7 @@ def _fixed_values(array: pa.Array) -> Bytes | None:
     return _words(np.frombuffer(data, np.uint8, rows * width, array.offset * width), width)
 
 
-def _dense_values(array: pa.Array, form: Form) -> Bytes:
+def _dense_values(array: pa.Array, form: ColumnForm) -> Bytes:
     rows = len(array)
     if array.null_count or array.values.null_count:
         raise NotConstant("nulls")
@@ -406,9 +307,9 @@ def _views(array: pa.Array, width: int) -> pa.Array | None:
         stop = int(np.searchsorted(ends, ends[start] + _MOST_BYTES, side="right")) - 1
         stop = rows if stop >= rows else max(stop, start + 1)
         base = int(ends[start])
-        piece = data.slice(base, int(ends[stop]) - base)
+        part = data.slice(base, int(ends[stop]) - base)
         near = (ends[start : stop + 1] - base).astype(np.int64)
-        bare = pa.Array.from_buffers(pa.large_binary(), stop - start, [None, pa.py_buffer(near), piece])
+        bare = pa.Array.from_buffers(pa.large_binary(), stop - start, [None, pa.py_buffer(near), part])
         parts.append(bare.cast(pa.binary_view()))
         start = stop
     return pa.concat_arrays(parts) if len(parts) > 1 else parts[0]
@@ -422,8 +323,8 @@ def _valid(array: pa.Array) -> Bools | None:
 
 def _null_only_in_null_lists(array: pa.Array, inner: pa.Array) -> bool:
     valid = _valid(array)
-    whole = np.repeat(valid, array.type.list_size) if valid is not None else np.ones(len(inner), np.bool_)
-    return bool(_valid(inner)[whole].all())  # type: ignore[index]
+    expected = np.repeat(valid, array.type.list_size) if valid is not None else np.ones(len(inner), np.bool_)
+    return bool(_valid(inner)[expected].all())  # type: ignore[index]
 
 
 def _bits(valid: Bools | None) -> pa.Buffer | None:

@@ -1,108 +1,133 @@
-"""What memory has room for: how many row groups are mixed, how many decoded at once, and in what pieces."""
+"""What fits into memory: how many row groups are mixed, how many are decoded at once, and in what pieces."""
 
 from __future__ import annotations
 
+import logging
 import warnings
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pqcache.errors import UsageError
+from pqcache.reader.order.order import Ints
 from pqcache.units import format_size
 
+log = logging.getLogger("pqcache.reader")
+
 WINDOW = 16  # row groups, where memory allows
-BEYOND = 4  # row groups' worth of memory besides those held: one ahead, one being decoded, read and dealt
+_DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _WINDOW_OF_PIECES = 4
-_PIECES_AT_MOST = 64  # of a row group: each costs decoding all that is before it
+_MOST_PIECES = 64  # of a row group: for each, all that is before it is decoded
 
 
-class Sized(Protocol):
-    """Row groups of which it is known what they take: see ``View``."""
+@dataclass(frozen=True)
+class RowGroupSizes:
+    """Bytes in memory of each row group: of its ``selected`` rows, and of all that is ``decoded`` to select them.
 
-    @property
-    def sizes(self) -> npt.NDArray[np.int64]: ...
+    ``decoded_rows`` are the rows, or sequences, among which these are selected; pieces are cut of them.
+    """
 
-    @property
-    def decoded(self) -> npt.NDArray[np.int64]: ...
+    selected: Ints
+    decoded: Ints
+    decoded_rows: Ints
 
-    @property
-    def decoded_rows(self) -> npt.NDArray[np.int64]: ...
+    def __len__(self) -> int:
+        return len(self.selected)
 
 
-def window_for(
-    sizes: npt.NDArray[np.int64], memory: int, lanes: int, decoded: npt.NDArray[np.int64] | None = None
-) -> int:
-    """Return how many row groups each of ``lanes`` lanes can hold within ``memory`` bytes, at most 16.
+class Window(NamedTuple):
+    """How many row groups each lane mixes, and the rows of the pieces in which they are read; 0: not in pieces."""
 
-    Of a window about half the rows are still there at any time; beside them there are a row group ahead and
-    one being decoded, which takes ``decoded`` bytes (None: ``sizes``). 0 when they are too large even for a window
-    of one.
+    row_groups: int
+    piece_rows: int = 0
+
+
+class DecodeBudget(NamedTuple):
+    """What memory allows a process: ``threads`` row groups decoded at once, by as many threads.
+
+    With ``keep_decoded`` long rows remain where they were decoded until the last row of their row group is used, which
+    saves copying them into buckets. ``arena_slots`` is how many row groups of the largest size fit into memory then;
+    0 if not all that are needed.
+    """
+
+    threads: int
+    keep_decoded: bool = False
+    arena_slots: int = 0
+
+
+def window_bytes(sizes: RowGroupSizes, window: int) -> float:
+    """Return the bytes of the rows that a window holds at most: about half of each of its row groups."""
+    largest = np.sort(sizes.selected)[::-1][:window]
+    return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
+
+
+def lane_bytes(sizes: RowGroupSizes, window: int) -> float:
+    """Return the bytes that a lane takes with a window: its rows, and what is decoded meanwhile."""
+    return window_bytes(sizes, window) + _DECODING * int(sizes.decoded.max(initial=0))
+
+
+def largest_window(sizes: RowGroupSizes, memory: int, lanes: int) -> int:
+    """Return how many row groups each of ``lanes`` lanes can mix within ``memory`` bytes, at most 16.
+
+    0 when row groups are too large even for a window of one.
     """
     if not len(sizes):
         return 1
-    beyond = BEYOND * int((sizes if decoded is None else decoded).max())
-    fitting = [w for w in range(1, WINDOW + 1) if held(sizes, w) + beyond <= memory / lanes]
+    fitting = [window for window in range(1, WINDOW + 1) if lane_bytes(sizes, window) <= memory / lanes]
     return max(fitting, default=0)
 
 
-def fit(view: Sized, memory: int, lanes: int, name: object = "the dataset") -> tuple[int, int]:
-    """Return the window for ``lanes`` lanes within ``memory`` bytes, and the rows of a piece (0: whole row groups).
+def fit_window(sizes: RowGroupSizes, memory: int, lanes: int, name: object = "the dataset") -> Window:
+    """Return the window for each of ``lanes`` lanes within ``memory`` bytes.
 
     Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
     says how to do better; so little memory that pieces would be tiny raises UsageError.
     """
-    window = window_for(view.sizes, memory, lanes, view.decoded)
+    window = largest_window(sizes, memory, lanes)
     if window:
-        return window, 0
-    largest = int(np.argmax(view.decoded))
-    size, rows = int(view.decoded[largest]), int(view.decoded_rows[largest])
-    pieces = -(-size * (_WINDOW_OF_PIECES // 2 + 1 + BEYOND) * lanes // max(1, memory))
-    text = (
-        f"{name}: a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)} "
-        f"and {lanes} lanes"
+        if window < min(WINDOW, len(sizes)):
+            log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
+        return Window(window)
+    largest = int(np.argmax(sizes.decoded))
+    size, rows = int(sizes.decoded[largest]), int(sizes.decoded_rows[largest])
+    pieces = -(-size * (_WINDOW_OF_PIECES // 2 + 1 + _DECODING) * lanes // max(1, memory))
+    reason = (
+        f"a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)} and {lanes} lanes"
     )
-    least = int(held(view.sizes, 1) + BEYOND * size) * lanes
+    least = int(lane_bytes(sizes, 1)) * lanes
     advice = (
         "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
         f"memory={format_size(1.01 * least)!r}"
     )
-    if pieces > min(rows, _PIECES_AT_MOST):
-        raise UsageError("", text, advice)
-    warnings.warn(f"{text}: read in {pieces} pieces, which is slow; {advice}", stacklevel=2)
-    return _WINDOW_OF_PIECES, -(-rows // pieces)
+    if pieces > min(rows, _MOST_PIECES):
+        raise UsageError(name, reason, advice)
+    log.debug("%s: row groups are read in %d pieces: %s", name, pieces, reason)
+    warnings.warn(f"{name}: {reason}: read in {pieces} pieces, which is slow; {advice}", stacklevel=2)
+    return Window(_WINDOW_OF_PIECES, -(-rows // pieces))
 
 
-def held(sizes: npt.NDArray[np.int64], window: int) -> float:
-    """Return the bytes of the rows that a window holds at most: about half of each of its row groups."""
-    largest = np.sort(sizes)[::-1][:window]
-    return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
+def decode_budget(
+    sizes: RowGroupSizes, memory: float, *, lanes: int, all_lanes: int, window: int, threads: int
+) -> DecodeBudget:
+    """Return what ``memory`` bytes allow a process that reads ``lanes`` of ``all_lanes`` lanes.
 
-
-class Room(NamedTuple):
-    """What memory has room for: so many row groups decoded at once, by as many threads, and whether long rows may
-    ``stay`` where they were decoded until the last of their row group is used. That saves copying them into hands.
-    ``places`` is for how many row groups of the largest size there is room then; 0 if not for all that are needed.
+    What the windows leave of ``memory`` goes to decoding, on at most ``threads`` threads: each takes its row group
+    twice, decoded and scattered.
     """
-
-    threads: int
-    stay: bool = False
-    places: int = 0
-
-
-def room_for(view: Sized, memory: float, lanes: int, of: int, window: int, threads: int) -> Room:
-    """Return what there is room for in a process with ``lanes`` lanes ``of`` all; at most ``threads`` are used.
-
-    What the windows leave of ``memory`` goes to decoding: each takes its row group twice, decoded and dealt.
-    """
-    if not len(view.sizes):
-        return Room(1)
-    largest = int(view.decoded.max())
-    spare = memory - lanes * (held(view.sizes, window) + 2 * largest)
+    if not len(sizes):
+        return DecodeBudget(1)
+    largest = int(sizes.decoded.max())
+    spare = memory - lanes * (window_bytes(sizes, window) + 2 * largest)
     used = int(max(1, min(threads, spare / max(1, 2 * largest))))
-    stored = np.minimum(view.decoded, 2 * view.sizes)  # of filtered rows, where they are less than half only those
-    windows = int(np.sort(stored)[::-1][: lanes * window].sum())
-    share = int(stored.sum()) * lanes // of + lanes * largest  # all that these lanes read; they may begin in the middle
-    stay = min(windows, share) + 2 * (lanes + used) * largest <= memory
-    places = lanes * min(window, -(-len(view.sizes) // of) + 1) + 2 * (lanes + used)
-    return Room(used, stay, places if stay and places * largest <= memory else 0)
+    kept = np.minimum(sizes.decoded, 2 * sizes.selected)  # of filtered rows, where they are less than half only those
+    windows = int(np.sort(kept)[::-1][: lanes * window].sum())
+    read = int(kept.sum()) * lanes // all_lanes + lanes * largest  # by these lanes; they may begin in the middle
+    keep = min(windows, read) + 2 * (lanes + used) * largest <= memory
+    slots = lanes * min(window, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)
+    slots = slots if keep and slots * largest <= memory else 0
+    if not keep:
+        log.debug("long rows are copied into buckets: decoded row groups do not fit into %s", format_size(memory))
+    elif not slots:
+        log.debug("long rows are gathered bucket by bucket: an arena does not fit into %s", format_size(memory))
+    return DecodeBudget(used, keep, slots)

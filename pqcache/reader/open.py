@@ -18,7 +18,7 @@ from pqcache.store.snapshot import Lease, Snapshot
 
 @dataclass(frozen=True)
 class Data:
-    """An opened dataset: ``snapshot`` names its content, whether or not it is in a cache."""
+    """An opened dataset; ``snapshot`` is a name for its content, also where it is in no cache (``cache`` is None)."""
 
     root: Path
     index: Index
@@ -29,8 +29,8 @@ class Data:
 def open_data(path: str | os.PathLike[str], snapshot: str | None = None) -> tuple[Data, Lease | None]:
     """Open a cache (its current snapshot, or the one named), a snapshot, a directory of Parquet, or one file.
 
-    The lease keeps a snapshot from being cleaned away; close it when done. A path where nothing is, or
-    nothing that is Parquet, raises UsageError.
+    The lease keeps a snapshot from being removed; close it when done. A path where there is nothing, or nothing that is
+    Parquet, raises UsageError.
     """
     text = os.fspath(path)
     if not text:  # Path("") would be this directory
@@ -75,7 +75,7 @@ def _indexed(root: Path, paths: Sequence[str]) -> Data:
 
 
 def _data_files(root: Path) -> Iterator[str]:
-    """Yield the files of a directory, behind links too, as sync and inspect list them; none is passed over silently."""
+    """Yield the data files below a directory, links followed; a directory that cannot be listed raises UsageError."""
     for directory, names, files in os.walk(root, onerror=_refuse, followlinks=True):
         names[:] = [name for name in names if not is_hidden(name)]
         below = Path(directory).relative_to(root).as_posix()
@@ -86,5 +86,5 @@ def _data_files(root: Path) -> Iterator[str]:
 
 
 def _refuse(error: OSError) -> None:
-    advice = "make it readable for this user" if isinstance(error, PermissionError) else "mend it, or name another"
+    advice = "make it readable for this user" if isinstance(error, PermissionError) else "repair it, or name another"
     raise UsageError(error.filename, f"cannot be listed ({error.strerror})", advice) from error

@@ -6,21 +6,22 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
-from pqcache.reader.batch_layout import Gathered, Layout
-from pqcache.reader.columns import Form, cut, join
+from pqcache.reader.batch_layout import BatchLayout, GatheredBatch
+from pqcache.reader.column_forms import ColumnForm
+from pqcache.reader.columns import cut, join
 from pqcache.reader.order.order import Order
-from pqcache.reader.shuffle.scatter import Done, Rows, Source
+from pqcache.reader.shuffle.scatter import Done, ReadContext, Rows
+
+_MOST_BATCHES = 1000  # planned at a time
 
 
-def joined(parts: Sequence[Rows], forms: Sequence[Form]) -> Rows:
-    """Return the rows of all parts, one after the other."""
-    return [join([part[i] for part in parts], form) for i, form in enumerate(forms)]
+def in_file_order(
+    context: ReadContext[Done], order: Order, batches: Iterable[tuple[int, int]]
+) -> Iterator[tuple[int, Done]]:
+    """Yield (number, finished batch) for each (number, batch): rows ``batch * batch_size`` onwards.
 
-
-def in_sequence(source: Source[Done], order: Order, batches: Iterable[tuple[int, int]]) -> Iterator[tuple[int, Done]]:
-    """Yield unshuffled batches, finished: for each (number, batch) that rows ``batch * batch_size`` onwards.
-
-    Row groups are decoded once for as long as the coming batches need them, ``source.ahead`` of them in advance.
+    Row groups are decoded once and kept for as long as the coming batches need them, ``context.ahead`` of them in
+    advance.
     """
     coming: deque[tuple[int, list[tuple[int, int, int]]]] = deque()
     needed: Counter[int] = Counter()
@@ -28,28 +29,34 @@ def in_sequence(source: Source[Done], order: Order, batches: Iterable[tuple[int,
     wanted = iter(batches)
     more = True
     while True:
-        while more and (len(needed) <= source.ahead + 1 or not coming) and len(coming) < 1000:
+        while more and (len(needed) <= context.ahead + 1 or not coming) and len(coming) < _MOST_BATCHES:
             try:
                 number, batch = next(wanted)
             except StopIteration:
                 more = False
                 break
             start = batch * order.batch_size
-            spans = order.span(start, min(start + order.batch_size, order.rows))
+            spans = order.spans(start, min(start + order.batch_size, order.rows))
             runs = list(zip(*(part.tolist() for part in spans), strict=True))
             coming.append((number, runs))
-            for group, _, _ in runs:
-                needed[group] += 1
-                if group not in loading:
-                    loading[group] = source.threads.submit(source.load, group, 0, int(order.counts[group]))
+            for row_group, _, _ in runs:
+                needed[row_group] += 1
+                if row_group not in loading:
+                    rows = int(order.counts[row_group])
+                    loading[row_group] = context.threads.submit(context.load, row_group, 0, rows)
         if not coming:
             return
         number, runs = coming.popleft()
-        parts = [[cut(c, low, high) for c in loading[group].result()] for group, low, high in runs]
-        for group, _, _ in runs:
-            needed[group] -= 1
-            if not needed[group]:
-                del needed[group], loading[group]
+        parts = [[cut(column, low, high) for column in loading[group].result()] for group, low, high in runs]
+        for row_group, _, _ in runs:
+            needed[row_group] -= 1
+            if not needed[row_group]:
+                del needed[row_group], loading[row_group]
         rows = sum(high - low for _, low, high in runs)
-        columns = dict(enumerate(joined(parts, source.forms)))
-        yield number, source.finish(Gathered(rows, Layout(()), [], columns))
+        columns = dict(enumerate(_joined(parts, context.forms)))
+        yield number, context.finish(GatheredBatch(rows, BatchLayout(()), [], columns))
+
+
+def _joined(parts: Sequence[Rows], forms: Sequence[ColumnForm]) -> Rows:
+    """Return the rows of all parts, one after the other."""
+    return [join([part[i] for part in parts], form) for i, form in enumerate(forms)]

@@ -9,16 +9,15 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from pqcache.benchmark.measure import child, timed
+from pqcache.benchmark.measure import run_setting, time_epochs
 from pqcache.torch.dataset import ParquetDataset
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Measure a DataLoader with ``job["workers"]`` workers; nulls come as masks, since that always works."""
+    """Return the speed of a DataLoader with ``job["workers"]`` workers, and the window; nulls come as masks."""
     warnings.simplefilter("ignore")
-    names = ("columns", "filters", "batch_size", "memory")
-    how = {name: job[name] for name in names}
-    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **how)
+    options = {name: job[name] for name in ("columns", "filters", "batch_size", "memory")}
+    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **options)
     workers = job["workers"]
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     window = 0  # of the batches
@@ -31,11 +30,11 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     def rows() -> Iterator[int]:
         nonlocal window
         for batch in loader:
-            window = batch.place.window
+            window = batch.position.window
             yield len(next(iter(batch.values())))
 
-    return {**timed(epochs(), job["seconds"]), "window": window}
+    return {**time_epochs(epochs(), job["seconds"]), "window": window}
 
 
 if __name__ == "__main__":
-    child(measure)
+    run_setting(measure)

@@ -1,7 +1,7 @@
-"""Several nodes that each hold a share of a dataset (``pqcache sync --shard``): what they have to agree on.
+"""Ranks, and several nodes that each hold a share of a dataset (``pqcache sync --shard``).
 
 A node reads its share as if it were alone, with its own ranks. What differs is how long an epoch is: as long for every
-rank of every node. For that the ranks tell each other once, when a dataset is opened, what they hold; all the rest is
+rank of every node. For that the ranks gather once, when a dataset is opened, what each of them holds; the rest is
 arithmetic, so workers and states need no further communication.
 """
 
@@ -14,60 +14,64 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.memory_budget import WINDOW
+from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
 from pqcache.reader.open import Data
-from pqcache.reader.read_plan import View
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.store.cache import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard
 
 
+def ranks_and_rank(chosen: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the number of ranks and this one: as chosen, else torch.distributed's where initialised, else 1 and 0."""
+    if chosen is not None:
+        return chosen
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size(), dist.get_rank()
+    return 1, 0
+
+
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """What one rank tells the others: whose share it reads, what of it, and its largest row groups when decoded."""
+class RankShare:
+    """What one rank reports to the others: the share that it reads, and its largest row groups when decoded.
+
+    ``largest`` holds for each of them the bytes of what is selected, of all that is decoded for it, and its rows.
+    """
 
     shard: Shard
     listing: str
     rows: int
     row_groups: str
-    largest: tuple[tuple[int, int, int], ...]  # bytes of what is wanted, of all that is decoded for it, and its rows
+    largest: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """What every rank of every node knows: ``rows`` of each node, and its own place among its node's ranks.
+class NodeShares:
+    """What every rank knows of all nodes: the ``rows`` of each, and its own place among the ``ranks`` of its node.
 
-    ``row_groups`` names what all nodes read together. ``sizes``, ``decoded`` and ``decoded_rows`` are a view's of their
-    largest row groups, from which all get the same window.
+    ``row_groups`` names what all nodes read together. ``largest`` are the sizes of their largest row groups, from which
+    all get the same window.
     """
 
     node: int
     rows: tuple[int, ...]
-    replicas: int
+    ranks: int
     rank: int
     listing: str
     row_groups: str
     largest: tuple[tuple[int, int, int], ...]
 
     @property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        return np.array([size for size, _, _ in self.largest], np.int64)
+    def sizes(self) -> RowGroupSizes:
+        """The sizes of the largest row groups of all nodes."""
+        return RowGroupSizes(*np.array(self.largest, np.int64).reshape(-1, 3).T)
 
-    @property
-    def decoded(self) -> npt.NDArray[np.int64]:
-        return np.array([size for _, size, _ in self.largest], np.int64)
-
-    @property
-    def decoded_rows(self) -> npt.NDArray[np.int64]:
-        return np.array([rows for _, _, rows in self.largest], np.int64)
-
-    def total(self, batch_size: int, start: int, replicas: int, drop_last: bool) -> int:
+    def total(self, batch_size: int, start: int, ranks: int, drop_last: bool) -> int:
         """Return where an epoch that goes on at a node's batch ``start`` ends: the same for all nodes.
 
         With ``drop_last`` that is where the smallest share ends, else where the largest does; the others repeat
@@ -75,12 +79,12 @@ class Nodes:
         """
         batches = [rows // batch_size if drop_last else -(-rows // batch_size) for rows in self.rows]
         left = [max(0, count - start) for count in batches]
-        rounds = min(count // replicas for count in left) if drop_last else max(-(-count // replicas) for count in left)
-        return start + rounds * replicas
+        rounds = min(count // ranks for count in left) if drop_last else max(-(-count // ranks) for count in left)
+        return start + rounds * ranks
 
 
-def agree(data: Data, view: View) -> Nodes | None:
-    """Tell the other ranks what this one holds and return what all know; None where it is not a node's share.
+def gather_shares(data: Data, loader: RowGroupLoader) -> NodeShares | None:
+    """Return what all ranks report of the shares that they read; None where the dataset is not a node's share.
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.
     """
@@ -97,79 +101,94 @@ def agree(data: Data, view: View) -> Nodes | None:
             "call init_process_group() before opening or resuming the dataset in the trainer's "
             "process, or give num_replicas= and rank= to read this share by itself",
         )
-    large = {*np.argsort(-view.sizes, kind="stable")[:WINDOW], *np.argsort(-view.decoded, kind="stable")[:1]}
-    largest = tuple((int(view.sizes[i]), int(view.decoded[i]), int(view.decoded_rows[i])) for i in sorted(large))
-    what = hashlib.blake2b(view.counts.tobytes() + view.fingerprint.encode(), digest_size=8).hexdigest()
-    held = Held(shard=shard, listing=heading.listing, rows=int(view.counts.sum()), row_groups=what, largest=largest)
-    everyone: list[Held] = [held] * dist.get_world_size()
-    dist.all_gather_object(everyone, held)
-    return combine(everyone, dist.get_rank())
+    plan, sizes = loader.plan, loader.sizes
+    large = {*np.argsort(-sizes.selected, kind="stable")[:WINDOW], *np.argsort(-sizes.decoded, kind="stable")[:1]}
+    share = RankShare(
+        shard=shard,
+        listing=heading.listing,
+        rows=int(plan.counts.sum()),
+        row_groups=hashlib.blake2b(plan.counts.tobytes() + plan.fingerprint.encode(), digest_size=8).hexdigest(),
+        largest=tuple(
+            (int(sizes.selected[i]), int(sizes.decoded[i]), int(sizes.decoded_rows[i])) for i in sorted(large)
+        ),
+    )
+    shares: list[RankShare] = [share] * dist.get_world_size()
+    dist.all_gather_object(shares, share)
+    return combine_shares(shares, dist.get_rank())
 
 
-def combine(everyone: Sequence[Held], rank: int) -> Nodes:
-    """Return what rank ``rank`` knows when all ranks have told what they hold, in the order of their ranks."""
-    mine = everyone[rank]
-    nodes = mine.shard.nodes
-    others = sorted({held.shard.nodes for held in everyone})
-    if len(others) > 1:
+def combine_shares(shares: Sequence[RankShare], rank: int) -> NodeShares:
+    """Return what rank ``rank`` knows after all have reported their shares, in the order of their ranks."""
+    _check_sources(shares)
+    _check_rows(shares)
+    shard = shares[rank].shard
+    of_node = {share.shard.node: share for share in shares}
+    nodes = [of_node[node] for node in range(shard.nodes)]
+    return NodeShares(
+        node=shard.node,
+        rows=tuple(share.rows for share in nodes),
+        ranks=len(shares) // shard.nodes,
+        rank=sum(share.shard == shard for share in shares[:rank]),
+        listing=f"listing-{shares[rank].listing}",
+        row_groups=hashlib.blake2b("".join(share.row_groups for share in nodes).encode(), digest_size=8).hexdigest(),
+        largest=tuple(sorted((row_group for share in nodes for row_group in share.largest), reverse=True)),
+    )
+
+
+def _check_sources(shares: Sequence[RankShare]) -> None:
+    """Raise UsageError unless the shares are of one number of nodes and one listing of their source."""
+    numbers = sorted({share.shard.nodes for share in shares})
+    if len(numbers) > 1:
         raise UsageError(
-            "",
-            f"some nodes hold shares of {others[0]} nodes, others of {others[1]}",
+            "--shard",
+            f"some nodes hold shares of {numbers[0]} nodes, others of {numbers[1]}",
             "give all of them the same N in 'pqcache sync CACHE --shard I/N'",
         )
-    listings = {str(held.shard): held.listing for held in everyone}
-    if len({held.listing for held in everyone}) > 1:
-        told = ", ".join(f"{shard} of {listing}" for shard, listing in sorted(listings.items()))
+    listings = {str(share.shard): share.listing for share in shares}
+    if len({share.listing for share in shares}) > 1:
+        differing = ", ".join(f"{shard} of {listing}" for shard, listing in sorted(listings.items()))
         raise UsageError(
-            "",
-            f"the nodes hold shares of different listings of their source ({told}): it changed "
+            "--shard",
+            f"the nodes hold shares of different listings of their source ({differing}): it changed "
             "between their syncs, or they take different columns or rows",
             "run 'pqcache sync CACHE' on all of them again",
         )
-    missing = [str(Shard(node, nodes)) for node in range(nodes) if str(Shard(node, nodes)) not in listings]
-    if missing:
-        raise UsageError(
-            "",
-            f"no rank reads share {missing[0]}",
-            f"start the training on all {nodes} nodes, each with a cache of its own share, or share "
-            "the source among those there are: 'pqcache sync CACHE --shard I/N'",
-        )
-    ranks = Counter(held.shard.node for held in everyone)
+
+
+def _check_rows(shares: Sequence[RankShare]) -> None:
+    """Raise UsageError unless each share has rows and as many ranks as the others, which see the same of it."""
+    nodes = shares[0].shard.nodes
+    ranks = Counter(share.shard.node for share in shares)
+    for node in range(nodes):
+        if not ranks[node]:
+            raise UsageError(
+                f"share {node}/{nodes}",
+                "no rank reads it",
+                f"start the training on all {nodes} nodes, each with a cache of its own share, or share "
+                "the source among those there are: 'pqcache sync CACHE --shard I/N'",
+            )
     for node in range(nodes):
         if ranks[node] != ranks[0]:
             raise UsageError(
-                "",
-                f"share 0/{nodes} is read by {ranks[0]} ranks and {node}/{nodes} by {ranks[node]}",
+                f"share {node}/{nodes}",
+                f"{ranks[node]} ranks read it, and {ranks[0]} read share 0/{nodes}",
                 "all shares need the same number, or some would end long before the others",
             )
-    shares = {held.shard.node: held for held in everyone}
-    for held in everyone:
-        if held.row_groups != shares[held.shard.node].row_groups:
+    row_groups: dict[int, str] = {}
+    for share in shares:
+        if share.row_groups != row_groups.setdefault(share.shard.node, share.row_groups):
             raise UsageError(
-                "",
-                f"the ranks that read share {held.shard} see different rows",
+                f"share {share.shard}",
+                "the ranks that read it see different rows",
                 "open the same cache with the same filters",
             )
-        if not held.rows:
+        if not share.rows:
             raise UsageError(
-                "",
-                f"share {held.shard} has no row that is wanted, so its ranks would have no batch",
-                "instead of filters, say 'pqcache sync CACHE --where ...' on all nodes, which shares "
+                f"share {share.shard}",
+                "no row of it is selected, so its ranks would have no batch",
+                "instead of filters, say 'pqcache sync CACHE --where ...' on all nodes, which divides "
                 "what is left evenly",
             )
-    digest = hashlib.blake2b("".join(shares[node].row_groups for node in range(nodes)).encode(), digest_size=8)
-    largest = sorted((item for held in shares.values() for item in held.largest), reverse=True)
-    before = sum(1 for held in everyone[:rank] if held.shard == mine.shard)
-    rows = tuple(shares[node].rows for node in range(nodes))
-    return Nodes(
-        node=mine.shard.node,
-        rows=rows,
-        replicas=ranks[0],
-        rank=before,
-        listing=f"listing-{mine.listing}",
-        row_groups=digest.hexdigest(),
-        largest=tuple(largest),
-    )
 
 
 def snapshot_of(cache: Path, listing: str) -> str:

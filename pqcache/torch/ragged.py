@@ -111,12 +111,12 @@ class Ragged:
         return torch.nested.nested_tensor_from_jagged(self._tensor("to_nested"), self.offsets)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Ragged:
-        """Return it on another device, as ``Tensor.to``."""
+        """Return the Ragged on another device, as ``Tensor.to``."""
         values = moved(self.values, device, non_blocking)
         return Ragged(values, self.offsets.to(device, non_blocking=non_blocking), self.kind)
 
     def pin_memory(self) -> Ragged:
-        """Return it in pinned memory, from which copies to a GPU overlap with its work."""
+        """Return the Ragged in pinned memory, from which copies to a GPU overlap with its work."""
         return Ragged(pinned(self.values), self.offsets.pin_memory(), self.kind)
 
     def __repr__(self) -> str:
@@ -132,9 +132,9 @@ class Ragged:
             self._ends = cast("list[int]", self.offsets.tolist())
         return self._ends
 
-    def _tensor(self, what: str) -> torch.Tensor:
+    def _tensor(self, method: str) -> torch.Tensor:
         if not isinstance(self.values, torch.Tensor):
-            raise TypeError(f"{what}: items of a nested column are not tensors; take .values apart first")
+            raise TypeError(f"{method}: items of a nested column are not tensors; take .values apart first")
         return self.values
 
 

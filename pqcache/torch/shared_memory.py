@@ -3,16 +3,17 @@
 A worker makes each batch in a slot, a piece of shared memory. What goes through DataLoader's pipe is where the
 tensors lie in it. The trainer maps a slot once and marks it free when the last tensor over it is gone; then
 the worker uses it again. So after the first few batches there are no new pages, no file descriptors to pass
-(a third of a millisecond each), and no copy.
+and no copy.
 
 A slot begins with a header: a random token, by which it is known again, and one byte for each time it was
 sent, which the receiver clears. Where the system has no such memory (other than Linux), or no descriptors are
-left because somebody keeps thousands of batches, batches go through the pipe, which always works.
+left because many batches are kept, batches go through the pipe.
 """
 
 from __future__ import annotations
 
 import bisect
+import logging
 import mmap
 import os
 import threading
@@ -26,14 +27,16 @@ import torch
 
 from pqcache.system.buffer_pool import Block, Pool
 
+log = logging.getLogger("pqcache.torch")
+
 _SMALLEST = 4096  # bytes of a slot
 _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
-_SLOTS_AT_MOST = 256  # file descriptors that a worker may take for them
+_MAX_SLOTS = 256  # file descriptors that a worker may take for them
 
 
-class Sent(NamedTuple):
+class SlotReference(NamedTuple):
     """How a receiver finds a slot, and which byte of its header it has to clear."""
 
     pid: int
@@ -50,31 +53,31 @@ class Slot:
         self.descriptor = os.memfd_create("pqcache-batch", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, _HEADER + size)
         self._map = mmap.mmap(self.descriptor, _HEADER + size)
-        whole = np.frombuffer(self._map, np.uint8)
+        mapped = np.frombuffer(self._map, np.uint8)
         self.token = os.urandom(_TOKEN)
-        whole[:_TOKEN] = np.frombuffer(self.token, np.uint8)
-        self.sends = whole[_SENDS]
-        self.block: Block = whole[_HEADER:]
+        mapped[:_TOKEN] = np.frombuffer(self.token, np.uint8)
+        self.sends = mapped[_SENDS]
+        self.block: Block = mapped[_HEADER:]
         self.begin = int(self.block.ctypes.data)
-        self.lent = False
+        self.borrowed = False
 
     @property
     def free(self) -> bool:
-        """Whether neither this process nor a receiver looks at it."""
-        return not self.lent and not self.sends.any()
+        """Whether neither this process nor a receiver holds an array over it."""
+        return not self.borrowed and not self.sends.any()
 
-    def send(self) -> Sent | None:
-        """Note that the slot goes to a receiver; None when it is on its way to too many."""
+    def send(self) -> SlotReference | None:
+        """Return what a receiver needs to find the slot, marked as sent; None where too many receivers hold it."""
         unused = np.flatnonzero(self.sends == 0)
         if not len(unused):
             return None
         self.sends[unused[0]] = 1
         byte = int(unused[0]) + _TOKEN
-        return Sent(os.getpid(), self.descriptor, self.token, len(self.block), byte)
+        return SlotReference(os.getpid(), self.descriptor, self.token, len(self.block), byte)
 
 
 class SharedPool(Pool):
-    """Lends slots, and private memory when there are no more."""
+    """A pool of slots; where no more can be made, of private memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,47 +86,49 @@ class SharedPool(Pool):
         self._lock = threading.Lock()
 
     def lend(self, size: int) -> Block:
-        """Return ``size`` bytes of a slot that comes back when both sides are through with it."""
+        """Return ``size`` bytes of a slot that is free again when no array of either process is over it."""
         with self._lock:  # batches are made on several threads, and pickled on one more
             slot = self._slot(1 << (max(_SMALLEST, size) - 1).bit_length())
             if slot is None:
                 return super().lend(size)
-            slot.lent = True
-        return np.asarray(_SlotLoan(slot, size))
+            slot.borrowed = True
+        return np.asarray(_BorrowedSlot(slot, size))
 
     def _slot(self, wanted: int) -> Slot | None:
-        """Return a free slot of ``wanted`` bytes, a new one, or None when there can be no more.
+        """Return a free slot of ``wanted`` bytes or twice as many, else a new one; None when there can be no more.
 
-        Sizes are powers of two, so that there are few, and the first slots are used first: what nobody has written to
-        takes no memory. One of twice the size will do: batches may be a little smaller and a little larger than one.
+        Sizes are powers of two, so that there are few. The first slots are used first, as what nobody has written to
+        takes no memory. Twice the size is accepted because batches may be a little below and above a power of two.
         """
         for size in (wanted, 2 * wanted):
             for slot in self._slots:
                 if len(slot.block) == size and slot.free:
                     return slot
-        if len(self._slots) >= _SLOTS_AT_MOST:
+        if len(self._slots) >= _MAX_SLOTS:
+            log.debug("private memory for a batch, which will be copied: all %d shared slots are in use", _MAX_SLOTS)
             return None
         try:
             slot = Slot(wanted)
-        except OSError:
+        except OSError as error:
+            log.debug("private memory for a batch, which will be copied: no shared memory (%s)", error)
             return None
-        at = bisect.bisect(self._begins, slot.begin)
-        self._begins.insert(at, slot.begin)
-        self._slots.insert(at, slot)
+        number = bisect.bisect(self._begins, slot.begin)
+        self._begins.insert(number, slot.begin)
+        self._slots.insert(number, slot)
         return slot
 
     def slot_of(self, address: int, size: int) -> Slot | None:
-        """Return the slot in which ``size`` bytes at ``address`` lie."""
+        """Return the slot in which ``size`` bytes at ``address`` lie; None if they lie elsewhere."""
         with self._lock:
-            at = bisect.bisect(self._begins, address) - 1
-            if at < 0:
+            number = bisect.bisect(self._begins, address) - 1
+            if number < 0:
                 return None
-            slot = self._slots[at]
+            slot = self._slots[number]
         return slot if address + size <= slot.begin + len(slot.block) else None
 
 
-class _SlotLoan:
-    """What arrays over a lent slot keep alive in the worker."""
+class _BorrowedSlot:
+    """What arrays over a slot keep alive in the worker; its end frees the slot on this side."""
 
     def __init__(self, slot: Slot, size: int) -> None:
         self._slot = slot
@@ -135,16 +140,16 @@ class _SlotLoan:
         }
 
     def __del__(self) -> None:
-        self._slot.lent = False
+        self._slot.borrowed = False
 
 
-class _Received:
-    """What tensors over a received slot keep alive; its end tells the sender."""
+class _ReceivedSlot:
+    """What tensors over a received slot keep alive in the trainer; its end clears the byte of this send."""
 
-    def __init__(self, whole: npt.NDArray[np.uint8], byte: int) -> None:
-        self._whole, self._byte = whole, byte
+    def __init__(self, mapped: npt.NDArray[np.uint8], byte: int) -> None:
+        self._mapped, self._byte = mapped, byte
         self._pid = os.getpid()
-        block = whole[_HEADER:]
+        block = mapped[_HEADER:]
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "shape": block.shape,
@@ -154,18 +159,18 @@ class _Received:
 
     def __del__(self) -> None:
         if os.getpid() == self._pid:  # a forked child has a copy of this object, but not of the batch
-            self._whole[self._byte] = 0
+            self._mapped[self._byte] = 0
 
 
 def end_with_trainer() -> None:
-    """Let this worker end once its trainer was killed; it would wait for somebody to read its last batches, for ever.
+    """Let this worker end once its trainer was killed, where it would wait for ever for its last batches to be read.
 
-    A worker that ends waits for the thread that writes batches to the trainer's pipe. Of that pipe it has the end to
-    read from too, so the system does not tell that thread that nobody reads any more.
+    A worker that ends waits for the thread that writes batches to the trainer's pipe. It holds the pipe's reading end
+    too, so that thread gets no error where nobody else does.
     """
-    global _ends
-    if _ends != os.getpid():
-        _ends = os.getpid()
+    global _ending
+    if _ending != os.getpid():
+        _ending = os.getpid()
         Finalize(None, _end_if_alone, (os.getppid(),), exitpriority=0)  # before those threads are waited for, at -5
 
 
@@ -174,15 +179,16 @@ def _end_if_alone(trainer: int) -> None:
         os._exit(1)
 
 
-_ends = 0  # the worker that does so, by its process id
+_ending = 0  # the process id of the worker that was set to end with its trainer
 _pool: tuple[int, SharedPool] | None = None  # of this process, by its id
 _mapped: dict[bytes, tuple[int, npt.NDArray[np.uint8]]] = {}  # by token, with the sender's process id
 
 
 def worker_pool() -> Pool:
-    """Return the memory in which a worker makes batches: shared where the system can, made once per process."""
+    """Return the memory in which a worker makes batches, one pool a process: shared where the system supports it."""
     global _pool
     if not hasattr(os, "memfd_create") or not Path(f"/proc/{os.getpid()}/fd").is_dir():
+        log.debug("batches are copied through the pipe: this system has no memfd_create or no /proc")
         return Pool()
     if _pool is None or _pool[0] != os.getpid():
         _pool = os.getpid(), SharedPool()
@@ -194,7 +200,7 @@ def shared_pool() -> SharedPool | None:
     return _pool[1] if _pool is not None and _pool[0] == os.getpid() else None
 
 
-def received(sent: Sent) -> torch.Tensor:
+def received(sent: SlotReference) -> torch.Tensor:
     """Return a slot's bytes as a uint8 tensor, mapping the slot if it is seen for the first time."""
     known = _mapped.get(sent.token)
     if known is None:
@@ -203,10 +209,10 @@ def received(sent: Sent) -> torch.Tensor:
                 _mapped.pop(token, None)
         descriptor = os.open(f"/proc/{sent.pid}/fd/{sent.descriptor}", os.O_RDWR)
         try:
-            whole = np.frombuffer(mmap.mmap(descriptor, _HEADER + sent.size), np.uint8)
+            mapped = np.frombuffer(mmap.mmap(descriptor, _HEADER + sent.size), np.uint8)
         finally:
             os.close(descriptor)
-        if whole[:_TOKEN].tobytes() != sent.token:
+        if mapped[:_TOKEN].tobytes() != sent.token:
             raise RuntimeError("a worker's shared memory is gone; has the worker been killed?")
-        known = _mapped[sent.token] = sent.pid, whole
-    return torch.from_numpy(np.asarray(_Received(known[1], sent.byte)))
+        known = _mapped[sent.token] = sent.pid, mapped
+    return torch.from_numpy(np.asarray(_ReceivedSlot(known[1], sent.byte)))

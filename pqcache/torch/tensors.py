@@ -32,18 +32,8 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.columns import (
-    Bools,
-    Column,
-    Packed,
-    form_of,
-    hold,
-    is_views,
-    number_dtype,
-    packed,
-    storage_type,
-    to_arrow,
-)
+from pqcache.reader.column_forms import form_of, number_dtype, storage_type
+from pqcache.reader.columns import Bools, ColumnData, Packed, from_arrow, is_views, packed, to_arrow
 from pqcache.torch.ragged import Ragged
 
 Value = torch.Tensor | Ragged | dict[str, Any]
@@ -73,10 +63,10 @@ def mask_name(column: str) -> str:
 
 
 def null_error(name: str, count: int, where: str) -> ParquetError:
-    """Return the error for nulls that nobody said what to do with: so many ``where``."""
+    """Return the error for ``count`` nulls in a column that ``nulls`` neither fills nor masks."""
     return ParquetError(
-        "",
-        f"column {name!r} holds nulls ({count} in {where}), which no tensor can",
+        f"column {name!r}",
+        f"it holds nulls ({count} in {where}), which no tensor can",
         f"pass nulls='mask', or nulls={{{name!r}: VALUE}} to fill them, or leave the column out with columns=",
     )
 
@@ -96,8 +86,8 @@ def check_type(name: str, kind: pa.DataType) -> None:
         check_type(name, bare.value_type)
     elif pa.types.is_null(bare):
         raise UsageError(
-            "",
-            f"column {name!r} has no type (every value is null)",
+            f"column {name!r}",
+            "it has no type (every value is null)",
             "leave it out with columns=, or write it with a type",
         )
     elif not (
@@ -109,7 +99,7 @@ def check_type(name: str, kind: pa.DataType) -> None:
         raise _no_tensor(name, kind)
 
 
-def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tensor | None]:
+def to_value(column: ColumnData, name: str, nulls: Nulls) -> tuple[Value, torch.Tensor | None]:
     """Return a column as a tensor, Ragged or dict, and a bool mask (B,) where some rows are null.
 
     Nulls that ``nulls`` neither fills nor masks raise ParquetError with the column's name.
@@ -131,9 +121,9 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
         raise null_error(name, int((~valid).sum()), "one batch")
     mask = None if valid is None else torch.from_numpy(valid)
     if pa.types.is_decimal(bare) and bare.precision > _INT64_DIGITS:
-        text = hold(to_arrow(column).cast(pa.string()), form_of(pa.field(name, pa.string())))
+        text = from_arrow(to_arrow(column).cast(pa.string()), form_of(pa.field(name, pa.string())))
         return _text(text, valid, fill, bytes_=False), mask
-    if column.form.form == "fixed" and isinstance(column.values, np.ndarray):
+    if column.form.kind == "fixed" and isinstance(column.values, np.ndarray):
         return _fixed(column, valid, fill), mask
     if isinstance(column.values, Packed) or is_views(column):
         if is_text(bare):
@@ -145,7 +135,7 @@ def to_value(column: Column, name: str, nulls: Nulls) -> tuple[Value, torch.Tens
     return _nested(column.values, bare, name, nulls, fill), mask
 
 
-def _fixed(column: Column, valid: Bools | None, fill: Any) -> torch.Tensor:
+def _fixed(column: ColumnData, valid: Bools | None, fill: Any) -> torch.Tensor:
     kind, values = column.form.type, column.values
     rows = len(values)
     if column.form.dense:
@@ -185,28 +175,28 @@ def _numbers(values: Any, kind: pa.DataType, rows: int, name: str) -> torch.Tens
     return torch.from_numpy(flat.view(np.uint8)).reshape(rows, -1)
 
 
-def _text(column: Column, valid: Bools | None, fill: Any, bytes_: bool) -> Ragged:
+def _text(column: ColumnData, valid: Bools | None, fill: Any, bytes_: bool) -> Ragged:
     if valid is not None and fill is not None:
-        array = to_arrow(Column(column.form, column.values, valid)).fill_null(fill)
-        column = hold(array, column.form)
+        array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
+        column = from_arrow(array, column.form)
         valid = None
     rows = packed(_without(column, valid))
     return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), "bytes" if bytes_ else "str")
 
 
-def _without(column: Column, valid: Bools | None) -> Column:
+def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
     """Return the column with null rows empty."""
     if valid is None:
         return column
-    array = to_arrow(Column(column.form, column.values, valid))
+    array = to_arrow(ColumnData(column.form, column.values, valid))
     kind = array.type
     if is_text(kind):
-        return hold(array.fill_null("" if not _is_binary(kind) else b""), column.form)
+        return from_arrow(array.fill_null("" if not _is_binary(kind) else b""), column.form)
     ends = np.concatenate([[0], np.cumsum(np.where(valid, np.diff(array.offsets.to_numpy()), 0))])
     kept = array.flatten()
     list_type = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
     offset_type = pa.int64() if pa.types.is_large_list(kind) else pa.int32()
-    return hold(list_type.from_arrays(pa.array(ends, offset_type), kept), column.form)
+    return from_arrow(list_type.from_arrays(pa.array(ends, offset_type), kept), column.form)
 
 
 def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Nulls, fill: Any) -> Value:
@@ -236,7 +226,7 @@ def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Nulls, fill: A
 
 
 def _value(array: pa.Array, name: str, nulls: Nulls) -> Value:
-    return to_value(hold(array, form_of(pa.field(name, array.type))), name, nulls)[0]
+    return to_value(from_arrow(array, form_of(pa.field(name, array.type))), name, nulls)[0]
 
 
 def _bytes_tensor(data: Any) -> torch.Tensor:
@@ -248,4 +238,4 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def _no_tensor(name: str, kind: pa.DataType) -> UsageError:
-    return UsageError("", f"column {name!r} is {kind}, which has no tensor form", "leave it out with columns=")
+    return UsageError(f"column {name!r}", f"it is {kind}, which has no tensor form", "leave it out with columns=")

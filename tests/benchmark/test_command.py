@@ -19,7 +19,8 @@ import pqcache
 from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open import open_data
-from pqcache.reader.read_plan import View, view_of
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.system.process_stats import disk_bytes, pss
 from tests import ROOT
 from tests.datasets import write_shop
@@ -113,7 +114,7 @@ def test_what_makes_no_sense_is_named(cache: Path, how: dict[str, Any], message:
         bench(cache, **{"seconds": QUICK, **how})
 
 
-def test_errors_of_the_measuring_processes_are_told(cache: Path, tmp_path: Path) -> None:
+def test_errors_of_the_measuring_processes_are_raised(cache: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"s": [f"text {i}" for i in range(1000)]}), tmp_path / "a.parquet", compression="zstd")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[100:200] = bytes(100)
@@ -169,20 +170,21 @@ def test_the_fewest_workers_that_are_about_as_fast_are_recommended() -> None:
 
 
 def advice_for(
-    view: View, window: int = 16, of_limit: float = 0.9, dense: dict[str, float] | None = None
+    loader: RowGroupLoader, window: int = 16, of_limit: float = 0.9, dense: dict[str, float] | None = None
 ) -> list[Advice]:
+    plan = loader.plan
     report = BenchReport(
-        target=str(view.data.root),
+        target=str(plan.data.root),
         snapshot="",
-        columns=view.columns,
+        columns=plan.columns,
         batch_size=4096,
         memory=64 << 20,
         cores=2,
         seconds=1,
-        rows=int(view.counts.sum()),
-        row_groups=len(view.groups),
+        rows=int(plan.counts.sum()),
+        row_groups=len(plan.row_groups),
         bytes=1,
-        decoded=int(view.sizes.sum()),
+        decoded=int(loader.sizes.selected.sum()),
         limit=1,
         limit_from_disk=None,
         measured=(
@@ -200,38 +202,38 @@ def advice_for(
         recommended=2,
         advice=(),
     )
-    return list(advise(report, view, dense or {}))
+    return list(advise(report, loader, dense or {}))
 
 
-def view_with(root: Path, groups: int, rows: int, columns: int = 1) -> View:
+def loader_of(root: Path, groups: int, rows: int, columns: int = 1) -> RowGroupLoader:
     root.mkdir()
     table = pa.table({f"c{i}": np.random.default_rng(i).random(groups * rows) for i in range(columns)})
     pq.write_table(table, root / "a.parquet", row_group_size=rows)
-    return view_of(open_data(root)[0], None, None)
+    return RowGroupLoader(make_read_plan(open_data(root)[0], None))
 
 
 def test_advice(tmp_path: Path) -> None:
-    fine = view_with(tmp_path / "fine", 40, 200_000)
+    fine = loader_of(tmp_path / "fine", 40, 200_000)
     assert advice_for(fine) == []
     (dense,) = advice_for(fine, dense={"tokens": 0.9, "box": 0.1})
-    assert dense.command == f"pqcache repartition {fine.data.root} DEST --dense tokens"
+    assert dense.command == f"pqcache repartition {fine.plan.data.root} DEST --dense tokens"
     (narrow,) = advice_for(fine, window=3)
     assert "mixes 3 row groups" in narrow.text
     assert "--row-group-size" in (narrow.command or "")
-    (few,) = advice_for(view_with(tmp_path / "few", 3, 1_000_000))
+    (few,) = advice_for(loader_of(tmp_path / "few", 3, 1_000_000))
     assert "3 row groups are few" in few.text
-    small, batch = advice_for(view_with(tmp_path / "small", 100, 1000), of_limit=0.2)
+    small, batch = advice_for(loader_of(tmp_path / "small", 100, 1000), of_limit=0.2)
     assert "larger ones are read faster" in small.text
     assert "larger batches are read faster" in batch.text
 
 
 def test_advised_sizes_are_taken_by_repartition(tmp_path: Path) -> None:
-    view = view_with(tmp_path / "few", 3, 300_000)
-    (few,) = advice_for(view)
+    loader = loader_of(tmp_path / "few", 3, 300_000)
+    (few,) = advice_for(loader)
     words = (few.command or "").split()
     size = pqcache.parse_size(words[words.index("--row-group-size") + 1])
-    pqcache.repartition(view.data.root, tmp_path / "out", row_group_size=size)
-    assert len(view_of(open_data(tmp_path / "out")[0], None, None).groups) >= 4
+    pqcache.repartition(loader.plan.data.root, tmp_path / "out", row_group_size=size)
+    assert len(make_read_plan(open_data(tmp_path / "out")[0], None).row_groups) >= 4
 
 
 SHARES_AND_WAITS = """

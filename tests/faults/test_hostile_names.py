@@ -44,12 +44,12 @@ def test_hostile_keys_in_a_real_bucket(s3_bucket: Bucket, tmp_path: Path) -> Non
     content = big(1, 10)
     prefix = "wh/shop/"
     s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=f"{prefix}dt=1/ok.parquet", Body=content)
-    pqcache.sync(cache, f"{s3_bucket.url}/wh/shop")
+    pqcache.sync(f"{s3_bucket.url}/wh/shop", cache)
     before = state_of(house / "cache" / "snapshots")
     for number, key in enumerate(HOSTILE):
         s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=prefix + key, Body=content)
         with pytest.raises(pqcache.SourceError) as error:
-            pqcache.sync(house / "new" if number % 2 else cache, f"{s3_bucket.url}/wh/shop")
+            pqcache.sync(f"{s3_bucket.url}/wh/shop", house / "new" if number % 2 else cache)
         message = str(error.value)
         assert message.isprintable(), f"{message!r}"
         assert "rename" in message
@@ -71,7 +71,7 @@ def test_hostile_names_on_hdfs(request: pytest.FixtureRequest, tmp_path: Path) -
     for remote in make_remote("webhdfs", request, tmp_path):
         remote.put("dt=1/ok.parquet", big(1, 10))
         cache = tmp_path / "cache"
-        pqcache.sync(cache, remote.url)
+        pqcache.sync(remote.url, cache)
         for name in ("dt=1/ev\nil.parquet", "dt=1/ev\x1bil.parquet"):
             remote.put(name, big(1, 10))
             with pytest.raises(pqcache.SourceError, match="control character") as error:
@@ -85,7 +85,7 @@ def test_hostile_names_on_hdfs(request: pytest.FixtureRequest, tmp_path: Path) -
 
 def test_a_local_name_that_is_no_text(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     old = rows_at(lake)
     odd = os.fsencode(lake / "dt=2026-11-01") + b"/ev\xffil.parquet"
     with open(odd, "wb") as file:
@@ -114,9 +114,9 @@ def test_names_that_differ_only_in_case(
         (lake / name).parent.mkdir(parents=True, exist_ok=True)
         (lake / name).write_bytes(big(number, 10))
     if sorted(os.listdir(lake)) == sorted({name.partition("/")[0] for name in names}):
-        pqcache.sync(tmp_path / "cache", str(lake))
+        pqcache.sync(str(lake), tmp_path / "cache")
         assert check_snapshot(tmp_path / "cache", [rows_at(lake)]) == 0
     monkeypatch.setattr(safety_checks, "folds_case", lambda directory: True)
     with pytest.raises(pqcache.SourceError, match="case"):
-        pqcache.sync(tmp_path / "other", str(lake))
+        pqcache.sync(str(lake), tmp_path / "other")
     assert not (tmp_path / "other" / "current").exists()

@@ -30,7 +30,7 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("name", ["tmp", "snapshots", "lock", "history.jsonl.zst", "pqcache.toml"])
 def test_a_part_of_the_cache_that_is_a_link_is_refused(name: str, outside: Path, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     write_day(lake, "2026-11-01", files=2, rows=20, first=1000, seed=3)
     moved = tmp_path / "moved"
     (cache / name).rename(moved)
@@ -43,7 +43,7 @@ def test_a_part_of_the_cache_that_is_a_link_is_refused(name: str, outside: Path,
 
 def test_links_in_tmp_are_removed_and_not_followed(outside: Path, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     write_day(lake, "2026-11-01", files=2, rows=20, first=1000, seed=3)
     source = LocalSource(str(lake), {})
     keys = [workdir.file_key(str(lake), file) for file in source.list() if "2026-11-01" in file.path]
@@ -79,7 +79,7 @@ def test_links_in_tmp_are_removed_and_not_followed(outside: Path, tmp_path: Path
 def test_links_in_the_current_snapshot_are_not_taken_for_data(what: str, outside: Path, tmp_path: Path) -> None:
     """What was replaced by a link is fetched again; what the link points at is neither published nor touched."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake), keep=1)
+    pqcache.sync(str(lake), cache, keep=1)
     snapshot = (cache / "current").resolve()
     victim = {
         "file": snapshot / "dt=2026-11-02" / "part-00000.parquet",
@@ -116,7 +116,7 @@ ELSEWHERE = ["{outside}/lake", "snapshots/../../outside/lake", "/", "snapshots/"
 @pytest.mark.parametrize("target", ELSEWHERE)
 def test_a_current_that_points_elsewhere_is_not_followed(target: str, outside: Path, tmp_path: Path) -> None:
     lake, cache = tmp_path / "lake", tmp_path / "cache"
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     (cache / "current").unlink()
     (cache / "current").symlink_to(target.format(outside=outside))
     with pytest.raises(pqcache.CacheError, match="current"):

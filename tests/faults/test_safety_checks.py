@@ -25,7 +25,7 @@ def test_marker(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
     (lake / "dt=2026-11-04" / "_SUCCESS").unlink()
     without = {name: rows for name, rows in rows_at(lake).items() if name != "dt=2026-11-04"}
-    report = pqcache.sync(cache, str(lake), marker="_SUCCESS")
+    report = pqcache.sync(str(lake), cache, marker="_SUCCESS")
     assert report.added == 6
     assert check_snapshot(cache, [without]) == 0
     (lake / "dt=2026-11-04" / "_SUCCESS").touch()
@@ -51,7 +51,7 @@ def test_marker(tmp_path: Path) -> None:
     for marker in lake.rglob("_SUCCESS"):
         marker.unlink()
     with pytest.raises(pqcache.SourceIncomplete, match="has to wait") as error:
-        pqcache.sync(tmp_path / "other", str(lake), marker="_SUCCESS")
+        pqcache.sync(str(lake), tmp_path / "other", marker="_SUCCESS")
     assert error.value.exit_code == 3
     assert pqcache.sync(cache, marker="").snapshot
     assert read_config(cache).marker is None
@@ -64,9 +64,9 @@ def test_marker_above_the_files(tmp_path: Path) -> None:
         (lake / "dt=2026-11-01" / f"dt=h{hour}" / "_SUCCESS").unlink()
     (lake / "_SUCCESS").touch()  # of a job long ago: says nothing about partitions
     with pytest.raises(pqcache.SourceIncomplete):
-        pqcache.sync(cache, str(lake), marker="_SUCCESS")
+        pqcache.sync(str(lake), cache, marker="_SUCCESS")
     (lake / "dt=2026-11-01" / "_SUCCESS").touch()
-    assert pqcache.sync(cache, str(lake), marker="_SUCCESS").added == 2
+    assert pqcache.sync(str(lake), cache, marker="_SUCCESS").added == 2
 
 
 @pytest.mark.parametrize("row_group_size", [None, 16 << 10])
@@ -78,7 +78,7 @@ def test_settle(row_group_size: int | None, tmp_path: Path) -> None:
     young = lake / "dt=2026-11-04" / "part-00001.parquet"
     young.touch()
     settled = {**rows_at(lake), "dt=2026-11-04": shop_table(4000, 20).replace_schema_metadata()}
-    report = pqcache.sync(cache, str(lake), settle=600, row_group_size=row_group_size)
+    report = pqcache.sync(str(lake), cache, settle=600, row_group_size=row_group_size)
     assert report.added == 7
     assert check_snapshot(cache, [settled]) == 0
     os.utime(young, (old, old))
@@ -99,12 +99,12 @@ def test_settle(row_group_size: int | None, tmp_path: Path) -> None:
 def test_settle_takes_nothing_from_a_young_source(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
     with pytest.raises(pqcache.SourceIncomplete, match="has to wait"):
-        pqcache.sync(cache, str(lake), settle=600)
+        pqcache.sync(str(lake), cache, settle=600)
 
 
 def test_max_delete(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     everything = rows_at(lake)
     shutil.copytree(lake, tmp_path / "backup")
     shutil.rmtree(lake / "dt=2026-11-01")
@@ -137,7 +137,7 @@ def test_a_touched_file_does_not_switch_the_guard_off(tmp_path: Path, partitione
     directory.mkdir(parents=True)
     for number in range(10):
         pq.write_table(pa.table({"n": [number]}), directory / f"{number}.parquet")
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     for number in range(1, 10):
         (directory / f"{number}.parquet").unlink()
     pq.write_table(pa.table({"n": [100, 101]}), directory / "0.parquet")
@@ -150,7 +150,7 @@ def test_a_touched_file_does_not_switch_the_guard_off(tmp_path: Path, partitione
 
 def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake), max_delete="0")
+    pqcache.sync(str(lake), cache, max_delete="0")
     for day in range(1, 5):
         rewrite_day(lake, f"2026-11-{day:02d}", files=2)
     report = pqcache.sync(cache)
@@ -177,17 +177,17 @@ def test_snapshots_are_collected_after_the_clock_stepped_back(tmp_path: Path, mo
     monkeypatch.setattr(pqcache.Cache, "new_snapshot_id", earlier)
     for number in range(5):
         rewrite_day(lake, "2026-11-01", seed=number + 20)
-        pqcache.sync(cache, str(lake), keep=2)
+        pqcache.sync(str(lake), cache, keep=2)
     assert len(list((cache / "snapshots").iterdir())) == 2
     assert check_snapshot(cache, [rows_at(lake)]) == 0
 
 
 def test_another_source_by_mistake_is_refused_and_forgotten(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     write_day(tmp_path / "wrong", "2031-01-01", files=1, rows=3)
     with pytest.raises(pqcache.SourceIncomplete):
-        pqcache.sync(cache, str(tmp_path / "wrong"))
+        pqcache.sync(str(tmp_path / "wrong"), cache)
     assert read_config(cache).source == str(lake)
     assert not pqcache.sync(cache).published
 
@@ -198,7 +198,7 @@ def test_a_local_listing_survives_what_it_does_not_need(tmp_path: Path) -> None:
     (lake / ".#notes").symlink_to("user@host.1234:1690000000")
     (lake / "dt=2026-11-01" / "_latest").symlink_to("gone")
     os.mkfifo(lake / "dt=2026-11-01" / ".pipe")
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     (lake / "dt=2026-11-02" / "part-00009.parquet").symlink_to("gone")
     with pytest.raises(pqcache.PqcacheError, match=r"part-00009\.parquet"):
         pqcache.sync(cache)
@@ -207,7 +207,7 @@ def test_a_local_listing_survives_what_it_does_not_need(tmp_path: Path) -> None:
 def test_a_file_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing during which something vanished is no listing: it is made again, or the file is named."""
     lake, cache = lake_of(tmp_path)
-    pqcache.sync(cache, str(lake))
+    pqcache.sync(str(lake), cache)
     real, done = LocalSource._identity, []
 
     def identity(self: LocalSource, path: str, status: os.stat_result) -> object:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import UsageError
-from pqcache.reader.order.mixture_schedule import Draws, draws_of_epoch, spread
+from pqcache.reader.order.mixture_schedule import MixSchedule, batches_per_epoch, interleave
 from pqcache.torch import Batch, Mix, ParquetDataset
 from tests.datasets import write_shop
 
@@ -55,9 +55,9 @@ def read(mix: Mix, workers: int = 0, epoch: int | None = None) -> list[tuple[int
 
 
 @st.composite
-def draws(draw: st.DrawFn) -> Draws:
+def draws(draw: st.DrawFn) -> MixSchedule:
     counts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=6))
-    return Draws(tuple(counts), draw(st.sampled_from([1, 2, 3, 4, 8, 24])), draw(st.integers(-1, 5)))
+    return MixSchedule(tuple(counts), draw(st.sampled_from([1, 2, 3, 4, 8, 24])), draw(st.integers(-1, 5)))
 
 
 def deviation(found: np.ndarray, counts: tuple[int, ...], every: int = 1) -> float:
@@ -70,80 +70,78 @@ def deviation(found: np.ndarray, counts: tuple[int, ...], every: int = 1) -> flo
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=8))
 def test_every_beginning_is_in_proportion(counts: list[int]) -> None:
-    found = spread(counts)
+    found = interleave(counts)
     assert np.bincount(found, minlength=len(counts)).tolist() == counts
     assert deviation(found, tuple(counts)) <= (0.5, 0.5, 1.0)[min(len(counts), 3) - 1] if len(counts) < 4 else 1.5
 
 
 @settings(deadline=None)
 @given(draws(), st.integers(0, 40))
-def test_rounds_are_turned_and_no_more(made: Draws, epoch: int) -> None:
-    found = made.sources(epoch)
+def test_rounds_are_turned_and_no_more(made: MixSchedule, epoch: int) -> None:
+    found = made.datasets(epoch)
     assert np.bincount(found, minlength=len(made.counts)).tolist() == list(made.counts)
     for first in range(0, made.total, made.lanes):
         part = slice(first, first + made.lanes)
-        assert sorted(found[part]) == sorted(made.line[part])
-    assert deviation(found, made.counts, made.lanes) <= deviation(made.line, made.counts)
+        assert sorted(found[part]) == sorted(made.interleaved[part])
+    assert deviation(found, made.counts, made.lanes) <= deviation(made.interleaved, made.counts)
     some = np.arange(made.total)[epoch % 3 :: 3]
-    assert made.sources(epoch, some).tolist() == found[some].tolist()
-    assert Draws(made.counts, made.lanes, made.seed).sources(epoch).tolist() == found.tolist()
+    assert made.datasets(epoch, some).tolist() == found[some].tolist()
+    assert MixSchedule(made.counts, made.lanes, made.seed).datasets(epoch).tolist() == found.tolist()
 
 
 def test_no_lane_gets_one_dataset_only() -> None:
     for lanes in (2, 3, 4, 8):
-        made = Draws((600, 600), lanes)
+        made = MixSchedule((600, 600), lanes)
         for lane in range(lanes):
-            of_lane = np.concatenate([made.sources(epoch)[lane::lanes] for epoch in range(3)])
+            of_lane = np.concatenate([made.datasets(epoch)[lane::lanes] for epoch in range(3)])
             assert 0.4 < np.mean(of_lane) < 0.6
 
 
 @settings(max_examples=60, deadline=None)
 @given(draws(), st.lists(st.integers(1, 90), min_size=6, max_size=6))
-def test_each_pass_is_shared_by_the_lanes_without_rest(made: Draws, sizes: list[int]) -> None:
+def test_each_pass_is_shared_by_the_lanes_without_rest(made: MixSchedule, sizes: list[int]) -> None:
     for source, count in enumerate(made.counts):
         size = sizes[source]
         seen: dict[tuple[int, int], list[int]] = {}
         batches: list[tuple[int, int]] = []
         for epoch in range(5):
             wanted = np.arange(made.total)
-            given_to = {}
             for part in made.passes(source, size, epoch, wanted):
-                assert part.shares.sum() == size
-                given_to[part.number] = part.shares
-                assert (wanted[part.at] % made.lanes == part.lanes).all()
+                assert part.lane_sizes.sum() == size
+                assert (wanted[part.positions] % made.lanes == part.lanes).all()
                 batches += [(part.number, b) for b in part.batches.tolist()]
-                for lane, turn in zip(part.lanes.tolist(), part.turns.tolist(), strict=True):
+                for lane, turn in zip(part.lanes.tolist(), part.lane_batches.tolist(), strict=True):
                     turns = seen.setdefault((part.number, lane), [])
                     assert turn == len(turns), "a lane reads on, without a gap"
-                    assert turn < part.shares[lane]
+                    assert turn < part.lane_sizes[lane]
                     turns.append(turn)
         assert sorted(batches) == [divmod(j, size) for j in range(5 * count)]
 
 
 def test_how_long_an_epoch_is() -> None:
     sizes = {"a": 100, "b": 30}
-    assert draws_of_epoch(sizes, None) == (100, 30)
-    assert draws_of_epoch(sizes, None, "all_exhausted") == (100, 30)
-    assert draws_of_epoch(sizes, {"a": 1, "b": 1}) == (30, 30)
-    assert draws_of_epoch(sizes, {"a": 1, "b": 1}, "all_exhausted") == (100, 100)
-    assert draws_of_epoch(sizes, {"b": 0.3, "a": 0.7}) == (70, 30)
-    assert draws_of_epoch(sizes, {"a": 2, "b": 1}, 100) == (67, 33)
-    assert draws_of_epoch(sizes, {"a": 0.1, "b": 0.2}, 3) == (1, 2)
+    assert batches_per_epoch(sizes, None) == (100, 30)
+    assert batches_per_epoch(sizes, None, "all_exhausted") == (100, 30)
+    assert batches_per_epoch(sizes, {"a": 1, "b": 1}) == (30, 30)
+    assert batches_per_epoch(sizes, {"a": 1, "b": 1}, "all_exhausted") == (100, 100)
+    assert batches_per_epoch(sizes, {"b": 0.3, "a": 0.7}) == (70, 30)
+    assert batches_per_epoch(sizes, {"a": 2, "b": 1}, 100) == (67, 33)
+    assert batches_per_epoch(sizes, {"a": 0.1, "b": 0.2}, 3) == (1, 2)
     for wrong, weights, length in (
         (r"weights=\{'a': 1\}: give a number for each of 'a', 'b'", {"a": 1}, 10),
         (r"weights\['b'\]=0", {"a": 1, "b": 0}, 10),
         (r"weights\['b'\]=nan", {"a": 1, "b": float("nan")}, 10),
         (r"weights\['b'\]='1'", {"a": 1, "b": "1"}, 10),
         ("an epoch would have more than", {"a": 1e300, "b": 1}, "all_exhausted"),
-        ("give 'b' none of the epoch's 10 batches", {"a": 100, "b": 1}, 10),
+        ("'b' has none of the epoch's 10 batches", {"a": 100, "b": 1}, 10),
         ("epoch_length=0", None, 0),
         ("epoch_length='shortest'", None, "shortest"),
         ("epoch_length=True", None, True),
     ):
         with pytest.raises(UsageError, match=wrong):
-            draws_of_epoch(sizes, weights, length)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="'b' has no batches"):
-        draws_of_epoch({"a": 1, "b": 0}, None)
+            batches_per_epoch(sizes, weights, length)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'b': has no batches"):
+        batches_per_epoch({"a": 1, "b": 0}, None)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -174,11 +172,11 @@ def test_passes_are_exact_over_epochs(root: Path, epoch_length: str | int) -> No
         for _, source, ids in found:
             rows[source] += ids
     for name, ids in rows.items():
-        whole, more = divmod(len(ids), ROWS[name])
+        passes, more = divmod(len(ids), ROWS[name])
         times = Counter(ids)
         assert set(times) <= set(range(BASE[name], BASE[name] + ROWS[name]))
-        assert set(times.values()) <= {whole, whole + 1}
-        assert sum(count == whole + 1 for count in times.values()) == more
+        assert set(times.values()) <= {passes, passes + 1}
+        assert sum(count == passes + 1 for count in times.values()) == more
     if epoch_length == "all_exhausted":
         assert mix.counts == {"web": 63, "books": 42, "code": 21}
         assert Counter(Counter(rows["web"]).values()) == {6: 2000}
@@ -202,7 +200,7 @@ def test_the_same_batches_in_every_topology(root: Path, shuffle: bool) -> None:
         assert len(read(dropped, 0)) == len(dropped) == 41 // replicas
 
 
-def test_small_datasets_go_round_many_times(root: Path, tmp_path: Path) -> None:
+def test_small_datasets_are_read_many_times(root: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1, 2, 3]}), tmp_path / "tiny.parquet")
     tiny = ParquetDataset(tmp_path, batch_size=2)
     mix = Mix({"web": ParquetDataset(root / "web", batch_size=100), "tiny": tiny}, {"web": 1, "tiny": 2}, lanes=4)
@@ -237,7 +235,7 @@ def test_resume_at_every_batch_in_any_topology(root: Path) -> None:
         else:
             assert again.epoch == 4
             assert read(again) == read(mix, 0, 4)
-        for replicas, workers in ((1, 2), (1, 4), (2, 2), (4, 0)) if batch.index % 6 == 3 else ():
+        for replicas, workers in ((1, 2), (1, 4), (2, 2), (4, 0)) if batch.index % 9 == 3 else ():
             rest: dict[int, Any] = {}
             lengths = set()
             for rank in range(replicas):
@@ -251,7 +249,7 @@ def test_resume_at_every_batch_in_any_topology(root: Path) -> None:
         mix.set_epoch(3)
 
 
-def test_resumed_epochs_are_followed_by_whole_ones(root: Path) -> None:
+def test_resumed_epochs_are_followed_by_complete_ones(root: Path) -> None:
     for workers, persistent in ((0, False), (2, True)):
         mix = make(root, lanes=2, epoch_length=20)
         loader = DataLoader(mix, batch_size=None, num_workers=workers, persistent_workers=persistent)
@@ -276,14 +274,14 @@ def test_stateful_dataloader(root: Path) -> None:
         return stateful(make(root, epoch_length=30, lanes=4), batch_size=None, num_workers=workers)
 
     for workers in (0, 2):
-        whole = [batch["id"].tolist() for batch in loader(workers)]
-        for stop in (0, 1, 7, 26):
+        complete = [batch["id"].tolist() for batch in loader(workers)]
+        for stop in (0, 1, 7, 26) if workers == 0 else (1, 26):
             first = loader(workers)
             for _ in zip(range(stop), first, strict=False):
                 pass
             second = loader(workers)
             second.load_state_dict(first.state_dict())
-            assert [batch["id"].tolist() for batch in second] == whole[stop:], (workers, stop)
+            assert [batch["id"].tolist() for batch in second] == complete[stop:], (workers, stop)
 
 
 def test_a_state_of_something_else_is_refused(root: Path) -> None:
@@ -293,21 +291,21 @@ def test_a_state_of_something_else_is_refused(root: Path) -> None:
         ("counts", {}, {"epoch_length": 20}),
         ("lanes=4, this mix has lanes=2|lanes=2", {}, {"lanes": 2}),
         ("lanes=4, which 3 ranks cannot share", {}, {"num_replicas": 3, "rank": 0}),
-        ("dataset 'web': the state was taken with seed=0", {"seed": 1}, {}),
-        ("dataset 'web': the state was taken with shuffle=True", {"shuffle": False}, {}),
-        ("dataset 'web': the state was taken with columns", {"columns": ["id"]}, {}),
+        ("dataset 'web': state: it was taken with seed=0", {"seed": 1}, {}),
+        ("dataset 'web': state: it was taken with shuffle=True", {"shuffle": False}, {}),
+        ("dataset 'web': state: it was taken with columns", {"columns": ["id"]}, {}),
     ):
         with pytest.raises(UsageError, match=message):
             make(root, how, **options).load_state_dict(state)
     some = Mix({"web": ParquetDataset(root / "web", batch_size=32)})
-    with pytest.raises(UsageError, match="of a mix of web, books, code, this one is of web"):
+    with pytest.raises(UsageError, match="state: it is of a mix of web, books, code, this one is of web"):
         some.load_state_dict(state)
     for wrong in ({}, {"format": 9}, {"format": 1}, {**state, "datasets": [1]}, {**state, "datasets": {"web": 1}}):
         with pytest.raises(UsageError, match="state"):
             make(root).load_state_dict(wrong)
-    with pytest.raises(UsageError, match="not a state of Mix"):
+    with pytest.raises(UsageError, match="state: it is not a state of Mix"):
         some.load_state_dict(some.datasets["web"].state_dict())
-    with pytest.raises(UsageError, match="not a state of ParquetDataset"):
+    with pytest.raises(UsageError, match="state: it is not a state of ParquetDataset"):
         some.datasets["web"].load_state_dict(state)
 
 
@@ -318,23 +316,23 @@ def test_options_that_make_no_sense(root: Path) -> None:
         ("at least one by name", [web]),
         ("'w' is no ParquetDataset", {"w": root}),
         ("two names", {"a": web, "b": web}),
-        ("'w': a mix draws whole batches", {"w": ParquetDataset(root / "web", batch_size=None)}),
-        ("'w': give lanes, num_replicas and rank to the mix", {"w": ParquetDataset(root / "web", lanes=4)}),
-        ("'w': give lanes, num_replicas", {"w": ParquetDataset(root / "web", num_replicas=2, rank=0)}),
+        ("'w': batch_size=None: a mix draws complete batches", {"w": ParquetDataset(root / "web", batch_size=None)}),
+        ("'w': lanes, num_replicas and rank: give them to the mix", {"w": ParquetDataset(root / "web", lanes=4)}),
+        ("'w': lanes, num_replicas", {"w": ParquetDataset(root / "web", num_replicas=2, rank=0)}),
     ):
         with pytest.raises(UsageError, match=message):
             Mix(datasets)  # type: ignore[arg-type]
     for message, options in (
         ("lanes=0", {"lanes": 0}),
         ("seed='a': give a whole number", {"seed": "a"}),
-        ("both num_replicas and rank", {"rank": 1}),
+        ("num_replicas and rank: give both", {"rank": 1}),
         ("lanes=3", {"lanes": 3, "num_replicas": 2, "rank": 0}),
         ("epoch_length='x'", {"epoch_length": "x"}),
     ):
         with pytest.raises(UsageError, match=message):
             Mix({"w": web}, **options)
     batches = iter(DataLoader(Mix({"w": web}, lanes=4), batch_size=None, num_workers=3))
-    with pytest.raises(UsageError, match="lanes=4 cannot be shared by 1 ranks x 3 workers"):
+    with pytest.raises(UsageError, match="lanes=4: cannot be shared by 1 ranks x 3 workers"):
         list(batches)
     batches._shutdown_workers()  # type: ignore[attr-defined]
 
@@ -356,8 +354,7 @@ def test_transforms_are_the_datasets_and_seeded(root: Path) -> None:
     assert len(set(kinds)) == len(kinds), "passes of a dataset have other seeds"
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_spawned_workers(root: Path, tmp_path: Path, context: str) -> None:
+def test_workers_that_unpickle_it(root: Path, tmp_path: Path) -> None:
     pqcache.sync(str(write_shop(tmp_path / "source", days=1, files=2, rows=100)), tmp_path / "cache")
 
     def mix() -> Mix:
@@ -366,5 +363,5 @@ def test_spawned_workers(root: Path, tmp_path: Path, context: str) -> None:
 
     expected = [batch["id"].tolist() for batch in mix()]
     made = mix()
-    loader = DataLoader(made, batch_size=None, num_workers=2, multiprocessing_context=context)
+    loader = DataLoader(made, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
     assert [batch["id"].tolist() for batch in loader] == expected

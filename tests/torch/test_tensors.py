@@ -1,10 +1,14 @@
-"""Arrow columns as tensors, Ragged, and batches that travel."""
+"""Arrow columns as tensors and Ragged, and batches on their way from a worker to the trainer."""
 
 from __future__ import annotations
 
 import copy
 import decimal
+import errno
+import logging
+import os
 import pickle
+from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_convert
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.torch import Batch, ParquetDataset, Ragged
-from pqcache.torch.batch import Place, _At, _rebuild, _runs
+from pqcache.torch.batch import Position
 from pqcache.torch.shared_memory import SharedPool, worker_pool
 
 
@@ -193,7 +197,7 @@ def test_a_list_is_dense_for_all_batches_or_none(tmp_path: Path) -> None:
 
 def test_nulls_raise_by_name(tmp_path: Path) -> None:
     for array in (pa.array([1, None]), pa.array(["a", None]), pa.array([[1], None]), pa.array([[1], [None]])):
-        with pytest.raises(ParquetError, match=r"column 'bad' holds nulls.*nulls='mask'"):
+        with pytest.raises(ParquetError, match=r"column 'bad': it holds nulls.*nulls='mask'"):
             batch_of(tmp_path, None, ok=pa.array([1, 2]), bad=array)
 
 
@@ -249,7 +253,7 @@ def test_nulls_filled(tmp_path: Path) -> None:
     assert batch["x"].tolist() == [1, -1, 3]
     assert batch["s"].to_list() == ["a", "none", "c"]
     assert batch["l"].to_list() == [[1, 7], [], [2]]
-    with pytest.raises(UsageError, match="nulls names 'y'"):
+    with pytest.raises(UsageError, match="nulls: 'y' is not among"):
         batch_of(tmp_path, {"nulls": {"y": 1}}, x=pa.array([1]))
     with pytest.raises(UsageError, match="choose 'error', 'mask'"):
         batch_of(tmp_path, {"nulls": "drop"}, x=pa.array([1]))
@@ -258,9 +262,9 @@ def test_nulls_filled(tmp_path: Path) -> None:
 
 
 def test_what_has_no_tensor_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="column 'nothing' has no type"):
+    with pytest.raises(UsageError, match="column 'nothing': it has no type"):
         batch_of(tmp_path, None, x=pa.array([1]), nothing=pa.nulls(1))
-    with pytest.raises(UsageError, match=r"column 'nothing\.inner' has no type"):
+    with pytest.raises(UsageError, match=r"column 'nothing\.inner': it has no type"):
         batch_of(tmp_path, None, nothing=pa.array([{"inner": None, "x": 1}]))
 
 
@@ -281,22 +285,68 @@ def make_batch() -> Batch:
     columns |= {f"apart{i}": row for i, row in enumerate(torch.arange(30)[:20].reshape(5, 4)[[0, 2, 3]])}
     columns |= {f"back{i}": row for i, row in reversed(list(enumerate(torch.arange(6.0).reshape(3, 2))))}
     columns |= {"twice": columns["x"], "again": columns["x"]}
-    return Batch(columns, Place(epoch=3, index=17, lanes=4, window=16))
+    return Batch(columns, Position(epoch=3, index=17, lanes=4, window=16))
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 4]), st.integers(0, 3)), max_size=8))
-def test_tensors_anywhere_in_one_buffer_arrive(places: list[tuple[int, int, int]]) -> None:
-    whole = torch.arange(256, dtype=torch.uint8)
+Places = list[tuple[int, int, int]]
+
+
+def views_of(memory: torch.Tensor, places: Places) -> Batch:
+    """Return a batch of tensors that begin, with so many rows of a dtype, at some items of the same memory."""
     dtypes = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-    batch = Batch({str(i): whole[at * w :][: rows * w].view(dtypes[w]) for i, (at, w, rows) in enumerate(places)})
-    laid: dict[str, Any] = {
-        name: _At(-1, t.dtype, tuple(t.shape), t.data_ptr() - whole.data_ptr(), t.numel() * t.element_size())
-        for name, t in batch.items()
-    }
-    runs = _runs(laid)
-    found = _rebuild(laid, runs, [], bytearray(whole.numpy()), batch.place)
-    assert list(found) == list(batch)
-    assert same(dict(found), dict(batch))
+    return Batch(
+        {str(i): memory[at * width :][: rows * width].view(dtypes[width]) for i, (at, width, rows) in enumerate(places)}
+    )
+
+
+def _send_views(asked: Any, sent: Any) -> None:
+    """Answer each (places, shared) with a batch of such views: of shared memory, or of this process's own."""
+    torch.set_num_threads(1)
+    pool = worker_pool()
+    for places, shared in iter(asked.get, None):
+        memory = torch.from_numpy(pool.lend(256)) if shared else torch.empty(256, dtype=torch.uint8)
+        memory[:] = torch.arange(256)
+        sent.put(views_of(memory, places))
+
+
+@pytest.fixture(scope="module")
+def sender() -> Iterator[tuple[Any, Any]]:
+    """The two queues of a process that sends batches as a worker does."""
+    context = torch.multiprocessing.get_context("fork")
+    asked, sent = context.Queue(), context.Queue()
+    process = context.Process(target=_send_views, args=(asked, sent))
+    process.start()
+    yield asked, sent
+    asked.put(None)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    places=st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 2, 4]), st.integers(0, 3)), max_size=8),
+    shared=st.booleans(),
+)
+def test_tensors_anywhere_in_one_memory_arrive(sender: tuple[Any, Any], places: Places, shared: bool) -> None:
+    asked, sent = sender
+    asked.put((places, shared))
+    batch = sent.get(timeout=60)
+    expected = dict(views_of(torch.arange(256).to(torch.uint8), places))
+    assert list(batch) == list(expected)
+    assert same(dict(batch), expected)
+
+
+def test_received_columns_do_not_share_memory(sender: tuple[Any, Any]) -> None:
+    asked, sent = sender
+    side_by_side = [(8 * i, 4, 8) for i in range(7)]
+    for shared in (True, False):
+        asked.put((side_by_side, shared))
+        batch = sent.get(timeout=60)
+        expected = {name: column.clone() for name, column in batch.items()}
+        for name in batch:
+            batch[name].mul_(2)
+            expected[name].mul_(2)
+            assert same(dict(batch), expected), name
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -321,7 +371,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("big", [True, False])
-def test_a_batch_travels_whole(big: bool) -> None:
+def test_a_batch_is_received_as_it_was_sent(big: bool) -> None:
     context = torch.multiprocessing.get_context("fork")
     there, back = context.Queue(), context.Queue()
     process = context.Process(target=_send, args=(there, back, big))
@@ -333,7 +383,7 @@ def test_a_batch_travels_whole(big: bool) -> None:
     assert isinstance(batch, Batch)
     assert (batch.index, batch.epoch) == (17, 3)
     assert same(dict(batch), dict(expected))
-    batch["x"] += 1  # it is the receiver's own
+    batch["x"] += 1  # the sender's is another
     assert batch["x"][0] == 1
     back.put("done")
     process.join(60)
@@ -354,20 +404,19 @@ def _send_many(there: Any, back: Any) -> None:
     torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP does not survive a fork
     pool = worker_pool()
     for number in range(40):
-        block = pool.lend(400_000)
-        whole = torch.from_numpy(block)
-        whole[:] = number
-        batch = Batch({"a": whole[:200_000].view(torch.int32), "b": whole[200_000:], "c": torch.full((3,), number)})
-        del block, whole
+        memory = torch.from_numpy(pool.lend(400_000))
+        memory[:] = number
+        batch = Batch({"a": memory[:200_000].view(torch.int32), "b": memory[200_000:], "c": torch.full((3,), number)})
+        del memory
         there.put(batch)
         del batch
         if number % 4 == 3:
             back.get()
-    there.put(len(pool._slots) if isinstance(pool, SharedPool) else 0)
+    there.put(Path("/proc/self/maps").read_text().count("pqcache-batch"))
     back.get()
 
 
-def test_shared_memory_goes_round_but_never_under_a_batch() -> None:
+def test_shared_memory_is_reused_but_never_under_a_batch() -> None:
     context = torch.multiprocessing.get_context("fork")
     there, back = context.Queue(), context.Queue()
     process = context.Process(target=_send_many, args=(there, back))
@@ -383,28 +432,29 @@ def test_shared_memory_goes_round_but_never_under_a_batch() -> None:
         del batch
         if number % 4 == 3:
             back.put("go on")
-    slots = there.get(timeout=60)
+    files = there.get(timeout=60)
     back.put("done")
     process.join(60)
     assert process.exitcode == 0
-    for number, part in kept:
-        assert bool((part == number).all()), "a part of a batch keeps its memory"
-    assert slots <= 12, "40 batches went through a few slots"
+    for number, column in kept:
+        assert bool((column == number).all()), "a column that is kept keeps its memory"
+    if hasattr(os, "memfd_create"):
+        assert 0 < files <= 12, "40 batches were made in a few files of shared memory"
 
 
-def test_slots_of_twice_the_size_will_do() -> None:
+def test_free_shared_memory_of_up_to_twice_the_size_is_reused() -> None:
     pool = SharedPool()
     block = pool.lend(300_000)
-    at = block.ctypes.data
+    address = block.ctypes.data
     del block
     smaller = pool.lend(250_000)
-    assert smaller.ctypes.data == at
-    assert pool.lend(250_000).ctypes.data != at
+    assert smaller.ctypes.data == address
+    assert pool.lend(250_000).ctypes.data != address, "it is in use"
     del smaller
-    assert pool.lend(100_000).ctypes.data != at, "much too large for this"
+    assert pool.lend(100_000).ctypes.data != address, "much too large for this"
 
 
-def test_long_rows_travel(tmp_path: Path) -> None:
+def test_long_rows_are_received_as_they_were_sent(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [None if i % 50 == 3 else rng.bytes(int(rng.integers(0, 16_000))) for i in range(2000)]
     pq.write_table(pa.table({"id": range(2000), "image": rows}), tmp_path / "t.parquet", row_group_size=500)
@@ -414,14 +464,41 @@ def test_long_rows_travel(tmp_path: Path) -> None:
         assert batch["image"].to_list() == wanted
 
 
-def test_without_shared_memory_batches_still_travel(shop_of_many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pqcache.torch.shared_memory._SLOTS_AT_MOST", 2)
+@pytest.mark.parametrize("available", [2, 0, None])
+def test_without_shared_memory_batches_are_pickled(
+    shop_of_many: Path, monkeypatch: pytest.MonkeyPatch, available: int | None
+) -> None:
+    """The system has no more of it after a few files, or none at all (None: it does not know such files)."""
+    if available is None:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    else:
+        files = iter([os.memfd_create] * available)
+
+        def create(*args: Any) -> int:
+            if (memfd_create := next(files, None)) is None:
+                raise OSError(errno.EMFILE, "too many open files")
+            return memfd_create(*args)
+
+        monkeypatch.setattr(os, "memfd_create", create)
     batches = list(DataLoader(ParquetDataset(shop_of_many, batch_size=5000), batch_size=None, num_workers=2))
     assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(100_000))
-    monkeypatch.setattr("pqcache.torch.shared_memory.Slot", None)  # as where there is no memfd_create
-    monkeypatch.setattr("pqcache.torch.shared_memory._SLOTS_AT_MOST", 0)
-    batches = list(DataLoader(ParquetDataset(shop_of_many, batch_size=5000), batch_size=None, num_workers=2))
-    assert sorted(i for b in batches for i in b["id"].tolist()) == list(range(100_000))
+
+
+def test_pickled_batches_are_logged(
+    shop_of_many: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    logger, file = logging.getLogger("pqcache.torch"), tmp_path / "log"
+    handler = logging.FileHandler(file)  # in the worker
+    logger.addHandler(handler)
+    caplog.set_level(logging.DEBUG, "pqcache.torch")
+    try:
+        ds = ParquetDataset(shop_of_many, columns=["id"], batch_size=5000)
+        assert len(list(DataLoader(ds, batch_size=None, num_workers=1))) == 20
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    assert "this system has no memfd_create" in file.read_text()
 
 
 @pytest.fixture
@@ -432,7 +509,7 @@ def shop_of_many(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_kept_batches_stay_as_they_were(shop_of_many: Path) -> None:
+def test_kept_batches_do_not_change(shop_of_many: Path) -> None:
     for workers in (0, 2):
         ds = ParquetDataset(shop_of_many, batch_size=1000)
         batches = list(DataLoader(ds, batch_size=None, num_workers=workers))

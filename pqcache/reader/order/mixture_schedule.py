@@ -1,15 +1,15 @@
 """Which dataset each batch of a mix comes from: a pure function of a few numbers; numpy only, no reading.
 
-In an epoch of a mix each dataset gives a fixed number of batches. They are spread over the epoch as evenly as
-possible (``spread``), which needs no randomness and no memory of what was drawn: a tree of two-way splits, of which
-each rounds exactly. Two datasets are never more than half a batch away from their shares.
+In an epoch of a mix each dataset gives a fixed number of batches. They are interleaved as evenly as possible
+(``interleave``), which needs no randomness and no memory of the batches before: a tree of two-way splits, each of
+which rounds exactly. With two datasets, neither is ever more than half a batch away from its share.
 
-A mix has lanes as a dataset has: batch i belongs to lane ``i % lanes``, and what a lane draws from a dataset comes from
-that dataset's lane of the same number. So that no lane (and no rank, as these own lanes) gets always the same dataset,
-each round of ``lanes`` batches is turned by a number of its own. That moves a batch within its round only.
+A mix has lanes as a dataset has: batch i belongs to lane ``i % lanes``, and what a lane reads of a dataset comes from
+that dataset's lane of the same number. So that no lane (and no rank, as ranks own lanes) always gets the same dataset,
+each round of ``lanes`` batches is rotated by a number of its own. That moves a batch within its round only.
 
-A dataset is read pass after pass, without an end: the epoch's first draw from it goes on where the epoch before
-stopped. A pass is shared among the lanes as they draw, so each of its batches comes exactly once.
+A dataset is read pass after pass, without an end: an epoch's first batch of it follows the last one of the epoch
+before. A pass is divided among the lanes as they read, so each of its batches comes exactly once.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from pqcache.errors import UsageError
 from pqcache.reader.order.order import Ints, stream
 
 _MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
-_TURN = 3  # what a random stream is for, after those of the order
+_ROTATION = 3  # what a random stream is for, after those of the order
 
 
-def draws_of_epoch(
+def batches_per_epoch(
     sizes: Mapping[str, int], weights: Mapping[str, float] | None, length: str | int = "first_exhausted"
 ) -> tuple[int, ...]:
-    """Return how many batches each dataset gives in an epoch of the mix.
+    """Return how many batches each dataset gives to an epoch of the mix.
 
     ``sizes`` are batches of one pass; ``weights`` of None are the sizes. ``length`` is "first_exhausted" (the
     epoch ends when one dataset has been read once, and no other more often), "all_exhausted" (when each has been read
-    at least once), or a number of batches. What makes no sense raises UsageError.
+    at least once), or a number of batches. Options that make no sense raise UsageError.
     """
     for name, size in sizes.items():
         if not size:
-            raise UsageError("", f"dataset {name!r} has no batches", "leave it out of the mix, or look at its filters")
+            raise UsageError(f"dataset {name!r}", "has no batches", "leave it out of the mix, or look at its filters")
     shares = _shares(sizes, weights)
     per_share = {name: sizes[name] / shares[name] for name in sizes}
     if length == "first_exhausted":
@@ -58,15 +58,15 @@ def draws_of_epoch(
     counts = _rounded(wanted, length) if isinstance(length, int) else [math.floor(w + Fraction(1, 2)) for w in wanted]
     if sum(counts) > _MOST_BATCHES:
         raise UsageError(
-            "",
+            "epoch_length",
             f"an epoch would have more than {_MOST_BATCHES:,} batches",
             "give weights that differ less, or a smaller epoch_length",
         )
     for name, count in zip(sizes, counts, strict=True):
         if not count:
             raise UsageError(
-                "",
-                f"weights give {name!r} none of the epoch's {sum(counts)} batches",
+                "weights",
+                f"{name!r} has none of the epoch's {sum(counts)} batches",
                 "give it a larger weight, the mix a larger epoch_length, or leave it out",
             )
     return tuple(counts)
@@ -87,7 +87,7 @@ def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> di
 
 
 def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
-    """Return whole numbers of the same sum, rounding up those with the largest rest."""
+    """Return integers of sum ``total``, rounding up those with the largest remainder."""
     counts = [math.floor(value) for value in wanted]
     order = sorted(range(len(counts)), key=lambda i: counts[i] - wanted[i])
     for i in order[: total - sum(counts)]:
@@ -95,10 +95,10 @@ def _rounded(wanted: Sequence[Fraction], total: int) -> list[int]:
     return counts
 
 
-def spread(counts: Sequence[int]) -> Ints:
+def interleave(counts: Sequence[int]) -> Ints:
     """Return each ``k`` ``counts[k]`` times, so that every beginning holds them in proportion.
 
-    The two rarest are merged first, and what comes of it with the next: so rounding, at each merge, hardly adds up.
+    The two rarest are merged first, and the result with the next, so that the rounding of each merge hardly adds up.
     """
     merged: list[tuple[int, int, Any]] = [(count, k, None) for k, count in enumerate(counts)]
     heapq.heapify(merged)
@@ -119,25 +119,27 @@ def spread(counts: Sequence[int]) -> Ints:
     return found
 
 
-class Pass(NamedTuple):
+class DatasetPass(NamedTuple):
     """What a part of an epoch reads of one pass over a dataset.
 
-    ``at`` are positions among the indices asked for, ``batches`` numbers in the pass, each the ``turns``-th of its
-    ``lanes``. ``shares`` are the batches of each lane in the whole pass, and ``last`` is the lane of the last one.
+    ``positions``      where its batches are among the indices asked for
+    ``batches``        their numbers in the pass, ``lanes`` their lanes, and ``lane_batches`` their numbers in these
+    ``lane_sizes``     the batches of each lane in the complete pass
+    ``last_lane``      the lane of the pass's last batch
     """
 
     number: int
-    at: Ints
+    positions: Ints
     batches: Ints
     lanes: Ints
-    turns: Ints
-    shares: Ints
-    last: int
+    lane_batches: Ints
+    lane_sizes: Ints
+    last_lane: int
 
 
 @dataclass(frozen=True)
-class Draws:
-    """The draws of a mix: ``counts`` batches of each dataset in an epoch, over ``lanes`` lanes."""
+class MixSchedule:
+    """Which dataset gives which batch: ``counts`` batches of each dataset in an epoch, over ``lanes`` lanes."""
 
     counts: tuple[int, ...]
     lanes: int = 1
@@ -149,50 +151,63 @@ class Draws:
         return sum(self.counts)
 
     @cached_property
-    def line(self) -> Ints:
-        """The datasets in the order they are drawn before rounds are turned."""
-        return spread(self.counts)
+    def interleaved(self) -> Ints:
+        """The dataset of each batch before rounds are rotated."""
+        return interleave(self.counts)
 
     @cached_property
-    def _turns(self) -> Ints:
-        raw = stream(self.seed, 0, _TURN, 0, 0).random_raw(-(-self.total // self.lanes))
+    def _rotations(self) -> Ints:
+        raw = stream(self.seed, 0, _ROTATION, 0, 0).random_raw(-(-self.total // self.lanes))
         return np.asarray(raw % np.uint64(self.lanes), np.int64)
 
-    def _turned(self, places: Ints, epochs: Ints | int, back: int) -> Ints:
-        """Move places within their rounds; with an epoch the turn moves on, so that lanes get alike in the long run."""
-        rounds = places // self.lanes
+    def _rotated(self, positions: Ints, epochs: Ints | int, direction: int) -> Ints:
+        """Rotate positions within their rounds, by one more in each epoch, so that over epochs lanes get the same."""
+        rounds = positions // self.lanes
         sizes = np.minimum(self.lanes, self.total - rounds * self.lanes)
-        turns = (self._turns[rounds] + epochs) % sizes
+        rotations = (self._rotations[rounds] + epochs) % sizes
         first = rounds * self.lanes
-        return np.asarray(first + (places - first + back * turns) % sizes, np.int64)
+        return np.asarray(first + (positions - first + direction * rotations) % sizes, np.int64)
 
-    def sources(self, epoch: int, indices: Ints | None = None) -> Ints:
-        """Return which dataset each batch of an epoch comes from; None for all of them."""
+    def datasets(self, epoch: int, indices: Ints | None = None) -> Ints:
+        """Return which dataset batches ``indices`` (None: all) of an epoch come from."""
         wanted = np.arange(self.total) if indices is None else indices
-        return np.asarray(self.line[self._turned(wanted, epoch, 1)], np.int64)
+        return np.asarray(self.interleaved[self._rotated(wanted, epoch, 1)], np.int64)
 
-    def passes(self, source: int, size: int, epoch: int, indices: Ints) -> list[Pass]:
+    def passes(self, dataset: int, size: int, epoch: int, indices: Ints) -> list[DatasetPass]:
         """Return what batches ``indices`` of an epoch read of one dataset, whose passes have ``size`` batches."""
-        count = self.counts[source]
-        places = np.flatnonzero(self.line == source)
-        line = self._turned(indices, epoch, 1)
-        at = np.flatnonzero(self.line[line] == source)
-        draws = epoch * count + np.searchsorted(places, line[at])
-        passes = draws // size
+        slots = np.flatnonzero(self.interleaved == dataset)
+        rotated = self._rotated(indices, epoch, 1)
+        positions = np.flatnonzero(self.interleaved[rotated] == dataset)
+        batches = epoch * self.counts[dataset] + np.searchsorted(slots, rotated[positions])  # counted over all passes
+        passes = batches // size
         order = np.argsort(passes, kind="stable")
         numbers, firsts = np.unique(passes[order], return_index=True)
         found = []
         for number, some in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):  # none splits into one
-            found.append(self._pass(source, places, number, size, at[some], draws[some] - number * size))
+            lanes, lane_batches = self._lanes_of_pass(dataset, slots, number, size)
+            in_pass = batches[some] - number * size
+            found.append(
+                DatasetPass(
+                    number=number,
+                    positions=positions[some],
+                    batches=in_pass,
+                    lanes=lanes[in_pass],
+                    lane_batches=lane_batches[in_pass],
+                    lane_sizes=np.bincount(lanes, minlength=self.lanes),
+                    last_lane=int(lanes[-1]),
+                )
+            )
         return found
 
-    def _pass(self, source: int, places: Ints, number: int, size: int, at: Ints, batches: Ints) -> Pass:
-        """Return where ``batches`` of a pass are; ``places`` are the dataset's in the line."""
-        draws = np.arange(number * size, (number + 1) * size)
-        epochs, nth = np.divmod(draws, self.counts[source])
-        lanes = self._turned(places[nth], epochs, -1) % self.lanes
-        shares = np.bincount(lanes, minlength=self.lanes)
+    def _lanes_of_pass(self, dataset: int, slots: Ints, number: int, size: int) -> tuple[Ints, Ints]:
+        """Return the lane of each batch of a pass, and its number in the lane.
+
+        ``slots`` are where the dataset's batches are among those of an epoch.
+        """
+        epochs, nth = np.divmod(np.arange(number * size, (number + 1) * size), self.counts[dataset])
+        lanes = self._rotated(slots[nth], epochs, -1) % self.lanes
+        lane_sizes = np.bincount(lanes, minlength=self.lanes)
         order = np.argsort(lanes, kind="stable")
-        turns = np.empty(size, np.int64)
-        turns[order] = np.arange(size) - np.repeat(np.cumsum(shares) - shares, shares)
-        return Pass(number, at, batches, lanes[batches], turns[batches], shares, int(lanes[-1]))
+        lane_batches = np.empty(size, np.int64)
+        lane_batches[order] = np.arange(size) - np.repeat(np.cumsum(lane_sizes) - lane_sizes, lane_sizes)
+        return lanes, lane_batches

@@ -2,26 +2,25 @@
 
 A shuffled epoch is made in four steps (docs/design.md, "The order"):
 
-1. The row groups are permuted by Philox(seed, epoch) into a line of N rows.
-2. The line is shared by rows among C lanes: N // B full batches, as evenly as they go, and the short last
-   batch behind them. A share may begin or end inside a row group.
-3. Inside a lane each row group's rows are dealt at random into equal hands, one for each of the blocks that
-   hold it. A block takes one hand from each of up to ``window`` row groups and permutes the rows.
+1. The row groups are permuted by Philox(seed, epoch), which puts their N rows in line.
+2. The line is divided among C lanes: N // B full batches, as evenly as possible, and the short last batch after
+   them. A lane's part is a list of spans of rows; the first and the last one may begin or end inside a row group.
+3. Inside a lane each span's rows are scattered at random into equal buckets, one for each of the blocks that
+   mix it. A block gathers one bucket of each of up to ``window`` spans and permutes the rows.
 4. Global batch i is lane ``i % C``'s batch ``i // C``.
 
-Which blocks hold a row group is a staircase: a new one arrives with every step and stays for ``window``
-steps, except that the first step begins, and the last one ends, with ``window // 2 + 1`` of them. So a step's
-rows are about a row group, never more row groups are held than ``window``, about half of their rows are still
-there, and no batch of an epoch is mixed from fewer than half a window (given that many). Where row groups are
-large beside a batch, a step is split into several blocks, so that a block stays in the processor's cache.
+Which blocks mix a span is a staircase: each step adds a new span, which is mixed for ``window`` steps, except that
+the first step begins, and the last one ends, with ``window // 2 + 1`` of them. So a step's rows are about a row
+group, never more row groups are in memory than ``window``, about half of their rows are still needed, and no batch
+of an epoch is mixed from fewer than half a window (if there are that many row groups). Where row groups are large
+beside a batch, a step is split into several blocks, so that a block fits into the processor's cache.
 
-All randomness is raw Philox output, sorted: numpy keeps that stream the same for ever, which it does not
+All randomness is raw Philox output, sorted: numpy keeps that stream the same in all its versions, which it does not
 promise for ``Generator.permutation``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,27 +34,7 @@ Ints = npt.NDArray[np.int64]
 _WORD = (1 << 64) - 1
 _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
 _BATCHES = 8  # of a block, at least
-
-
-def check_numbers(**numbers: int | None) -> None:
-    """Raise UsageError, by name, for a number that is neither None nor a whole one of at least 1."""
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise UsageError(f"{name}={value!r}", "give a whole number of at least 1")
-
-
-def check_seed(seed: int) -> None:
-    """Raise UsageError for a seed that is no whole number."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UsageError(f"seed={seed!r}", "give a whole number")
-
-
-def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
-    """Raise UsageError where a rank is not one of ``num_replicas``, or these cannot share the lanes."""
-    if not 0 <= rank < num_replicas:
-        raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas!r} it must be from 0 to {num_replicas - 1}")
-    if lanes is not None and lanes % num_replicas:
-        raise UsageError("", f"lanes={lanes} cannot be shared by num_replicas={num_replicas!r}", "choose a multiple")
+_MOST_BLOCKS = 64  # of a step
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
@@ -75,11 +54,11 @@ def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item
     return keys.view(np.int64)
 
 
-def deal_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
-    """Return ``range(n)`` in an order whose consecutive parts are random hands.
+def scatter_order(n: int, seed: int, epoch: int, lane: int, item: int) -> Ints:
+    """Return ``range(n)`` in an order whose consecutive parts are random buckets.
 
-    Only which row comes into which hand is random here: the hands themselves are permuted in blocks. So for
-    up to 2^17 rows keys of 32 bits do, of which at least 15 are random, and rows with equal keys stay in order.
+    Only which row falls into which bucket has to be random: blocks permute the rows of their buckets. So for up to
+    2^17 rows keys of 32 bits suffice, of which at least 15 are random; rows with equal keys remain in order.
     """
     if n > 1 << 17:
         return permutation(n, seed, epoch, _ROWS, lane, item)
@@ -106,25 +85,25 @@ def stream(seed: int, epoch: int, purpose: int, lane: int, item: int) -> np.rand
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """One lane's part of an epoch: runs of rows of row groups, dealt over blocks.
+    """One lane's part of an epoch: spans of rows of row groups, scattered over blocks.
 
-    ``groups``, ``lows`` and ``highs`` say which rows ``low <= row < high`` of which row group are the lane's,
-    in line order; empty runs are left out. Positions ``j`` below count these runs. ``split`` is the number of
-    blocks of a step.
+    ``row_groups``, ``lows`` and ``highs`` say which rows ``low <= row < high`` of which row group are the lane's,
+    in line order; no span is empty. Spans are counted from 0 (``span``). ``blocks_per_step`` is how many blocks a step
+    is split into.
     """
 
     number: int
     seed: int
     epoch: int
     window: int
-    groups: Ints
+    row_groups: Ints
     lows: Ints
     highs: Ints
-    split: int = 1
+    blocks_per_step: int = 1
 
     @cached_property
     def sizes(self) -> Ints:
-        """Rows of each run."""
+        """Rows of each span."""
         return self.highs - self.lows
 
     @cached_property
@@ -137,87 +116,88 @@ class Lane:
         return int(self._starts[-1])
 
     @property
-    def begin(self) -> int:
-        """Row groups in the first and in the last step."""
+    def edge_window(self) -> int:
+        """Spans in the first and in the last step."""
         return self.window // 2 + 1
 
     @cached_property
     def blocks(self) -> int:
         """Number of blocks."""
-        runs = len(self.groups)
-        return max(1, runs + self.window - 2 * self.begin + 1) * self.split if runs else 0
+        spans = len(self.row_groups)
+        return max(1, spans + self.window - 2 * self.edge_window + 1) * self.blocks_per_step if spans else 0
 
-    def first_block(self, j: int) -> int:
-        """Return the first block that holds run ``j``."""
-        return self._first_blocks[j]
+    def first_block(self, span: int) -> int:
+        """Return the first block that mixes a span."""
+        return self._first_blocks[span]
 
-    def hands(self, j: int) -> int:
-        """Return the number of blocks that hold run ``j``."""
-        return self._hands[j]
+    def bucket_count(self, span: int) -> int:
+        """Return the number of blocks that mix a span, each with a bucket of it."""
+        return self._bucket_counts[span]
 
     @cached_property
     def _first_blocks(self) -> list[int]:
-        found: list[int] = (np.maximum(0, np.arange(len(self.groups)) - self.begin + 1) * self.split).tolist()
+        steps = np.maximum(0, np.arange(len(self.row_groups)) - self.edge_window + 1)
+        found: list[int] = (steps * self.blocks_per_step).tolist()
         return found
 
     @cached_property
-    def _hands(self) -> list[int]:
-        ends = (np.arange(len(self.groups)) - self.begin + self.window + 1) * self.split
+    def _bucket_counts(self) -> list[int]:
+        ends = (np.arange(len(self.row_groups)) - self.edge_window + self.window + 1) * self.blocks_per_step
         found: list[int] = (np.minimum(ends, self.blocks) - self._first_blocks).tolist()
         return found
 
-    def cuts(self, j: int) -> Ints:
-        """Return where run ``j``'s permuted rows are cut into hands: ``hands(j) + 1`` positions."""
-        hands = self.hands(j)
-        return int(self.sizes[j]) * np.arange(hands + 1, dtype=np.int64) // hands
+    def bucket_offsets(self, span: int) -> Ints:
+        """Return where each bucket of a span begins among its scattered rows, and where the last one ends."""
+        buckets = self.bucket_count(span)
+        return int(self.sizes[span]) * np.arange(buckets + 1, dtype=np.int64) // buckets
 
-    def runs(self, block: int) -> range:
-        """Return the runs that ``block`` holds."""
-        step = block // self.split
-        first = max(0, step - self.window + self.begin)
-        return range(min(first, len(self.groups)), min(step + self.begin, len(self.groups)))
+    def spans(self, block: int) -> range:
+        """Return the spans that ``block`` mixes."""
+        step = block // self.blocks_per_step
+        first = max(0, step - self.window + self.edge_window)
+        return range(min(first, len(self.row_groups)), min(step + self.edge_window, len(self.row_groups)))
 
-    def before(self, block: int) -> int:
-        """Return how many rows the blocks before ``block`` have: O(window)."""
+    def rows_before(self, block: int) -> int:
+        """Return how many rows the blocks before ``block`` have, in time O(window)."""
         if block >= self.blocks:
             return self.rows
-        runs = self.runs(block)
-        dealt = int(self._starts[runs.start])
-        for j in runs:
-            done = block - self.first_block(j)
+        spans = self.spans(block)
+        rows = int(self._starts[spans.start])
+        for span in spans:
+            done = block - self.first_block(span)
             if done > 0:
-                dealt += int(self.sizes[j]) * done // self.hands(j)
-        return dealt
+                rows += int(self.sizes[span]) * done // self.bucket_count(span)
+        return rows
 
     def block_at(self, row: int) -> int:
         """Return the block in which the lane's ``row``-th row comes, by bisection; ``blocks`` at the end."""
         low, high = 0, self.blocks
         while low < high:
             middle = (low + high) // 2
-            if self.before(middle + 1) <= row:
+            if self.rows_before(middle + 1) <= row:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def row_order(self, j: int) -> Ints:
-        """Return run ``j``'s rows in the order they are dealt, as positions within the run."""
-        return deal_order(int(self.sizes[j]), self.seed, self.epoch, self.number, j)
+    def row_order(self, span: int) -> Ints:
+        """Return a span's rows bucket after bucket, as positions within the span."""
+        return scatter_order(int(self.sizes[span]), self.seed, self.epoch, self.number, span)
 
     def block_order(self, block: int, rows: int) -> Ints:
-        """Return the order of ``block``'s rows, as positions in its hands laid end to end."""
+        """Return the order of ``block``'s rows, as positions in its buckets laid end to end."""
         return permutation(rows, self.seed, self.epoch, _BLOCK, self.number, block)
 
     def block_rows(self, block: int) -> tuple[Ints, Ints]:
         """Return the rows of ``block`` in order: their row groups, and their rows in those."""
-        groups, rows = [], []
-        for j in self.runs(block):
-            cuts, hand = self.cuts(j), block - self.first_block(j)
-            dealt = self.row_order(j)[cuts[hand] : cuts[hand + 1]] + self.lows[j]
-            rows.append(dealt)
-            groups.append(np.full(len(dealt), self.groups[j]))
+        row_groups, rows = [], []
+        for span in self.spans(block):
+            offsets, bucket = self.bucket_offsets(span), block - self.first_block(span)
+            found = self.row_order(span)[offsets[bucket] : offsets[bucket + 1]] + self.lows[span]
+            rows.append(found)
+            row_groups.append(np.full(len(found), self.row_groups[span]))
         order = self.block_order(block, sum(map(len, rows)))
-        return np.concatenate(groups)[order], np.concatenate(rows)[order]
+        return np.concatenate(row_groups)[order], np.concatenate(rows)[order]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,9 +205,9 @@ class Order:
     """The order of one epoch over row groups of ``counts`` rows.
 
     ``batch_size`` is in rows, ``window`` in row groups of a lane. With ``shuffle=False`` global batch i is
-    simply rows ``i * batch_size`` onwards of the dataset, whatever the lanes.
+    rows ``i * batch_size`` onwards of the dataset, whatever the lanes.
 
-    ``shares`` are the rows of each lane, where these are not to be equal; then batches have no global number.
+    ``lane_rows`` are the rows of each lane, where these are not to be equal; then batches have no global number.
     """
 
     counts: Ints
@@ -237,12 +217,12 @@ class Order:
     seed: int = 0
     epoch: int = 0
     shuffle: bool = True
-    shares: Ints | None = None
+    lane_rows: Ints | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "lanes", "window"):
             if getattr(self, name) < 1:
-                raise UsageError("", f"{name} is {getattr(self, name)}", "it must be at least 1")
+                raise UsageError(f"{name} is {getattr(self, name)}", "it must be at least 1")
 
     @cached_property
     def rows(self) -> int:
@@ -250,30 +230,30 @@ class Order:
         return int(self.counts.sum())
 
     @property
-    def full(self) -> int:
+    def full_batches(self) -> int:
         """Number of full batches."""
         return self.rows // self.batch_size
 
     def batches(self, drop_last: bool = False) -> int:
         """Return the number of batches of an epoch, over all ranks and without padding."""
-        return self.full if drop_last else -(-self.rows // self.batch_size)
+        return self.full_batches if drop_last else -(-self.rows // self.batch_size)
 
     @cached_property
-    def split(self) -> int:
-        """Blocks per step: blocks of about eight batches, and at most 64 of them in a row group."""
+    def blocks_per_step(self) -> int:
+        """Blocks of a step: of about eight batches each, and at most 64."""
         groups = max(1, int(np.count_nonzero(self.counts)))
-        return min(64, max(1, self.rows // groups // (_BATCHES * self.batch_size)))
+        return min(_MOST_BLOCKS, max(1, self.rows // groups // (_BATCHES * self.batch_size)))
 
     @cached_property
-    def line(self) -> Ints:
-        """The row groups in line order."""
+    def row_group_order(self) -> Ints:
+        """The row groups in the order of the line."""
         if not self.shuffle:
             return np.arange(len(self.counts), dtype=np.int64)
         return permutation(len(self.counts), self.seed, self.epoch, _LINE)
 
     @cached_property
     def _starts(self) -> Ints:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts[self.line])])
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts[self.row_group_order])])
 
     def lane_batches(self, lane: int) -> int:
         """Return the number of batches of a lane, the short last one included."""
@@ -282,45 +262,45 @@ class Order:
 
     def lane(self, number: int) -> Lane:
         """Return lane ``number`` of a shuffled epoch."""
-        if self.shares is None:
-            each, more = divmod(self.full, self.lanes)
-            rest = self.rows - self.full * self.batch_size
-            start = (number * each + min(number, more)) * self.batch_size + (rest if number > more else 0)
-            stop = start + (each + (number < more)) * self.batch_size + (rest if number == more else 0)
+        if self.lane_rows is None:
+            each, more = divmod(self.full_batches, self.lanes)
+            remainder = self.rows - self.full_batches * self.batch_size
+            start = (number * each + min(number, more)) * self.batch_size + (remainder if number > more else 0)
+            stop = start + (each + (number < more)) * self.batch_size + (remainder if number == more else 0)
         else:
-            start = int(self.shares[:number].sum())
-            stop = start + int(self.shares[number])
-        groups, lows, highs = self.span(start, stop)
+            start = int(self.lane_rows[:number].sum())
+            stop = start + int(self.lane_rows[number])
+        row_groups, lows, highs = self.spans(start, stop)
         return Lane(
             number=number,
             seed=self.seed,
             epoch=self.epoch,
             window=self.window,
-            groups=groups,
+            row_groups=row_groups,
             lows=lows,
             highs=highs,
-            split=self.split,
+            blocks_per_step=self.blocks_per_step,
         )
 
-    def span(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
-        """Return rows ``start <= row < stop`` of the line as runs: row groups, first and past-last rows."""
+    def spans(self, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+        """Return rows ``start <= row < stop`` of the line as spans: row groups, first and past-last rows."""
         first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
         last = int(np.searchsorted(self._starts, stop, side="left"))
         where = np.arange(first, max(first, last))
         lows = np.maximum(start - self._starts[where], 0)
-        highs = np.minimum(stop - self._starts[where], self.counts[self.line[where]])
+        highs = np.minimum(stop - self._starts[where], self.counts[self.row_group_order[where]])
         kept = highs > lows
-        return self.line[where][kept], lows[kept], highs[kept]
+        return self.row_group_order[where][kept], lows[kept], highs[kept]
 
     def batch(self, index: int) -> tuple[Ints, Ints]:
         """Return the rows of global batch ``index``: their row groups, and their rows in those.
 
-        Positions past the epoch's end are the padding: they repeat it from its start. This is the order
-        spelled out, for tests and for looking; readers go block by block.
+        Indices past the epoch's end are padding: they repeat the epoch from its start. For tests and for looking at an
+        order; readers go block by block.
         """
         index %= self.batches()
         if not self.shuffle:
-            groups, lows, highs = self.span(index * self.batch_size, min((index + 1) * self.batch_size, self.rows))
+            groups, lows, highs = self.spans(index * self.batch_size, min((index + 1) * self.batch_size, self.rows))
             rows = [np.arange(low, high) for low, high in zip(lows, highs, strict=True)]
             return np.repeat(groups, highs - lows), np.concatenate(rows)
         lane = self.lane(index % self.lanes)
@@ -328,77 +308,12 @@ class Order:
         stop = min(start + self.batch_size, lane.rows)
         block = lane.block_at(start)
         parts_groups, parts_rows = [], []
-        at = lane.before(block)
-        while at < stop:
+        first = lane.rows_before(block)
+        while first < stop:
             in_groups, in_rows = lane.block_rows(block)
-            piece = slice(max(0, start - at), stop - at)
-            parts_groups.append(in_groups[piece])
-            parts_rows.append(in_rows[piece])
-            at += len(in_rows)
+            wanted = slice(max(0, start - first), stop - first)
+            parts_groups.append(in_groups[wanted])
+            parts_rows.append(in_rows[wanted])
+            first += len(in_rows)
             block += 1
         return np.concatenate(parts_groups), np.concatenate(parts_rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """The batches that one worker of one rank yields, from a place in the epoch to its end.
-
-    ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
-    round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
-    or left out with ``drop_last``. ``start`` is the first global batch that nobody has seen.
-    """
-
-    total: int
-    lanes: int
-    ranks: int = 1
-    rank: int = 0
-    workers: int = 1
-    worker: int = 0
-    start: int = 0
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.ranks:
-            raise UsageError(
-                f"rank={self.rank}", f"with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
-            )
-        if self.lanes % (self.ranks * self.workers):
-            raise UsageError(
-                "",
-                f"lanes={self.lanes} cannot be shared by {self.ranks} ranks x {self.workers} workers",
-                f"choose a num_workers so that ranks x workers divides {self.lanes}, or start with lanes "
-                "set to a common multiple",
-            )
-
-    def __len__(self) -> int:
-        return len(self.indices())
-
-    def rounds(self) -> int:
-        """Return the number of batches that each rank gets."""
-        left = max(0, self.total - self.start)
-        return left // self.ranks if self.drop_last else -(-left // self.ranks)
-
-    def indices(self, begin: int | None = None) -> range:
-        """Return the global indices of the worker's batches, in order; those from ``total`` on are padding.
-
-        With ``begin`` those before it are left out.
-
-        Any ``ranks`` consecutive indices hold one of every rank, so each rank has the same number of them
-        from any start. Worker 0 yields the rank's first, as DataLoader asks it first.
-        """
-        first = self.start + (self.rank - self.start) % self.ranks
-        mine = range(first, first + self.rounds() * self.ranks, self.ranks)
-        mine = mine[self.worker :: self.workers]
-        return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
-
-    def after(self, index: int) -> int:
-        """Return the first global batch nobody has seen when every rank has consumed the round of ``index``."""
-        done = (index - self.start) // self.ranks + 1
-        return min(self.start + done * self.ranks, max(self.total, self.start))
-
-
-def batches_of_lanes(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (global index, lane, batch within the lane) for ``indices``; padding goes round to the start."""
-    for index in indices:
-        inside = index % total if index >= total else index
-        yield index, inside % lanes, inside // lanes

@@ -8,18 +8,18 @@ import numpy as np
 
 from pqcache.reader.order.order import Order
 
-_BATCHES = 100  # looked at, spread over the epoch
-_ROW_GROUPS = 200  # followed through the epoch
+_SAMPLED_BATCHES = 100  # spread over the epoch
+_SAMPLED_ROW_GROUPS = 200  # whose rows are followed through the epoch
 
 
 @dataclass(frozen=True)
 class Mixing:
     """How far an epoch is from a uniform permutation of all rows.
 
-    ``shared`` is the probability that two rows of a batch come from the same row group; ``groups`` the number of
-    row groups that a batch has rows of, on average. ``spread`` is over how much of the epoch the rows of one row
-    group are spread: the standard deviation of their positions over that of a uniform permutation, so 1 is
-    uniform and 0 means that they all come at once.
+    ``shared``   the probability that two rows of a batch come from the same row group
+    ``groups``   the number of row groups that a batch has rows of, on average
+    ``spread``   over how much of the epoch the rows of one row group are spread: the standard deviation of their
+                 positions over that of a uniform permutation. 1 is uniform; 0 means that they all come at once.
     """
 
     shared: float
@@ -36,7 +36,7 @@ def mixing(order: Order) -> Mixing:
     if not total:
         raise ValueError("an epoch of no rows mixes nothing")
     shared, groups = [], []
-    for index in np.unique(np.linspace(0, total - 1, _BATCHES).astype(int)).tolist():
+    for index in np.unique(np.linspace(0, total - 1, _SAMPLED_BATCHES).astype(int)).tolist():
         counts = np.unique(order.batch(index)[0], return_counts=True)[1]
         rows = int(counts.sum())
         groups.append(len(counts))
@@ -46,20 +46,20 @@ def mixing(order: Order) -> Mixing:
 
 
 def _spread(order: Order) -> float:
-    """Return the mean spread of row groups, each from where its hands come; a lane's batches are every C-th."""
+    """Return the mean spread of row groups, each from where its buckets come; a lane's batches are every C-th."""
     if not order.shuffle:
         return float(order.counts[order.counts > 0].mean() / order.rows)
     found = []
-    followed = set(order.line[:: max(1, len(order.line) // _ROW_GROUPS)].tolist())
-    pieces: dict[int, list[tuple[float, int]]] = {}
+    followed = list(set(order.row_group_order[:: max(1, len(order.row_group_order) // _SAMPLED_ROW_GROUPS)].tolist()))
+    buckets: dict[int, list[tuple[float, int]]] = {}  # where each comes, from 0 to 1, and its rows
     for number in range(order.lanes):
         lane = order.lane(number)
-        for j in np.flatnonzero(np.isin(lane.groups, list(followed))).tolist():
-            first, cuts = lane.first_block(j), np.diff(lane.cuts(j))
-            for hand, rows in enumerate(cuts.tolist()):
-                middle = (lane.before(first + hand) + lane.before(first + hand + 1)) / 2
-                pieces.setdefault(int(lane.groups[j]), []).append((middle / max(1, lane.rows), rows))
-    for parts in pieces.values():
+        for span in np.flatnonzero(np.isin(lane.row_groups, followed)).tolist():
+            first = lane.first_block(span)
+            for block, rows in enumerate(np.diff(lane.bucket_offsets(span)).tolist(), first):
+                middle = (lane.rows_before(block) + lane.rows_before(block + 1)) / 2
+                buckets.setdefault(int(lane.row_groups[span]), []).append((middle / max(1, lane.rows), rows))
+    for parts in buckets.values():
         where, weights = np.array(parts).T
         if weights.sum() > 1:
             mean = np.average(where, weights=weights)

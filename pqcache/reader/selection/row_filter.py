@@ -1,14 +1,15 @@
-"""``filters=`` and ``rows=``: which rows of a dataset are taken, by its index and as little reading as that leaves.
+"""``filters=`` and ``rows=``: which rows of a dataset are read.
 
-A condition is decided for whole row groups by partition values, minima, maxima and null counts. In row groups where
+A condition is decided for complete row groups by partition values, minima, maxima and null counts. In row groups where
 these do not decide it the rows are counted once, by reading the columns of the condition, and the counts of a
-snapshot are remembered beside it.
+snapshot are stored beside it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ from pqcache.filters.pruning import Outcomes, prune_by_expression, prune_row_gro
 from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
 from pqcache.parquet.schema_merge import conformed, working
 from pqcache.reader.open import Data
-from pqcache.reader.row_group_reader import RowGroups, cpu_count
-from pqcache.reader.selection.selection import Both, Ints, Selection
+from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
+from pqcache.reader.selection.selection import Intersection, Ints, Selection
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import SelectedRows
@@ -36,16 +37,17 @@ from pqcache.system.fork_safe_threads import Threads
 
 COUNTS = "_pqcache/counts"
 FORMAT = 1
-_PIECE = 4 << 20  # bytes of a condition's columns that each thread decodes at once
-_MOST_ROWS = 64 << 10  # dictionaries can make the size a bad guess
+log = logging.getLogger("pqcache.reader")
+_PART_BYTES = 4 << 20  # of a condition's columns, that each thread decodes at once
+_PART_ROWS = 64 << 10  # at most, as dictionaries make the stored size a bad estimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
-    """What ``filters=`` says, on the columns of ``schema``, which are as users see them.
+class RowFilter:
+    """A parsed ``filters=``, on the columns of ``schema``, which are as users see them.
 
-    ``columns`` are those that it names, ``text`` is the same for the same condition only. ``condition`` is None for a
-    pyarrow expression, which cannot be looked into.
+    ``columns`` are those that it names; ``text`` is the same only for the same condition. ``condition`` is None for a
+    pyarrow expression, whose parts cannot be seen.
     """
 
     expression: pc.Expression
@@ -56,22 +58,21 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The rows that are taken: row groups by their row in the index, and how many rows of each, None for all.
+class SelectedRowGroups:
+    """Row groups by their row in the index, and how many rows of each are ``selected``, by ``selection``; None: all."""
 
-    ``selection`` tells which.
-    """
-
-    groups: Ints
+    row_groups: Ints
     selection: Selection | None = None
     selected: Ints | None = None
 
 
-def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None) -> Chosen:
-    """Return the rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
+def select_row_groups(
+    data: Data, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None
+) -> SelectedRowGroups:
+    """Return the row groups with rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
 
-    ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression. What
-    they say of nulls is in docs/loading.md. ``counts`` are the selected rows of each row group of the index where
+    ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression;
+    docs/loading.md says what they do with nulls. ``counts`` are the selected rows of each row group of the index where
     they are known already. A condition that makes no sense raises UsageError; one that no row satisfies, a warning.
     """
     index = data.index
@@ -80,12 +81,12 @@ def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, co
         check_rows(data, rows)
         selection = rows
     if filters is None and rows is None:
-        return Chosen(np.flatnonzero(index.rows > 0))
+        return SelectedRowGroups(np.flatnonzero(index.rows > 0))
     found = index.rows if rows is None else counts_of(rows, len(index))
     if filters is not None:
         wanted = parse_filters(filters, index)
-        matching = Matching(data, wanted)
-        selection = matching if selection is None else Both(selection, matching)
+        matching = FilterSelection(data, wanted)
+        selection = matching if selection is None else Intersection(selection, matching)
         if counts is None:
             outcomes = prune(wanted, index)
             found = np.where(outcomes.some, found, 0)
@@ -99,8 +100,8 @@ def choose(data: Data, filters: Any = None, rows: SelectedRows | None = None, co
         what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
         warnings.warn(f"{data.root}: no row is left by {what}, so there are no batches", stacklevel=2)
     if np.array_equal(found[groups], index.rows[groups]):
-        return Chosen(groups)
-    return Chosen(groups, selection, found[groups])
+        return SelectedRowGroups(groups)
+    return SelectedRowGroups(groups, selection, found[groups])
 
 
 def check_rows(data: Data, rows: SelectedRows) -> None:
@@ -121,16 +122,16 @@ def counts_of(rows: SelectedRows, groups: int) -> Ints:
     return counts
 
 
-def parse_filters(filters: Any, index: Index) -> Filter:
-    """Return what ``filters`` says of the columns of ``index``; what makes no sense raises UsageError."""
+def parse_filters(filters: Any, index: Index) -> RowFilter:
+    """Return ``filters`` parsed, on the columns of ``index``; what makes no sense raises UsageError."""
     schema = working(as_lists(index.schema))
     if isinstance(filters, pc.Expression):
         columns = _columns_in(filters, schema)
         (serialized,) = filters.__reduce__()[1]
         text = f"{filters} {hashlib.blake2b(serialized, digest_size=16).hexdigest()}"  # long lists are cut short in it
-        return Filter(expression=filters, condition=None, columns=columns, schema=schema, text=text)
+        return RowFilter(expression=filters, condition=None, columns=columns, schema=schema, text=text)
     if isinstance(filters, str):
-        from pqcache.filters.sql import parse_condition  # takes sqlglot along, which takes a while
+        from pqcache.filters.sql import parse_condition  # imports sqlglot, which takes time
 
         condition = parse_condition(filters, schema, "filters")
     else:
@@ -142,7 +143,7 @@ def parse_filters(filters: Any, index: Index) -> Filter:
         rows_where(schema.empty_table(), expression)
     except (pa.ArrowException, TypeError) as error:
         raise UsageError(f"filters {filters!s}", f"{first_line(error)}") from error
-    return Filter(
+    return RowFilter(
         expression=expression,
         condition=condition,
         columns=tuple(condition_columns(condition)),
@@ -152,7 +153,7 @@ def parse_filters(filters: Any, index: Index) -> Filter:
 
 
 def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that an expression cannot do without: pyarrow does not tell which it names."""
+    """Return the columns without which an expression fails, as pyarrow does not say which ones it names."""
     empty = schema.empty_table()
     if "FieldPath(" in str(expression):
         raise UsageError(f"filters {expression}", "give columns by name, not by number")
@@ -173,7 +174,7 @@ def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
     return tuple(among(schema.names)) if schema.names else ()
 
 
-def prune(wanted: Filter, index: Index) -> Outcomes:
+def prune(wanted: RowFilter, index: Index) -> Outcomes:
     """Return for which row groups the index decides a filter."""
     inside = index.partitions.column_names
     none = np.zeros(len(index), np.bool_)
@@ -192,11 +193,11 @@ def prune(wanted: Filter, index: Index) -> Outcomes:
 
 
 @dataclass(frozen=True, eq=False)
-class Matching:
+class FilterSelection:
     """The rows of a dataset that satisfy a filter; a `Selection`."""
 
     data: Data
-    wanted: Filter
+    wanted: RowFilter
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -205,7 +206,7 @@ class Matching:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names the condition."""
+        """A name for the condition."""
         return hashlib.blake2b(self.wanted.text.encode(), digest_size=16).hexdigest()
 
     @cached_property
@@ -251,13 +252,13 @@ class Matching:
 
 
 def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
-    """Return how many rows of ``groups`` a selection chooses: as remembered, or counted, and then remembered."""
+    """Return how many rows of ``groups`` a selection chooses: as stored beside the snapshot, or counted and stored."""
     path = data.root / COUNTS / f"{selection.fingerprint}.arrow"
-    kept = (data.root / ROW_GROUPS).is_file()  # a snapshot, and no directory of somebody else's
-    if kept and (known := _read_counts(path, groups)) is not None:
+    in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
+    if in_snapshot and (known := _read_counts(path, groups)) is not None:
         return known
     counts = _counted(data, selection, groups)
-    if kept:
+    if in_snapshot:
         _write_counts(path, groups, counts)
     return counts
 
@@ -265,19 +266,9 @@ def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
 def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
     index = data.index
     rows = index.rows[groups]
-    places = [index.numbers(name)[groups] for name in ("file", "row_group", "offset", "bytes")]
-    reader = RowGroups(
-        root=data.root,
-        paths=index.paths,
-        file=places[0],
-        row_group=places[1],
-        rows=rows,
-        offset=places[2],
-        size=places[3],
-        forms=(),
-    )
+    reader = RowGroupReader(data, groups)
     per_row = index.uncompressed(selection.columns)[groups] / rows
-    at_once = np.clip(_PIECE / np.maximum(per_row, 1), 1, _MOST_ROWS).astype(np.int64)
+    at_once = np.clip(_PART_BYTES / np.maximum(per_row, 1), 1, _PART_ROWS).astype(np.int64)
 
     def count(number: int) -> int:
         parts = reader.parts(number, selection.columns, int(at_once[number]))
@@ -288,20 +279,24 @@ def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
 
 
 def _read_counts(path: Path, groups: Ints) -> Ints | None:
-    """Return the counts that are remembered of these row groups, or None where there are none, or no sound ones."""
+    """Return the stored counts of these row groups, or None where there are none, or no valid ones."""
     try:
         table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
         about = json.loads((table.schema.metadata or {})[b"pqcache"])
         counts = table["selected"].to_numpy()
         if about["format"] != FORMAT or about["checksum"] != _checksum(groups, counts):
+            log.debug("%s: rows are counted again: the file is of another format or other row groups", path)
             return None
         return np.array(counts, np.int64)
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError):
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        log.debug("%s: rows are counted again: %s", path, error)
         return None
 
 
 def _write_counts(path: Path, groups: Ints, counts: Ints) -> None:
-    """Remember counts; where that is not possible, as in a cache that others own, they are counted again."""
+    """Store counts; where that is not possible, as in a cache that others own, they are counted again next time."""
     about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, counts)})}
     table = pa.table({"group": groups, "selected": counts}).replace_schema_metadata(about)
     sink = pa.BufferOutputStream()
@@ -310,8 +305,8 @@ def _write_counts(path: Path, groups: Ints, counts: Ints) -> None:
     try:
         path.parent.mkdir(exist_ok=True)
         write_durably(path, sink.getvalue().to_pybytes(), path.parent)
-    except OSError:
-        pass
+    except OSError as error:
+        log.debug("%s: counts of rows are not stored: %s", path, error)
 
 
 def _checksum(groups: Ints, counts: Ints) -> str:

@@ -1,4 +1,4 @@
-"""Which rows of each row group an epoch takes: the rows that a filter keeps, or rows that were looked up."""
+"""Which rows of each row group an epoch reads: the rows that satisfy a filter, or rows that were looked up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Selection(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Names what is chosen, so that a state can say what it belongs to."""
+        """A name for what is chosen, so that a state can say what it belongs to."""
 
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
         """Return the chosen rows of row group ``group`` of the index: their positions, in ascending order.
@@ -36,8 +36,8 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True)
-class Both:
-    """The rows that two selections choose both."""
+class Intersection:
+    """The rows that both of two selections choose."""
 
     first: Selection
     second: Selection
@@ -49,7 +49,7 @@ class Both:
 
     @property
     def fingerprint(self) -> str:
-        """Names both."""
+        """A name for both."""
         return f"{self.first.fingerprint}-{self.second.fingerprint}"
 
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:

@@ -1,8 +1,8 @@
-"""Columns whose rows are sequences: gathered where a row group is decoded, taken apart again in a batch.
+"""Columns whose rows are sequences: gathered when a row group is decoded, split into rows again in a batch.
 
-A sequence of a column is held as one row that the order can deal like any other: numbers side by side, strings and
-lists with their bytes end to end and their lengths in a column beside, everything else as an Arrow list. Where values
-may be null, another column says which are.
+A sequence of a column is held as one row, which is scattered and gathered like any other: numbers side by side, strings
+and lists with their bytes end to end and their lengths in a second column, everything else as an Arrow list. Where
+values may be null, another column says which are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,83 +19,84 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError
-from pqcache.reader.columns import WORDS, Bytes, Column, Form, Packed, hold, is_views, packed, take
+from pqcache.reader.column_forms import ColumnForm
+from pqcache.reader.columns import WORDS, Bytes, ColumnData, Packed, from_arrow, is_views, packed, take
 from pqcache.reader.order.order import Ints
 
 
 @dataclass(frozen=True)
-class Steps:
-    """How the sequences of one column are held: those ``steps`` of each, of rows that are held as ``form`` says."""
+class SequenceColumn:
+    """How the sequences of one column are held: ``steps`` of each, whose rows are held as ``form`` says."""
 
-    form: Form
+    form: ColumnForm
     steps: tuple[int, ...]
     nullable: bool
 
     @cached_property
-    def forms(self) -> tuple[Form, ...]:
-        """The forms of the columns that hold it."""
+    def forms(self) -> tuple[ColumnForm, ...]:
+        """The forms of the columns that hold the sequences."""
         name, count = self.form.name, len(self.steps)
-        if self.form.form == "other":
-            return (Form(name=name, type=pa.list_(self.form.type, count), form="other"),)
-        if self.form.form == "fixed":
+        if self.form.kind == "other":
+            return (ColumnForm(name=name, type=pa.list_(self.form.type, count), kind="other"),)
+        if self.form.kind == "fixed":
             found = [_fixed(name, self.form.width * count)]
         else:
             found = [
-                Form(name=name, type=pa.large_binary(), form="bytes", width=1),
+                ColumnForm(name=name, type=pa.large_binary(), kind="bytes", width=1),
                 _fixed(f"\0lengths:{name}", 4 * count),
             ]
         return (*found, _fixed(f"\0valid:{name}", count)) if self.nullable else tuple(found)
 
-    def gather(self, column: Column, rows: Ints) -> list[Column]:
-        """Return sequences of ``column``: ``rows`` are (sequences, length) positions in it."""
+    def gather(self, column: ColumnData, rows: Ints, path: Path) -> list[ColumnData]:
+        """Return sequences of ``column``, of file ``path``: ``rows`` are (sequences, length) positions in it."""
         if self.steps != tuple(range(rows.shape[1])):
             rows = rows[:, self.steps]
         count, flat = len(rows), rows.reshape(-1)
-        if self.form.form == "other":
+        if self.form.kind == "other":
             taken = pc.take(column.values, pa.array(flat), boundscheck=False)
-            return [Column(self.forms[0], pa.FixedSizeListArray.from_arrays(taken, len(self.steps)))]
+            return [ColumnData(self.forms[0], pa.FixedSizeListArray.from_arrays(taken, len(self.steps)))]
         if isinstance(column.values, pa.Array) and not is_views(column):
             raise ParquetError(
-                "",
+                path,
                 f"column {self.form.name!r} has nulls inside its lists, which sequences cannot hold",
                 "leave it out with columns=",
             )
-        if self.form.form == "fixed":
+        if self.form.kind == "fixed":
             values = np.ascontiguousarray(column.values.take(flat, axis=0, mode="clip"))
-            found = [Column(self.forms[0], _rows(values, count))]
+            found = [ColumnData(self.forms[0], _rows(values, count))]
         else:
-            each = packed(take(Column(self.form, column.values), flat))
+            each = packed(take(ColumnData(self.form, column.values), flat))
             ends = pa.py_buffer(np.ascontiguousarray(each.ends[:: len(self.steps)]))
             bytes_ = pa.Array.from_buffers(pa.large_binary(), count, [None, ends, pa.py_buffer(each.data)])
             lengths = np.diff(each.ends).astype(np.int32)
-            found = [hold(bytes_, self.forms[0]), Column(self.forms[1], _rows(lengths, count))]
+            found = [from_arrow(bytes_, self.forms[0]), ColumnData(self.forms[1], _rows(lengths, count))]
         if self.nullable:
             valid = np.ones(len(flat), np.bool_) if column.valid is None else column.valid.take(flat)
-            found.append(Column(self.forms[-1], _rows(valid, count)))
+            found.append(ColumnData(self.forms[-1], _rows(valid, count)))
         elif column.valid is not None:
             raise ParquetError(
-                "",
-                f"column {self.form.name!r} holds nulls where its file says that it has none",
+                path,
+                f"column {self.form.name!r} has nulls where the file says that it has none",
                 "write the file again",
             )
         return found
 
-    def rows(self, columns: Iterator[Column]) -> Column:
+    def rows(self, columns: Iterator[ColumnData]) -> ColumnData:
         """Return the column's rows, those of a sequence one after the other, from the columns that hold it."""
         first = next(columns)
-        if self.form.form == "other":
-            return Column(self.form, first.values.flatten())
+        if self.form.kind == "other":
+            return ColumnData(self.form, first.values.flatten())
         values: Any
-        if self.form.form == "fixed":
+        if self.form.kind == "fixed":
             values = _words(first.values, self.form.width)
         else:
             lengths = _flat(next(columns).values).view(np.int32)
             values = Packed(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), packed(first).data)
-        return Column(self.form, values, _flat(next(columns).values).view(np.bool_) if self.nullable else None)
+        return ColumnData(self.form, values, _flat(next(columns).values).view(np.bool_) if self.nullable else None)
 
 
-def _fixed(name: str, width: int) -> Form:
-    return Form(name=name, type=pa.binary(width), form="fixed", width=width)
+def _fixed(name: str, width: int) -> ColumnForm:
+    return ColumnForm(name=name, type=pa.binary(width), kind="fixed", width=width)
 
 
 def _flat(values: Bytes) -> npt.NDArray[np.uint8]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -17,20 +17,20 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema_merge import conformed, working
-from pqcache.reader.columns import storage_type
+from pqcache.reader.column_forms import storage_type
 from pqcache.reader.open import Data
 from pqcache.reader.selection.selection import Ints, Selection
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
-_MOST_STEPS = 1 << 20  # no row group worth reading has more rows, and each step is written down
+_MOST_STEPS = 1 << 20  # no usual row group has more rows, and each step is kept in memory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sequence:
     """Samples of several consecutive rows: ``ParquetDataset(..., sequence=Sequence(3, order_by="ts", max_gap=0.1))``.
 
     The rows of a row group that ``filters`` leave are put in order by ``group_by``, then by ``order_by`` (rows equal in
-    both stay in the order of the file), and fall into runs: a run ends where the group changes, where two rows are
+    both keep the order of the file), and are divided into runs: a run ends where the group changes, where two rows are
     further apart than ``max_gap``, and at the end of the row group. A sequence is ``length`` consecutive rows of a run.
     Every sequence comes exactly once per epoch. Rows with a null (or NaN) in ``order_by`` or ``group_by`` are left out.
 
@@ -49,9 +49,8 @@ class Sequence:
     used.
     """
 
-    length: int
-    order_by: str
-    _: KW_ONLY
+    length: int = field(kw_only=False)
+    order_by: str = field(kw_only=False)
     max_gap: float | timedelta | None = None
     group_by: str | tuple[str, ...] | None = None
     stride: int = 1
@@ -129,12 +128,12 @@ def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
     return tuple(int(step) if isinstance(step, np.integer) else step for step in steps)
 
 
-class Sequences:
+class SequenceSelection:
     """The sequences in the rows of a dataset that a selection leaves; a `Selection` of where they start."""
 
-    def __init__(self, data: Data, sequence: Sequence, chosen: Selection | None) -> None:
+    def __init__(self, data: Data, sequence: Sequence, base: Selection | None) -> None:
         self.spec = sequence
-        self._data, self._chosen = data, chosen
+        self._data, self._base = data, base
         index = data.index
         inside = index.partitions.column_names
         schema = as_lists(index.schema)
@@ -150,14 +149,14 @@ class Sequences:
         self._partitions = [index.partitions[name] for name in sequence.groups if name in inside]
         self._fields = working(pa.schema([schema.field(name) for name in names]))
         try:
-            _sortable(pa.chunked_array([], self._fields.field(sequence.order_by).type))
+            _sort_keys(pa.chunked_array([], self._fields.field(sequence.order_by).type))
         except pa.ArrowException as error:
             kind = schema.field(sequence.order_by).type
             raise UsageError("sequence", f"order_by={sequence.order_by!r} is {kind}, which has no order") from error
-        self._gap = _gap_in(sequence, schema.field(sequence.order_by).type)
-        self.columns = tuple(dict.fromkeys([*(chosen.columns if chosen else ()), *self._fields.names]))
-        said = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
-        digest = hashlib.blake2b(json.dumps([said, chosen.fingerprint if chosen else None]).encode(), digest_size=16)
+        self._gap = _gap_in_unit(sequence, schema.field(sequence.order_by).type)
+        self.columns = tuple(dict.fromkeys([*(base.columns if base else ()), *self._fields.names]))
+        text = ["sequence", sequence.length, sequence.stride, str(self._gap), sequence.order_by, *sequence.groups]
+        digest = hashlib.blake2b(json.dumps([text, base.fingerprint if base else None]).encode(), digest_size=16)
         self.fingerprint = digest.hexdigest()
 
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
@@ -179,19 +178,19 @@ class Sequences:
         path = str(self._data.root / self._data.index.paths[file])
         named = [part.select([name for name in self._fields.names if name in part.column_names]) for part in parts]
         table = pa.concat_tables([conformed(part, self._fields, path) for part in named])
-        whole = np.ones(table.num_rows, np.bool_)
+        complete = np.ones(table.num_rows, np.bool_)
         for column in table.columns:
             if column.null_count or pa.types.is_floating(column.type):
-                whole &= pc.is_valid(column).to_numpy()
+                complete &= pc.is_valid(column).to_numpy()
             if pa.types.is_floating(column.type):
-                whole &= ~np.isnan(column.to_numpy())
-        rows = np.flatnonzero(whole) if self._chosen is None else self._chosen.positions(group, parts)
-        if self._chosen is not None and not whole.all():
-            rows = rows[whole[rows]]
+                complete &= ~np.isnan(column.to_numpy())
+        rows = np.flatnonzero(complete) if self._base is None else self._base.positions(group, parts)
+        if self._base is not None and not complete.all():
+            rows = rows[complete[rows]]
         if len(rows) < table.num_rows:
             table = table.take(pa.array(rows))
-        key = _sortable(table[self.spec.order_by])
-        codes = _codes(table.select([name for name in self.spec.groups if name in table.column_names]))
+        key = _sort_keys(table[self.spec.order_by])
+        codes = _group_codes(table.select([name for name in self.spec.groups if name in table.column_names]))
         same = codes[1:] == codes[:-1]
         if np.any((codes[1:] < codes[:-1]) | (same & (key[1:] < key[:-1]))):
             order = np.lexsort((key, codes))
@@ -199,7 +198,7 @@ class Sequences:
             same = codes[1:] == codes[:-1]
         begins = np.concatenate([np.ones(min(1, len(rows)), np.bool_), ~same])
         if self._gap is not None:
-            begins[1:] |= ~(_steps(key) <= self._gap)
+            begins[1:] |= ~(_increases(key) <= self._gap)
         firsts = np.flatnonzero(begins)
         lengths = np.diff(firsts, append=len(rows))
         counts = np.maximum((lengths - self.spec.length) // self.spec.stride + 1, 0)
@@ -207,7 +206,7 @@ class Sequences:
         return rows, np.repeat(firsts, counts) + self.spec.stride * within
 
 
-def _gap_in(sequence: Sequence, kind: pa.DataType) -> Any:
+def _gap_in_unit(sequence: Sequence, kind: pa.DataType) -> Any:
     """Return ``max_gap`` in the unit of the column's numbers; UsageError where it has none."""
     gap, kind = sequence.max_gap, storage_type(kind)
     if gap is None:
@@ -228,7 +227,7 @@ def _gap_in(sequence: Sequence, kind: pa.DataType) -> Any:
     return None if math.isinf(gap) else math.floor(gap)
 
 
-def _sortable(column: pa.ChunkedArray) -> Any:
+def _sort_keys(column: pa.ChunkedArray) -> Any:
     """Return a column without nulls as numbers of the same order, and for numbers and times of the same distances."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -245,7 +244,7 @@ def _sortable(column: pa.ChunkedArray) -> Any:
     return found.astype(np.int64) if found.dtype.kind == "i" else found
 
 
-def _steps(key: Any) -> Any:
+def _increases(key: Any) -> Any:
     """Return how much larger each number is than the one before; those that are not larger come out as anything."""
     if key.dtype.kind == "f":
         with np.errstate(all="ignore"):
@@ -253,7 +252,7 @@ def _steps(key: Any) -> Any:
     return np.diff(key.view(np.uint64) if key.dtype.itemsize == 8 else key.astype(np.uint64))
 
 
-def _codes(table: pa.Table) -> Ints:
+def _group_codes(table: pa.Table) -> Ints:
     """Return a number for each row's values, the same for the same values, in the order in which they first come."""
     codes = np.zeros(table.num_rows, np.int64)
     for column in table.columns:

@@ -1,10 +1,10 @@
-"""The row-group cache of a lane: decodes ahead on threads, deals rows into hands, gathers blocks into batches.
+"""Reads a lane: decodes row groups ahead on threads, scatters them into buckets, gathers blocks into batches.
 
-What is copied when: a row group is decoded and its rows are dealt into hands, each with memory of its own that
-goes round when the hand is used. A block joins its hands, some columns at a time, in a scratch that stays in the
-processor's cache, and takes the rows in their order from there; its batches are parts of the block, and it goes round
-when the last of them is gone. Strings and lists move as 16-byte views until their bytes are packed, for several batches
-of a block at once, or in workers into the memory that a batch is sent in.
+What is copied when: a row group is decoded and its rows are scattered into buckets, in chunks with memory of their own
+that is reused when their buckets are gathered. A block joins its buckets, some columns at a time, in a scratch that
+fits into the processor's cache, and takes the rows in their order from there; its batches are parts of the block, whose
+memory is reused when the last of them is freed. Strings and lists move as 16-byte views until their bytes are packed,
+for several batches of a block at once, or in workers into the memory that a batch is sent in.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from contextlib import suppress
 from typing import Generic
 
 from pqcache.reader.order.order import Lane
-from pqcache.reader.shuffle.gather import Frame, Piece, gather
-from pqcache.reader.shuffle.scatter import Dealt, Done, Source, deal
+from pqcache.reader.shuffle.gather import BatchBuilder, BatchSpan, gather
+from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
-_STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is spared), one in the making
+_STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
 
 
 class LaneReader(Generic[Done]):
     """Yields a lane's rows in order from the ``first`` on, ``batch_size`` at a time.
 
-    Decoding and gathering are kept ahead of it.
+    Row groups are decoded and blocks gathered ahead of the consumer.
     """
 
-    def __init__(self, source: Source[Done], lane: Lane, first: int, batch_size: int) -> None:
-        self._source, self._lane, self._batch_size = source, lane, batch_size
-        self._block = lane.block_at(first)  # next block to gather
-        self._start = self._block
-        self._at = first  # next row to put into a frame
-        self._run = lane.runs(self._block).start if self._block < lane.blocks else 0  # next run to deal
-        self._dealt: dict[int, Future[Dealt]] = {}
-        self._open: tuple[Frame, Future[Done], int] | None = None  # a batch that goes on in the next block
+    def __init__(self, context: ReadContext[Done], lane: Lane, first: int, batch_size: int) -> None:
+        self._context, self._lane, self._batch_size = context, lane, batch_size
+        self._first_block = lane.block_at(first)
+        self._block = self._first_block  # next block to gather
+        self._row = first  # next row to assign to a batch
+        self._span = lane.spans(self._block).start if self._block < lane.blocks else 0  # next span to scatter
+        self._scattered: dict[int, Future[Buckets]] = {}
+        self._open: tuple[BatchBuilder, Future[Done], int] | None = None  # a batch that goes on in the next block
         self._coming: deque[Future[Done]] = deque()
-        self._left: deque[int] = deque()  # batches begun by each stretch of blocks on its way
+        self._begun: deque[int] = deque()  # batches that begin in each stretch of blocks on its way, and are not used
         self._top_up()
 
     def __iter__(self) -> LaneReader[Done]:
@@ -48,64 +48,73 @@ class LaneReader(Generic[Done]):
         if not self._coming:
             raise StopIteration
         found = self._coming.popleft().result()
-        self._left[0] -= 1
-        while self._left and self._left[0] <= 0:
-            self._left.popleft()
+        self._begun[0] -= 1
+        while self._begun and self._begun[0] <= 0:
+            self._begun.popleft()
             self._top_up()
         return found
 
     def _top_up(self) -> None:
         """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
         lane = self._lane
-        most = _STRETCHES - self._source.sparing
-        while len(self._left) < most and self._block < lane.blocks:
+        most = _STRETCHES - self._context.low_memory
+        while len(self._begun) < most and self._block < lane.blocks:
             first, last = self._block, self._block + 1
-            while last < lane.blocks and lane.before(last) < self._at + self._batch_size:
+            while last < lane.blocks and lane.rows_before(last) < self._row + self._batch_size:
                 last += 1  # tiny row groups: a batch takes many blocks
-            self._deal_until(lane.runs(last - 1).stop)
-            blocks = range(first, last)
-            runs = range(lane.runs(first).start, lane.runs(last - 1).stop)
-            pieces, results, begun = self._frames(lane.before(first), lane.before(last))
-            self._gather_when_dealt(blocks, {run: self._dealt[run] for run in runs}, pieces, results)
-            self._left.append(begun)
+            spans = range(lane.spans(first).start, lane.spans(last - 1).stop)
+            self._scatter_until(spans.stop)
+            batch_spans, results, begun = self._assign_rows(lane.rows_before(first), lane.rows_before(last))
+            scattered = {span: self._scattered[span] for span in spans}
+            self._gather_when_scattered(range(first, last), scattered, batch_spans, results)
+            self._begun.append(begun)
             self._block = last
-            for run in runs:
-                if lane.first_block(run) + lane.hands(run) <= last:
-                    del self._dealt[run]
-            self._deal_until(lane.runs(last - 1).stop + self._source.ahead)
+            for span in spans:
+                if lane.first_block(span) + lane.bucket_count(span) <= last:
+                    del self._scattered[span]
+            self._scatter_until(spans.stop + self._context.ahead)
 
-    def _frames(self, before: int, end: int) -> tuple[list[Piece], dict[int, Future[Done]], int]:
-        """Return which rows of a stretch go to which batch, and the batches' futures by the frame's id."""
-        pieces: list[Piece] = []
+    def _assign_rows(self, before: int, end: int) -> tuple[list[BatchSpan], dict[int, Future[Done]], int]:
+        """Return which of rows ``before`` to ``end`` of the lane go to which batch, and how many batches begin there.
+
+        In between are the batches' futures, by the builder's id.
+        """
+        spans: list[BatchSpan] = []
         results: dict[int, Future[Done]] = {}
         begun = 0
-        while self._at < end:
+        while self._row < end:
             if self._open is None:
-                rows = min(self._batch_size, self._lane.rows - self._at)
-                self._open = Frame(self._source, rows, whole=rows <= end - self._at), Future(), 0
+                rows = min(self._batch_size, self._lane.rows - self._row)
+                batch = BatchBuilder(self._context, rows, complete=rows <= end - self._row)
+                self._open = batch, Future(), 0
                 self._coming.append(self._open[1])
                 begun += 1
-            frame, future, at = self._open
-            count = min(frame.rows - at, end - self._at)
-            pieces.append((frame, at, self._at - before, self._at - before + count))
-            results[id(frame)] = future
-            self._at += count
-            self._open = (frame, future, at + count) if at + count < frame.rows else None
-        return pieces, results, begun
+            batch, future, filled = self._open
+            count = min(batch.rows - filled, end - self._row)
+            spans.append(BatchSpan(batch, filled, self._row - before, self._row - before + count))
+            results[id(batch)] = future
+            self._row += count
+            self._open = (batch, future, filled + count) if filled + count < batch.rows else None
+        return spans, results, begun
 
-    def _deal_until(self, stop: int) -> None:
-        while self._run < min(stop, len(self._lane.groups)):
-            skipped = max(0, self._start - self._lane.first_block(self._run))
-            job = self._source.threads.submit(deal, self._source, self._lane, self._run, skipped)
-            self._dealt[self._run] = job
-            self._run += 1
+    def _scatter_until(self, stop: int) -> None:
+        """Submit the spans before ``stop`` that are not yet submitted to the threads."""
+        while self._span < min(stop, len(self._lane.row_groups)):
+            skipped = max(0, self._first_block - self._lane.first_block(self._span))
+            job = self._context.threads.submit(scatter, self._context, self._lane, self._span, skipped)
+            self._scattered[self._span] = job
+            self._span += 1
 
-    def _gather_when_dealt(
-        self, blocks: range, dealt: dict[int, Future[Dealt]], pieces: list[Piece], results: dict[int, Future[Done]]
+    def _gather_when_scattered(
+        self,
+        blocks: range,
+        scattered: dict[int, Future[Buckets]],
+        spans: list[BatchSpan],
+        results: dict[int, Future[Done]],
     ) -> None:
-        """Gather ``blocks`` on the pool once all runs they need are dealt; no thread waits for that."""
-        lane, source = self._lane, self._source
-        left = [len(dealt)]
+        """Gather ``blocks`` on the threads once all spans they need are scattered; no thread waits for that."""
+        lane, context = self._lane, self._context
+        left = [len(scattered)]
         lock = threading.Lock()
 
         def fail(error: BaseException) -> None:
@@ -115,20 +124,20 @@ class LaneReader(Generic[Done]):
 
         def work() -> None:
             try:
-                hands = {run: future.result() for run, future in dealt.items()}
-                dealt.clear()
-                for frame in gather(source, lane, blocks, hands, pieces):
-                    results[id(frame)].set_result(source.finish(frame.gathered(source)))
-                pieces.clear()
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the batch
+                buckets = {span: future.result() for span, future in scattered.items()}
+                scattered.clear()
+                for batch in gather(context, lane, blocks, buckets, spans):
+                    results[id(batch)].set_result(context.finish(batch.build(context)))
+                spans.clear()
+            except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
                 fail(error)
 
         def drop(*_: object) -> None:  # or futures and what waits for them hold one another, rows and batches
-            dealt.clear()
-            pieces.clear()
+            scattered.clear()
+            spans.clear()
             results.clear()
 
-        def one_done(future: Future[Dealt]) -> None:
+        def one_done(future: Future[Buckets]) -> None:
             if future.cancelled():  # the pool is being shut down, under a lock that submit needs
                 for result in results.values():
                     result.cancel()
@@ -139,10 +148,10 @@ class LaneReader(Generic[Done]):
                 if left[0]:
                     return
             try:
-                source.threads.submit(work).add_done_callback(drop)
+                context.threads.submit(work).add_done_callback(drop)
             except RuntimeError as error:  # the pool is being shut down
                 fail(error.with_traceback(None))  # which would hold ``future``
                 drop()
 
-        for future in list(dealt.values()):
+        for future in list(scattered.values()):
             future.add_done_callback(one_done)

@@ -1,4 +1,4 @@
-"""Row groups are dealt into hands as they are decoded: what a lane reads with, and the rows that it holds."""
+"""Scatters the rows of a decoded row group into buckets, one for each block that mixes it."""
 
 from __future__ import annotations
 
@@ -7,79 +7,84 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pqcache.reader.batch_layout import LONG, Gathered, Layout
-from pqcache.reader.columns import NEAR, Bytes, Column, Form, bytes_of_views, compact, cut, take
+from pqcache.reader.batch_layout import LONG, BatchLayout, GatheredBatch
+from pqcache.reader.column_forms import ColumnForm
+from pqcache.reader.columns import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.system.buffer_pool import Arena, Block, Pool
 
-Rows = list[Column]
+Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
 Done = TypeVar("Done")  # what a batch is made into
 
-_SMALL = 1 << 20  # bytes; a smaller run is dealt whole, as many small copies cost more
+_SMALL = 1 << 20  # bytes; a smaller span is scattered into one chunk, as many small copies cost more
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Generic[Done]):
-    """What a lane reads with: ``load(row group, first, past-last row)``, the columns' forms, what the threads make of
-    a batch's rows (``finish``), memory for what is decoded and for batches, threads, how many row groups to decode
-    ahead, and whether long rows ``stay`` where they were decoded until all hands of their run are used. ``arenas``
-    are by column where ``load`` puts those of fixed width then, as far as it can.
+class ReadContext(Generic[Done]):
+    """What the batches of an epoch are read with.
+
+    ``load``           decodes rows: (row group, first row, past-last row) -> columns of ``forms``
+    ``finish``         makes a batch of gathered columns, on a thread
+    ``memory``         for what is decoded and scattered; ``batches`` for batches
+    ``ahead``          row groups to decode ahead
+    ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
+    ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
     """
 
     load: Load
-    forms: Sequence[Form]
-    finish: Callable[[Gathered], Done]
+    forms: Sequence[ColumnForm]
+    finish: Callable[[GatheredBatch], Done]
     memory: Pool
     batches: Pool
     threads: Executor
     ahead: int
-    stay: bool = False
+    keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
 
     @property
     def shared(self) -> Pool | None:
-        """What is in memory that another process reads: batches of a worker; None where nothing is."""
+        """The memory that another process reads: that of a worker's batches; None outside of workers."""
         return None if self.batches is self.memory else self.batches
 
     @property
-    def sparing(self) -> bool:
-        """Whether memory is worth more than time: in workers, each with windows of its own, if no rows stay."""
-        return self.shared is not None and not self.stay
+    def low_memory(self) -> bool:
+        """Whether memory counts more than time: in workers, each with windows of its own, if no rows are kept."""
+        return self.shared is not None and not self.keep_decoded
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """Where the fixed-width columns of a batch lie."""
-        return Layout.of(self.forms)
+        return BatchLayout.of(self.forms)
 
     @cached_property
-    def dealt(self) -> Layout:
-        """Where those lie that are dealt: all, or those that do not stay where they were decoded."""
-        return self.layout.short if self.stay else self.layout
+    def scattered_layout(self) -> BatchLayout:
+        """Where those fixed-width columns lie that are scattered: all, or those that are not kept as decoded."""
+        return self.layout.short if self.keep_decoded else self.layout
 
 
-class Cards:
-    """Some of a run's rows in the order they were dealt: one hand or more, freed when all are used.
+class ScatterChunk:
+    """Some of a span's rows in scattered order: one bucket or more, freed when all are used.
 
-    ``arrays`` are the groups of ``Source.dealt`` over ``block``; ``long`` are columns that stay where they were
-    decoded, with the rows that were dealt; ``columns`` are all others: of no fixed width, or with nulls.
+    ``arrays`` are the groups of ``ReadContext.scattered_layout`` over ``block``; ``long`` are columns that are kept
+    where they were decoded, with the rows of the chunk; ``columns`` are all others: of no fixed width, or with nulls.
     """
 
-    def __init__(self, block: Block, arrays: list[Bytes], hands: int) -> None:
+    def __init__(self, block: Block, arrays: list[Bytes], buckets: int) -> None:
         self.block = block
         self.arrays = arrays
         self.long: dict[int, tuple[Bytes, Ints]] = {}
-        self.columns: dict[int, Column] = {}
-        self._left = hands
+        self.columns: dict[int, ColumnData] = {}
+        self._left = buckets
         self._lock = threading.Lock()
 
-    def used(self, memory: Pool) -> None:
-        """Note that one hand has been gathered."""
+    def release_bucket(self, memory: Pool) -> None:
+        """Note that one bucket has been gathered; after the last one the chunk's block goes back to ``memory``."""
         with self._lock:
             self._left -= 1
             if self._left:
@@ -88,79 +93,91 @@ class Cards:
         memory.give(self.block)
 
 
-Hand = tuple[Cards, int, int]  # cards, first and past-last row in them
-Dealt = list[Hand | None]  # a run's hands
+class Bucket(NamedTuple):
+    """Rows ``start <= row < stop`` of a chunk: those of a span that one block mixes."""
+
+    chunk: ScatterChunk
+    start: int
+    stop: int
 
 
-def deal(source: Source[Any], lane: Lane, run: int, first_hand: int) -> Dealt:
-    """Decode run ``run`` of a lane and return its hands; those before ``first_hand`` are None."""
-    columns = source.load(int(lane.groups[run]), int(lane.lows[run]), int(lane.highs[run]))
-    order, cuts = lane.row_order(run), lane.cuts(run).tolist()
-    hands: Dealt = [None] * first_hand
-    left = range(first_hand, len(cuts) - 1)
-    large = source.dealt.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
-    each = (1 if source.sparing else lane.split) if large else len(cuts)
+Buckets = list[Bucket | None]  # of a span; None where it is not needed, or was gathered
+
+
+def scatter(context: ReadContext[Any], lane: Lane, span: int, first_bucket: int) -> Buckets:
+    """Decode a span of a lane and return its buckets; those before ``first_bucket`` are None."""
+    columns = context.load(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
+    order, offsets = lane.row_order(span), lane.bucket_offsets(span).tolist()
+    buckets: Buckets = [None] * first_bucket
+    left = range(first_bucket, len(offsets) - 1)
+    large = context.scattered_layout.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
+    each = (1 if context.low_memory else lane.blocks_per_step) if large else len(offsets)
     portions = [left[i : i + each] for i in range(0, len(left), each)]
     counts = [len(portion) for portion in portions]
-    orders = [order[cuts[portion[0]] : cuts[portion[-1] + 1]] for portion in portions]
-    for portion, cards in zip(portions, dealt_cards(source, columns, orders, counts), strict=True):
-        begin = cuts[portion[0]]
-        hands.extend((cards, cuts[hand] - begin, cuts[hand + 1] - begin) for hand in portion)
-    if source.sparing:
+    orders = [order[offsets[portion[0]] : offsets[portion[-1] + 1]] for portion in portions]
+    for portion, chunk in zip(portions, scatter_columns(context, columns, orders, counts), strict=True):
+        begin = offsets[portion[0]]
+        buckets.extend(Bucket(chunk, offsets[i] - begin, offsets[i + 1] - begin) for i in portion)
+    if context.low_memory:
         release_unused()
-    return hands
+    return buckets
 
 
-def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hands: Sequence[int]) -> list[Cards]:
-    """Take rows from columns once for each of ``orders``: column by column, as that is what a cache can hold."""
-    layout, memory = source.dealt, source.memory
-    dealt = []
-    for order, count in zip(orders, hands, strict=True):
+def scatter_columns(
+    context: ReadContext[Any], columns: Rows, orders: Sequence[Ints], buckets: Sequence[int]
+) -> list[ScatterChunk]:
+    """Return a chunk of the columns' rows in each of ``orders``, with so many buckets.
+
+    Rows are taken column by column, as a column is what a cache can hold; ``columns`` is emptied meanwhile.
+    """
+    layout, memory = context.scattered_layout, context.memory
+    chunks = []
+    for order, count in zip(orders, buckets, strict=True):
         block = memory.take(layout.bytes(len(order)))
-        dealt.append(Cards(block, layout.arrays(block, len(order)), count))
-    places = {p: (g, i) for g, group in enumerate(source.layout.groups) for i, p in enumerate(group.positions)}
+        chunks.append(ScatterChunk(block, layout.arrays(block, len(order)), count))
+    places = {p: (g, i) for g, group in enumerate(context.layout.groups) for i, p in enumerate(group.positions)}
     near = memory.take(NEAR)
-    for position, form in enumerate(source.forms):
+    for position, form in enumerate(context.forms):
         column = columns[position]
-        columns[position] = Column(form, None)  # decoded memory goes as soon as it is dealt
+        columns[position] = ColumnData(form, None)  # decoded memory is freed as soon as it is scattered
         if position in places and column.valid is None and isinstance(column.values, np.ndarray):
             group, row = places[position]
             values = column.values
             if group >= len(layout.groups):
-                for order, cards in zip(orders, dealt, strict=True):
-                    cards.long[position] = values, order
+                for order, chunk in zip(orders, chunks, strict=True):
+                    chunk.long[position] = values, order
                 continue
-            if values.nbytes <= NEAR:  # read once in sequence, so that what jumps about finds it in the cache
+            if values.nbytes <= NEAR:  # read once in sequence, so that random access finds it in the cache
                 values = near[: values.nbytes].view(values.dtype).reshape(values.shape)
                 np.copyto(values, column.values)
-            for order, cards in zip(orders, dealt, strict=True):
-                values.take(order, axis=0, out=cards.arrays[group][row], mode="clip")
+            for order, chunk in zip(orders, chunks, strict=True):
+                values.take(order, axis=0, out=chunk.arrays[group][row], mode="clip")
         else:
-            stays = source.stay and bytes_of_views(column) >= LONG * len(column)
-            for order, cards in zip(orders, dealt, strict=True):
-                cards.columns[position] = take(column, order) if stays else compact(take(column, order))
+            kept = context.keep_decoded and bytes_of_views(column) >= LONG * len(column)
+            for order, chunk in zip(orders, chunks, strict=True):
+                chunk.columns[position] = take(column, order) if kept else compact(take(column, order))
     memory.give(near)
-    return dealt
+    return chunks
 
 
-def rows_in(arena: Arena, hand: Hand, position: int, width: int) -> Ints | None:
-    """Return which rows of an arena are those of a hand, of a column of ``width`` bytes; None if they lie elsewhere."""
-    cards, start, stop = hand
-    if position not in cards.long:
+def arena_rows(arena: Arena, bucket: Bucket, position: int, width: int) -> Ints | None:
+    """Return a bucket's rows of a column of ``width`` bytes, counted in the arena; None if they lie elsewhere."""
+    chunk, start, stop = bucket
+    if position not in chunk.long:
         return None
-    values, order = cards.long[position]
+    values, order = chunk.long[position]
     begin = arena.at(values)
     return None if begin is None else order[start:stop] + begin // width
 
 
-def hand_column(source: Source[Any], hand: Hand, position: int) -> Column:
-    """Return one column of a hand, wherever it is."""
-    cards, start, stop = hand
-    if position in cards.columns:
-        return cut(cards.columns[position], start, stop)
-    if position in cards.long:
-        decoded, order = cards.long[position]
-        return Column(source.forms[position], decoded.take(order[start:stop], axis=0, mode="clip"))
-    values = source.dealt.values(cards.arrays, position)
+def bucket_column(context: ReadContext[Any], bucket: Bucket, position: int) -> ColumnData:
+    """Return one column of a bucket, wherever it lies."""
+    chunk, start, stop = bucket
+    if position in chunk.columns:
+        return cut(chunk.columns[position], start, stop)
+    if position in chunk.long:
+        decoded, order = chunk.long[position]
+        return ColumnData(context.forms[position], decoded.take(order[start:stop], axis=0, mode="clip"))
+    values = context.scattered_layout.values(chunk.arrays, position)
     assert values is not None
-    return Column(source.forms[position], values[start:stop])
+    return ColumnData(context.forms[position], values[start:stop])

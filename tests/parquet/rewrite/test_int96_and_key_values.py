@@ -174,6 +174,6 @@ def test_warnings_of_a_cache_name_the_source(tmp_path: Path) -> None:
     shop, events = tmp_path / "shop", []
     (shop / "dt=1").mkdir(parents=True)
     pq.write_table(pa.table({"b": [b"x", np.random.default_rng(0).bytes(9_000)]}), shop / "dt=1" / "a.parquet")
-    pqcache.sync(tmp_path / "cache", str(shop), row_group_size=4 * KB, on_event=events.append)
+    pqcache.sync(str(shop), tmp_path / "cache", row_group_size=4 * KB, on_event=events.append)
     (warning,) = [event.message for event in events if isinstance(event, pqcache.events.Warned)]
     assert warning.startswith(f"{shop}/dt=1/a.parquet: row 1 alone takes 8.8 KB")

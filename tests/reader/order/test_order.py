@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import Lane, Order, Part, batches_of_lanes, deal_order, permutation
+from pqcache.reader.order.epoch_share import EpochShare, batches_by_lane
+from pqcache.reader.order.order import Lane, Order, permutation, scatter_order
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
 
@@ -41,31 +42,32 @@ def all_rows(order: Order) -> list[tuple[int, int]]:
 
 
 def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
-    """Return the lane's blocks by playing it out: run after run arrives, and stays for ``window`` blocks.
+    """Return the rows of the lane's blocks by a replay: each step adds a span, which is mixed for ``window`` steps.
 
-    Every run is looked at for every block, where the module has arithmetic.
+    Every span is looked at for every block, where the module has arithmetic.
     """
-    runs = len(lane.groups)
-    begin = lane.window // 2 + 1
-    steps = max(1, runs + lane.window - 2 * begin + 1) if runs else 0
-    held_in: dict[int, list[int]] = {run: [] for run in range(runs)}
-    for block in range(steps * lane.split):
-        for run in range(runs):
-            arrives = run - begin + 1
-            if arrives <= block // lane.split < arrives + lane.window:
-                held_in[run].append(block)
-    hands: dict[int, list[list[tuple[int, int]]]] = {}
-    for run in range(runs):
-        size = int(lane.highs[run] - lane.lows[run])
-        order = deal_order(size, lane.seed, lane.epoch, lane.number, run)
-        rows = [(int(lane.groups[run]), int(lane.lows[run] + r)) for r in order]
-        count = len(held_in[run])
-        hands[run] = [rows[size * q // count : size * (q + 1) // count] for q in range(count)]
+    spans = len(lane.row_groups)
+    edge = lane.window // 2 + 1
+    steps = max(1, spans + lane.window - 2 * edge + 1) if spans else 0
+    mixed_in: dict[int, list[int]] = {span: [] for span in range(spans)}
+    for block in range(steps * lane.blocks_per_step):
+        for span in range(spans):
+            first = span - edge + 1
+            if first <= block // lane.blocks_per_step < first + lane.window:
+                mixed_in[span].append(block)
+    buckets: dict[int, list[list[tuple[int, int]]]] = {}
+    for span in range(spans):
+        size = int(lane.highs[span] - lane.lows[span])
+        order = scatter_order(size, lane.seed, lane.epoch, lane.number, span)
+        rows = [(int(lane.row_groups[span]), int(lane.lows[span] + r)) for r in order]
+        count = len(mixed_in[span])
+        buckets[span] = [rows[size * q // count : size * (q + 1) // count] for q in range(count)]
     blocks = []
-    for number in range(steps * lane.split):
-        cards = [c for run in range(runs) if number in held_in[run] for c in hands[run][held_in[run].index(number)]]
-        order = permutation(len(cards), lane.seed, lane.epoch, 2, lane.number, number)
-        blocks.append([cards[i] for i in order])
+    for number in range(steps * lane.blocks_per_step):
+        mixed = [span for span in range(spans) if number in mixed_in[span]]
+        rows = [row for span in mixed for row in buckets[span][mixed_in[span].index(number)]]
+        order = permutation(len(rows), lane.seed, lane.epoch, 2, lane.number, number)
+        blocks.append([rows[i] for i in order])
     return blocks
 
 
@@ -73,19 +75,19 @@ def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
 @given(orders(shuffle=True))
 def test_equals_a_replay(order: Order) -> None:
     lanes = []
-    line = [(g, r) for g in order.line.tolist() for r in range(int(order.counts[g]))]
+    line = [(g, r) for g in order.row_group_order.tolist() for r in range(int(order.counts[g]))]
     taken = 0
-    full, rest = divmod(len(line), order.batch_size)
+    full, remainder = divmod(len(line), order.batch_size)
     for number in range(order.lanes):
         batches = full // order.lanes + (number < full % order.lanes)
-        rows = batches * order.batch_size + (rest if number == full % order.lanes else 0)
+        rows = batches * order.batch_size + (remainder if number == full % order.lanes else 0)
         lane = order.lane(number)
         blocks = replayed_lane(lane)
         assert len(blocks) == lane.blocks
         assert sorted(itertools.chain(*blocks)) == sorted(line[taken : taken + rows])
         for block, rows_of_block in enumerate(blocks):
             assert pairs(lane.block_rows(block)) == rows_of_block
-            assert lane.before(block) == sum(map(len, blocks[:block]))
+            assert lane.rows_before(block) == sum(map(len, blocks[:block]))
         lanes.append(list(itertools.chain(*blocks)))
         taken += rows
     for index in range(order.batches()):
@@ -123,7 +125,7 @@ def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], sta
     ranks, workers = topology
     parts = [
         [
-            Part(
+            EpochShare(
                 total=total,
                 lanes=12,
                 ranks=ranks,
@@ -139,7 +141,7 @@ def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], sta
     ]
     counts = {sum(map(len, of_rank)) for of_rank in parts}
     assert len(counts) == 1, "all ranks get the same number of batches"
-    assert len(Part(total=total, lanes=12, ranks=ranks, rank=0, start=start, drop_last=drop_last)) == counts.pop()
+    assert len(EpochShare(total=total, lanes=12, ranks=ranks, rank=0, start=start, drop_last=drop_last)) == counts.pop()
     every = sorted(index for of_rank in parts for indices in of_rank for index in indices)
     assert every == list(range(start, start + len(every)))
     if drop_last:
@@ -160,7 +162,7 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
     ranks, _ = topology
     total = order.batches()
     lanes = 12
-    first = Part(total=total, lanes=lanes, ranks=ranks, rank=0)
+    first = EpochShare(total=total, lanes=lanes, ranks=ranks, rank=0)
     seen = list(first.indices())[: at + 1]
     if not seen:
         return
@@ -168,13 +170,13 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
     consumed = [
         i
         for rank in range(ranks)
-        for i in list(Part(total=total, lanes=lanes, ranks=ranks, rank=rank).indices())[: at + 1]
+        for i in list(EpochShare(total=total, lanes=lanes, ranks=ranks, rank=rank).indices())[: at + 1]
     ]
     for new_ranks in (1, 2, 3):
         rest = [
             i
             for rank in range(new_ranks)
-            for i in Part(total=total, lanes=lanes, ranks=new_ranks, rank=rank, start=start).indices()
+            for i in EpochShare(total=total, lanes=lanes, ranks=new_ranks, rank=rank, start=start).indices()
         ]
         once = Counter(i for i in consumed + rest if i < total)
         assert once == Counter(range(total))
@@ -183,11 +185,11 @@ def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], 
 def test_padding_repeats_the_epochs_start() -> None:
     order = Order(counts=np.array([10]), batch_size=3, lanes=6)
     assert order.batches() == 4
-    part = Part(total=4, lanes=6, ranks=3, rank=2)
+    part = EpochShare(total=4, lanes=6, ranks=3, rank=2)
     assert list(part.indices()) == [2, 5]
-    assert list(batches_of_lanes(part.indices(), 6, 4)) == [(2, 2, 0), (5, 1, 0)]
+    assert list(batches_by_lane(part.indices(), 6, 4)) == [(2, 2, 0), (5, 1, 0)]
     assert pairs(order.batch(5)) == pairs(order.batch(1))
-    assert list(Part(total=1, lanes=6, ranks=3, rank=2).indices()) == [2]  # fewer batches than ranks
+    assert list(EpochShare(total=1, lanes=6, ranks=3, rank=2).indices()) == [2]  # fewer batches than ranks
     assert pairs(Order(counts=np.array([2]), batch_size=3, lanes=6).batch(2)) == pairs(
         Order(counts=np.array([2]), batch_size=3, lanes=6).batch(0)
     )
@@ -220,30 +222,30 @@ def test_seek_does_not_replay() -> None:
     order = Order(counts=np.full(200_000, 1000), batch_size=100, lanes=1, window=16)
     lane = order.lane(0)
     looked: list[int] = []
-    whole = Lane.row_order
+    original = Lane.row_order
     try:
-        Lane.row_order = lambda self, j: (looked.append(j), whole(self, j))[1]  # type: ignore[method-assign]
-        assert order.split == 1
+        Lane.row_order = lambda self, j: (looked.append(j), original(self, j))[1]  # type: ignore[method-assign]
+        assert order.blocks_per_step == 1
         order.batch(1_500_000)
     finally:
-        Lane.row_order = whole  # type: ignore[method-assign]
+        Lane.row_order = original  # type: ignore[method-assign]
     assert len(set(looked)) <= 2 * lane.window
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 16])
 def test_mixing_and_memory_follow_from_the_window(window: int) -> None:
     lane = Order(counts=np.full(64, 1000), batch_size=100, window=window).lane(0)
-    held = [len(lane.runs(block)) for block in range(lane.blocks)]
+    held = [len(lane.spans(block)) for block in range(lane.blocks)]
     assert max(held) == window
     assert min(held) == window // 2 + 1
-    sizes = np.diff([lane.before(block) for block in range(lane.blocks + 1)])
+    sizes = np.diff([lane.rows_before(block) for block in range(lane.blocks + 1)])
     assert sizes.max() <= 1500
     for block in range(lane.blocks):
         kept = 0
-        for run in lane.runs(block):
-            cuts = lane.cuts(run)
-            kept += int(cuts[-1] - cuts[block - lane.first_block(run)])
-        assert kept <= 1000 * (window / 2 + 1.5), "about half of the rows held are still there"
+        for span in lane.spans(block):
+            offsets = lane.bucket_offsets(span)
+            kept += int(offsets[-1] - offsets[block - lane.first_block(span)])
+        assert kept <= 1000 * (window / 2 + 1.5), "about half of the rows in memory are still needed"
 
 
 def test_a_block_is_mixed_evenly() -> None:
@@ -268,10 +270,10 @@ def test_a_block_is_mixed_evenly() -> None:
 def test_wrong_numbers_are_named() -> None:
     with pytest.raises(UsageError, match="batch_size is 0"):
         Order(counts=np.array([1]), batch_size=0)
-    with pytest.raises(UsageError, match="lanes=4 cannot be shared by 3 ranks x 1 workers"):
-        Part(total=10, lanes=4, ranks=3, rank=0)
+    with pytest.raises(UsageError, match="lanes=4: cannot be shared by 3 ranks x 1 workers"):
+        EpochShare(total=10, lanes=4, ranks=3, rank=0)
     with pytest.raises(UsageError, match="rank=3"):
-        Part(total=10, lanes=4, ranks=2, rank=3)
+        EpochShare(total=10, lanes=4, ranks=2, rank=3)
 
 
 def test_permutation_is_uniform() -> None:

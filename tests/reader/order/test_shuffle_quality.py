@@ -7,12 +7,17 @@ import re
 import numpy as np
 import pytest
 
-from pqcache.reader.memory_budget import window_for
+from pqcache.reader.memory_budget import RowGroupSizes, largest_window
 from pqcache.reader.order.order import Order
 from pqcache.reader.order.shuffle_quality import mixing
 from tests import ROOT
 
 PAGE = ROOT / "docs" / "loading.md"
+
+
+def sizes_of(row_groups: int, size: int) -> RowGroupSizes:
+    each = np.full(row_groups, size)
+    return RowGroupSizes(each, each, each)
 
 
 def table(first: str) -> list[list[str]]:
@@ -34,10 +39,10 @@ def test_the_page_says_how_windows_mix() -> None:
         assert found.groups == pytest.approx(float(groups), abs=0.06)
         assert found.shared == pytest.approx(float(shared), abs=0.0006)
         assert found.spread == pytest.approx(float(spread), abs=0.0006)
-        sizes, needed = np.full(256, 1 << 20), float(memory) * (1 << 20)
+        sizes, needed = sizes_of(256, 1 << 20), float(memory) * (1 << 20)
         if int(window) <= 16:
-            assert window_for(sizes, int(needed), 1) == int(window)
-            assert window_for(sizes, int(needed) - 1, 1) < int(window)
+            assert largest_window(sizes, int(needed), 1) == int(window)
+            assert largest_window(sizes, int(needed) - 1, 1) < int(window)
 
 
 def test_the_page_says_what_fits_into_memory() -> None:
@@ -45,8 +50,8 @@ def test_the_page_says_what_fits_into_memory() -> None:
     assert head is not None
     lanes = [int(cell.split()[0]) for cell in head[1].split("|")]
     for size, *windows in table("row group"):
-        sizes = np.full(256, int(size.split()[0]) << 20)
-        assert windows == [str(window_for(sizes, 2 << 30, n) or "pieces") for n in lanes]
+        sizes = sizes_of(256, int(size.split()[0]) << 20)
+        assert windows == [str(largest_window(sizes, 2 << 30, n) or "pieces") for n in lanes]
 
 
 def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:
@@ -64,7 +69,7 @@ def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:
 
 
 def test_spread_is_that_of_the_rows() -> None:
-    """The rows' own positions, spelled out, agree with what is computed from hands."""
+    """The rows' own positions, spelled out, agree with what is computed from buckets."""
     order = Order(counts=np.full(24, 400), batch_size=50, lanes=2, window=4)
     positions: dict[int, list[int]] = {}
     for index in range(order.batches()):

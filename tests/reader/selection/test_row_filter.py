@@ -27,12 +27,15 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.filters.sql import parse_where
-from pqcache.reader.epoch import record_batches
-from pqcache.reader.memory_budget import Room, fit, room_for
+from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
 from pqcache.reader.open import open_data
-from pqcache.reader.order.order import Order, Part
-from pqcache.reader.read_plan import View, view_of
-from pqcache.reader.row_group_reader import RowGroups
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.order import Order
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.record_batches import record_batches
+from pqcache.reader.row_group_loader import RowGroupLoader
+from pqcache.reader.row_group_reader import RowGroupReader
+from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection import row_filter as filters_module
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.torch import ParquetDataset
@@ -153,14 +156,14 @@ def duck_rows(root: Path) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def ids_of_ranks(view: View, order: Order, ranks: int, workers: int) -> list[int]:
+def ids_of_ranks(loader: RowGroupLoader, order: Order, ranks: int, workers: int) -> list[int]:
     """Return the ids of all batches but the padding, over all ranks and workers."""
     found: list[int] = []
     total = order.batches()
     for rank in range(ranks):
         for worker in range(workers):
-            part = Part(total=total, lanes=order.lanes, ranks=ranks, rank=rank, workers=workers, worker=worker)
-            for index, batch in record_batches(view, order, part.indices(), total, Room(2)):
+            part = EpochShare(total=total, lanes=order.lanes, ranks=ranks, rank=rank, workers=workers, worker=worker)
+            for index, batch in record_batches(loader, order, part.indices(), total, DecodeBudget(2)):
                 if index < total:
                     found += batch["id"].to_pylist()
     return found
@@ -201,15 +204,22 @@ def test_exactly_the_rows_of_duckdb_each_once(
         write_random(root, seed)
     expected = duck_ids(root, texts[1])
     data = open_data(root)[0]
-    seen = view_of(data, ["dt", "id"], parse_where(texts[0], data.index.schema) if as_expression else texts[0])
-    assert int(seen.counts.sum()) == len(expected)
-    seen = seen.in_pieces(piece)
+    filters = parse_where(texts[0], data.index.schema) if as_expression else texts[0]
+    plan = make_read_plan(data, ["dt", "id"], filters)
+    assert int(plan.counts.sum()) == len(expected)
+    loader = RowGroupLoader(plan).split(piece)
     order = Order(
-        counts=seen.counts, batch_size=batch_size, lanes=lanes, window=window, seed=seed, epoch=0, shuffle=shuffle
+        counts=loader.plan.counts,
+        batch_size=batch_size,
+        lanes=lanes,
+        window=window,
+        seed=seed,
+        epoch=0,
+        shuffle=shuffle,
     )
     assert order.batches() == -(-len(expected) // batch_size)
     ranks, workers = {1: (1, 1), 2: (2, 1), 6: (3, 2)}[lanes]
-    found = ids_of_ranks(seen, order, ranks, workers)
+    found = ids_of_ranks(loader, order, ranks, workers)
     assert sorted(found) == expected
     if not shuffle and lanes == 1:
         assert found == expected
@@ -247,13 +257,13 @@ def cache(lake: Path) -> Path:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Every row group that is opened from here on: its file and its number there."""
     found: list[tuple[str, int]] = []
-    inner = RowGroups._opened
+    inner = RowGroupReader._opened
 
-    def noted(self: RowGroups, group: int) -> Any:
-        found.append((self.paths[int(self.file[group])], int(self.row_group[group])))
+    def noted(self: RowGroupReader, group: int) -> Any:
+        found.append((str(self.path(group).relative_to(self.data.root)), int(self.row_group[group])))
         return inner(self, group)
 
-    monkeypatch.setattr(RowGroups, "_opened", noted)
+    monkeypatch.setattr(RowGroupReader, "_opened", noted)
     return found
 
 
@@ -299,8 +309,8 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(
     table = pa.concat_tables([pq.read_table(root / path, partitioning=None) for path in data.index.paths])
     expected = table.filter(pq.filters_to_expression(dnf))["id"].to_pylist()
     filters: Any = dnf[0] if len(dnf) == 1 else dnf
-    seen = view_of(data, ["id"], pq.filters_to_expression(dnf) if as_expression else filters)
-    assert ids_of_ranks(seen, Order(counts=seen.counts, batch_size=50, shuffle=False), 1, 1) == expected
+    plan = make_read_plan(data, ["id"], pq.filters_to_expression(dnf) if as_expression else filters)
+    assert ids_of_ranks(RowGroupLoader(plan), Order(counts=plan.counts, batch_size=50, shuffle=False), 1, 1) == expected
 
 
 @pytest.mark.parametrize(
@@ -322,8 +332,8 @@ def test_expressions_may_mix_partitions_and_columns(tmp_path: Path, filters: pc.
         table = pq.read_table(tmp_path / path, partitioning=None)
         tables.append(table.append_column("dt", pa.repeat(data.index.partitions["dt"][number], table.num_rows)))
     expected = pa.concat_tables(tables).filter(filters)["id"].to_pylist()
-    seen = view_of(data, ["id"], filters)
-    assert ids_of_ranks(seen, Order(counts=seen.counts, batch_size=50, shuffle=False), 1, 1) == expected
+    plan = make_read_plan(data, ["id"], filters)
+    assert ids_of_ranks(RowGroupLoader(plan), Order(counts=plan.counts, batch_size=50, shuffle=False), 1, 1) == expected
 
 
 @pytest.mark.parametrize(
@@ -477,8 +487,8 @@ def test_ten_thousand_row_groups_open_what_statistics_leave(tmp_path: Path, open
     assert len(data.index) == 10_000
     for filters in ("id between 501 and 1000", (pc.field("id") >= 501) & (pc.field("id") <= 1000)):
         opened.clear()
-        seen = view_of(data, ["id"], filters)
-        assert int(seen.counts.sum()) == 500
+        plan = make_read_plan(data, ["id"], filters)
+        assert int(plan.counts.sum()) == 500
         assert len(opened) <= 251
         if isinstance(filters, str):
             assert len(opened) == 2
@@ -510,10 +520,10 @@ def test_nulls_that_a_filter_leaves_out_are_no_error(cache: Path) -> None:
 
 def test_the_same_batches_in_every_topology_and_after_a_resume(cache: Path, lake: Path) -> None:
     how: dict[str, Any] = {"columns": ["id"], "filters": "label < 4", "batch_size": 31, "lanes": 12, "seed": 3}
-    whole = ParquetDataset(cache, **how)
-    expected = [batch["id"].tolist() for batch in whole]
+    dataset = ParquetDataset(cache, **how)
+    expected = [batch["id"].tolist() for batch in dataset]
     assert sorted(i for batch in expected for i in batch) == duck_ids(lake, "label < 4")
-    state = json.loads(json.dumps(whole.state_dict(after=10)))
+    state = json.loads(json.dumps(dataset.state_dict(after=10)))
     for ranks in (1, 2, 3, 4):
         found: dict[int, list[int]] = {}
         for rank in range(ranks):
@@ -554,7 +564,7 @@ def test_rows_that_were_looked_up(cache: Path, lake: Path) -> None:
         assert list(ParquetDataset(cache, rows=nothing)) == []
 
 
-def test_rows_stay_with_their_snapshot(lake: Path, tmp_path: Path) -> None:
+def test_rows_belong_to_their_snapshot(lake: Path, tmp_path: Path) -> None:
     (tmp_path / "lake/dt=1").mkdir(parents=True)
     pq.write_table(pa.table({"id": range(10)}), tmp_path / "lake/dt=1/a.parquet")
     old = str(pqcache.sync(str(tmp_path / "lake"), tmp_path / "c").snapshot)
@@ -628,29 +638,29 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     table = pa.table({"id": pa.array(range(rows), pa.int64()), "label": [f"{i % 100:02}" * 20 for i in range(rows)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False)
     data = open_data(tmp_path)[0]
-    whole = view_of(data, ["id"])
-    few = view_of(data, ["id"], f"label = '{'07' * 20}'")
-    assert few.counts.tolist() == [200, 200]
-    assert few.sizes.tolist() == [1600, 1600]
-    assert whole.decoded.tolist() == whole.sizes.tolist() == [160_000, 160_000]
-    assert all(size > 160_000 + 40 * 20_000 for size in few.decoded)
-    memory = int(5 * few.decoded.max())
-    assert fit(few, memory, 1) == (16, 0)  # what is held is little
-    assert room_for(few, memory, 1, 1, 16, 8).threads == 1
+    every = estimate_sizes(make_read_plan(data, ["id"]))
+    few = RowGroupLoader(make_read_plan(data, ["id"], f"label = '{'07' * 20}'"))
+    assert few.plan.counts.tolist() == [200, 200]
+    assert few.sizes.selected.tolist() == [1600, 1600]
+    assert every.decoded.tolist() == every.selected.tolist() == [160_000, 160_000]
+    largest = int(few.sizes.decoded.max())
+    assert all(size > 160_000 + 40 * 20_000 for size in few.sizes.decoded)
+    assert fit_window(few.sizes, 5 * largest, 1) == Window(16)  # the selected rows are few
+    assert decode_budget(few.sizes, 5 * largest, lanes=1, all_lanes=1, window=16, threads=8).threads == 1
     with pytest.warns(UserWarning, match="read in"):
-        window, piece = fit(few, int(3 * few.decoded.max()), 1)
-    assert piece < 20_000
-    pieces = few.in_pieces(piece)
-    assert int(pieces.decoded.max()) < int(few.decoded.max())
-    order = Order(counts=pieces.counts, batch_size=64, lanes=2, window=window)
+        window, piece_rows = fit_window(few.sizes, 3 * largest, 1)
+    assert piece_rows < 20_000
+    pieces = few.split(piece_rows)
+    assert int(pieces.sizes.decoded.max()) < largest
+    order = Order(counts=pieces.plan.counts, batch_size=64, lanes=2, window=window)
     assert sorted(ids_of_ranks(pieces, order, 2, 1)) == [i for i in range(rows) if i % 100 == 7]
 
 
 def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:
     image = [bytes([i % 256]) * 10_000 for i in range(1000)]
     pq.write_table(pa.table({"id": range(1000), "image": image}), tmp_path / "a.parquet")
-    seen = view_of(open_data(tmp_path)[0], ["image"], "id in (3, 700)")
-    (column,) = seen.load(0, 0, 2)
+    plan = make_read_plan(open_data(tmp_path)[0], ["image"], "id in (3, 700)")
+    (column,) = RowGroupLoader(plan).load(0, 0, 2)
     assert 20_000 <= column.values.get_total_buffer_size() < 30_000
     assert [row.as_py() for row in column.values] == [image[3], image[700]]
 

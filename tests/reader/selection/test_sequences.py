@@ -21,6 +21,9 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.open import open_data
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection import row_filter
 from pqcache.torch import Mix, ParquetDataset, Sequence
 
@@ -200,7 +203,7 @@ def test_every_type_has_an_axis_more(drive: Path) -> None:
 
 
 def test_nulls_are_an_error_or_filled(drive: Path) -> None:
-    with pytest.raises(ParquetError, match="'maybe' holds nulls"):
+    with pytest.raises(ParquetError, match="'maybe': it holds nulls"):
         list(ParquetDataset(drive, ["id", "maybe"], sequence=SPEC))
     ds = ParquetDataset(drive, ["id", "maybe", "note"], sequence=SPEC, nulls={"maybe": -1, "note": "none"})
     for batch in ds:
@@ -261,9 +264,9 @@ def test_columns_at_some_steps(drive: Path) -> None:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) -> None:
     how: dict[str, Any] = {"columns": ["id", "text"], "batch_size": 16, "lanes": 12, "sequence": SPEC}
-    whole = list(ParquetDataset(drive, shuffle=shuffle, **how))
-    expected = {batch.index: batch["id"].tolist() for batch in whole}
-    assert sorted(ids_of(whole)) == sorted(expected_ids(drive))
+    epoch = list(ParquetDataset(drive, shuffle=shuffle, **how))
+    expected = {batch.index: batch["id"].tolist() for batch in epoch}
+    assert sorted(ids_of(epoch)) == sorted(expected_ids(drive))
     for replicas, workers in ((1, 2), (2, 0), (3, 2), (4, 0)):
         found: dict[int, Any] = {}
         for rank in range(replicas):
@@ -273,7 +276,7 @@ def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) ->
             found.update({batch.index: batch["id"].tolist() for batch in batches})
         assert {index: ids for index, ids in found.items() if index in expected} == expected
     ds = ParquetDataset(drive, shuffle=shuffle, **how)
-    state = json.loads(json.dumps(ds.state_dict(after=whole[9])))
+    state = json.loads(json.dumps(ds.state_dict(after=epoch[9])))
     for replicas, workers in ((1, 0), (1, 2), (2, 2)):
         found = {}
         for rank in range(replicas):
@@ -362,17 +365,15 @@ def test_little_memory_reads_in_pieces(tmp_path: Path) -> None:
 
 
 def test_sizes_count_every_step(drive: Path) -> None:
-    from pqcache.reader.open import open_data
-    from pqcache.reader.read_plan import view_of
-
     data, _ = open_data(drive)
     for columns, width in ((["id"], 8), (["id", "small"], 9)):
-        view = view_of(
+        plan = make_read_plan(
             data, columns, sequence=Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC
         )
         step = 4 * 8 + (1 if "small" in columns else 0)
-        assert (view.sizes == view.counts * step).all(), width
-        assert (view.decoded > view.sizes).all()
+        sizes = estimate_sizes(plan)
+        assert (sizes.selected == plan.counts * step).all(), width
+        assert (sizes.decoded > sizes.selected).all()
 
 
 ORDERS: list[tuple[pa.DataType, Any, Any]] = [

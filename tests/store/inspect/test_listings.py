@@ -14,7 +14,7 @@ import pytest
 
 import pqcache
 from pqcache import cli
-from pqcache.benchmark.forecast import Forecast, forecast, in_words
+from pqcache.benchmark.forecast import Forecast, describe_forecast, forecast
 from pqcache.console.inspect_text import remedy, verdict
 from pqcache.reader.memory_budget import WINDOW
 from pqcache.store.inspect.listings import readable
@@ -203,15 +203,15 @@ def test_many_partitions_are_collapsed(tmp_path: Path, capfd: pytest.CaptureFixt
     assert document["columns"][0]["codec"] == "SNAPPY"
     assert document["columns"][0]["encodings"] == ["DICTIONARY"]
     assert document["training"]["window"] == 16
-    few = in_words(Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=1.0, row_group_size=None))
+    few = describe_forecast(Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=1.0, row_group_size=None))
     assert few == "each mixes all row groups that it reads", "of three row groups nobody mixes 16"
-    assert "16 row groups, together 41 %" in in_words(
+    assert "16 row groups, together 41 %" in describe_forecast(
         Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=0.41, row_group_size=None)
     )
-    assert "less than 1 %" in in_words(
+    assert "less than 1 %" in describe_forecast(
         Forecast(memory=2 << 30, lanes=2, decoded=1000, window=16, mixed=0.004, row_group_size=None)
     )
-    assert "in pieces" in in_words(
+    assert "in pieces" in describe_forecast(
         Forecast(memory=2 << 30, lanes=2, decoded=1 << 40, window=0, mixed=0.0, row_group_size=1 << 20)
     )
 

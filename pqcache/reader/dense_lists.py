@@ -1,0 +1,55 @@
+"""Which list columns have lists of one length only, so that they can be held as rows of fixed width."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow.compute as pc
+
+from pqcache.parquet.schema_merge import is_text
+from pqcache.reader.column_forms import ColumnForm
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.row_group_sizes import first_rows
+from pqcache.store.row_group_index import Index
+
+log = logging.getLogger("pqcache.reader")
+
+
+def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
+    """Return the plan with lists that are all of one length held as rows of fixed width, but for columns ``ragged``.
+
+    Decided once for the whole dataset, so that a column is of one kind in every batch: each row group's number of
+    values must be rows x length, and the first rows must have that length. Lists of one item are not held so, as a
+    Parquet file counts an empty list or a null as one value too.
+    """
+    lists = [f for f in plan.file_forms if f.kind == "bytes" and not is_text(f.type) and f.name not in ragged]
+    dense = [(form.name, form.stored.length) for form in lists if form.stored and form.stored.length > 1]
+    candidates = dict(_of_one_length(plan.data.index, [form for form in lists if not form.stored]))
+    sample = first_rows(plan, list(candidates))
+    for name, length in candidates.items():
+        if sample is None or name not in sample.column_names:
+            continue
+        lengths = pc.fill_null(pc.list_value_length(sample[name]), -1)
+        if pc.all(pc.equal(lengths, length)).as_py():
+            dense.append((name, length))
+        else:
+            log.debug("column %r has %d values a row, in lists of other lengths: they remain lists", name, length)
+    return replace(plan, dense=tuple(dense))
+
+
+def _of_one_length(index: Index, forms: Sequence[ColumnForm]) -> Iterator[tuple[str, int]]:
+    """Yield (name, length) of columns whose number of values in each row group is its rows times a length."""
+    rows = index.rows
+    for form in forms:
+        name = f"{form.name}:values"
+        if name not in index.recorded:  # an index of a version that did not record it
+            continue
+        values = index.table[name]
+        if values.null_count:  # some file lacks the column
+            continue
+        lengths = np.unique(values.to_numpy()[rows > 0] / rows[rows > 0])
+        if len(lengths) == 1 and lengths[0] == int(lengths[0]) > 1:
+            yield form.name, int(lengths[0])

@@ -1,0 +1,74 @@
+"""The options of an epoch that is read without torch, and the checks that the loader's options go through too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pqcache.errors import UsageError
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.store.selected_rows import SelectedRows
+
+
+def check_numbers(**numbers: int | None) -> None:
+    """Raise UsageError, by name, for a number that is neither None nor an integer of at least 1."""
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise UsageError(f"{name}={value!r}", "give a whole number of at least 1")
+
+
+def check_seed(seed: int) -> None:
+    """Raise UsageError for a seed that is no integer."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed={seed!r}", "give a whole number")
+
+
+def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
+    """Raise UsageError where a rank is not one of ``num_replicas``, or these cannot share the lanes."""
+    if not 0 <= rank < num_replicas:
+        raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas!r} it must be from 0 to {num_replicas - 1}")
+    if lanes is not None and lanes % num_replicas:
+        raise UsageError(f"lanes={lanes}", f"cannot be shared by num_replicas={num_replicas!r}", "choose a multiple")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """What to read of a dataset, and in what order; ``Cache.batches`` says what each option is.
+
+    Options that make no sense raise UsageError.
+    """
+
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    batch_size: int = 4096
+    shuffle: bool = True
+    seed: int = 0
+    epoch: int = 0
+    drop_last: bool = False
+    memory: int = 2 << 30  # bytes
+    window: int | None = None
+    lanes: int | None = None
+    num_replicas: int = 1
+    rank: int = 0
+    start: int = 0
+    snapshot: str | None = None
+    rows: SelectedRows | None = None
+    sequence: SequenceOf | None = None
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        check_numbers(batch_size=self.batch_size, window=self.window, lanes=self.lanes)
+        check_rank(self.num_replicas, self.rank, self.lanes)
+        if isinstance(self.epoch, bool) or self.epoch < 0 or self.start < 0:
+            raise UsageError(f"epoch={self.epoch}, start={self.start}", "both count from 0")
+
+    @property
+    def all_lanes(self) -> int:
+        """The lanes of all ranks."""
+        return self.lanes or self.num_replicas
+
+    @property
+    def rank_lanes(self) -> int:
+        """The lanes of one rank."""
+        return self.all_lanes // self.num_replicas

@@ -1,0 +1,73 @@
+"""Which batches of an epoch each worker of each rank yields: a pure function of a few numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pqcache.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochShare:
+    """The batches that one worker of one rank yields, from batch ``start`` of the epoch to its end.
+
+    ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
+    round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
+    or left out with ``drop_last``. ``start`` is the first global batch that no rank has consumed.
+    """
+
+    total: int
+    lanes: int
+    ranks: int = 1
+    rank: int = 0
+    workers: int = 1
+    worker: int = 0
+    start: int = 0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.ranks:
+            raise UsageError(
+                f"rank={self.rank}", f"with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
+            )
+        if self.lanes % (self.ranks * self.workers):
+            raise UsageError(
+                f"lanes={self.lanes}",
+                f"cannot be shared by {self.ranks} ranks x {self.workers} workers",
+                f"choose a num_workers so that ranks x workers divides {self.lanes}, or start with lanes "
+                "set to a common multiple",
+            )
+
+    def __len__(self) -> int:
+        return len(self.indices())
+
+    def rounds(self) -> int:
+        """Return the number of batches that each rank gets."""
+        left = max(0, self.total - self.start)
+        return left // self.ranks if self.drop_last else -(-left // self.ranks)
+
+    def indices(self, begin: int | None = None) -> range:
+        """Return the global indices of the worker's batches, in order; those from ``total`` on are padding.
+
+        With ``begin`` those before it are left out.
+
+        Any ``ranks`` consecutive indices hold one of every rank, so each rank has the same number of them
+        from any start. Worker 0 yields the rank's first, as DataLoader asks it first.
+        """
+        first = self.start + (self.rank - self.start) % self.ranks
+        mine = range(first, first + self.rounds() * self.ranks, self.ranks)
+        mine = mine[self.worker :: self.workers]
+        return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
+
+    def after(self, index: int) -> int:
+        """Return the first global batch that is left when every rank has consumed the round of ``index``."""
+        done = (index - self.start) // self.ranks + 1
+        return min(self.start + done * self.ranks, max(self.total, self.start))
+
+
+def batches_by_lane(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (global index, lane, batch within the lane) for ``indices``; padding begins again at 0."""
+    for index in indices:
+        inside = index % total if index >= total else index
+        yield index, inside % lanes, inside // lanes

@@ -1,0 +1,110 @@
+"""Reads columns straight from their pages where that is faster than pyarrow: lists of one length, and long rows."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.parquet.footer import read_local_tail
+from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
+from pqcache.parquet.pages.long_values import views_of
+from pqcache.parquet.pages.page_reader import Reader
+from pqcache.parquet.schema_merge import is_text
+from pqcache.reader.batch_layout import LONG
+from pqcache.reader.column_forms import ColumnForm, storage_type
+from pqcache.reader.columns import ColumnData, as_rows
+from pqcache.system.buffer_pool import Arena, Pool
+
+log = logging.getLogger("pqcache.reader")
+
+Leaves = list[tuple[ColumnForm, LeafColumn]]
+
+
+class PageColumns:
+    """Reads columns of row groups from their pages, into ``memory``; a column it cannot read so is left to pyarrow."""
+
+    def __init__(self, forms: Sequence[ColumnForm], memory: Pool) -> None:
+        self._forms = [form for form in forms if _is_faster(form)]
+        self._reader = Reader(memory)
+        self._leaves: dict[int, Leaves] = {}  # by file; without a lock, as the process may fork
+
+    def clear(self) -> None:
+        """Forget what is known of files."""
+        self._leaves.clear()
+
+    def read(
+        self, file: pq.ParquetFile, file_number: int, path: Path, row_group: int, arenas: Mapping[str, Arena]
+    ) -> dict[str, ColumnData]:
+        """Return columns of a row group, all of its rows, by name; long rows in ``arenas``, which are by column."""
+        leaves = self._leaves_of(file, file_number, path)
+        if not leaves:
+            return {}
+        found: dict[str, ColumnData] = {}
+        metadata = file.metadata.row_group(row_group)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            for form, leaf in leaves:
+                chunk = metadata.column(leaf.number)
+                if form.kind == "bytes" and chunk.total_uncompressed_size < LONG * chunk.num_values:
+                    continue  # short rows are decoded faster by pyarrow
+                column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
+                if column is not None:
+                    found[form.name] = column
+                else:
+                    log.debug("%s: row group %d: column %r is read by pyarrow: %s", path, row_group, form.name, _PAGES)
+        finally:
+            os.close(descriptor)
+        return found
+
+    def _column(
+        self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: ColumnForm, leaf: LeafColumn, into: Arena | None
+    ) -> ColumnData | None:
+        if form.kind == "bytes":
+            arrays = self._reader.byte_arrays(descriptor, chunk, leaf)
+            return None if arrays is None else ColumnData(form, views_of(arrays))
+        values = self._reader.values(descriptor, chunk, leaf, _list_length(form), into)
+        return None if values is None or values.nbytes % form.width else ColumnData(form, as_rows(values, form.width))
+
+    def _leaves_of(self, file: pq.ParquetFile, file_number: int, path: Path) -> Leaves:
+        """Return the columns of a file that can be read from their pages."""
+        leaves = self._leaves.get(file_number)
+        if leaves is None:
+            leaves = []
+            schema = file.schema_arrow
+            for form in self._forms:
+                if len(schema.get_all_field_indices(form.name)) != 1:
+                    continue
+                kind = schema.field(form.name).type
+                kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+                expected = storage_type(form.type) if form.stored is None else pa.binary(form.stored.width)
+                leaf = leaf_of(file.metadata, form.name, kind) if kind == expected else None
+                if leaf is None:
+                    log.debug("%s: column %r is read by pyarrow: it is stored as %s", path, form.name, kind)
+                else:
+                    leaves.append((form, leaf))
+            if leaves:  # pages are found by what the footer says of their chunks
+                check_footer(read_local_tail(path).footer, str(path))
+            self._leaves[file_number] = leaves
+        return leaves
+
+
+_PAGES = "its pages have an encoding, a codec or nulls that are not read here"
+
+
+def _is_faster(form: ColumnForm) -> bool:
+    """Return whether a column may be read faster from its pages than by pyarrow."""
+    return bool(form.dense or is_text(storage_type(form.type)) or (form.kind == "fixed" and form.width >= LONG))
+
+
+def _list_length(form: ColumnForm) -> int:
+    """Return the length of a column's lists as they are stored; 0 for what is not stored as lists, or of any length."""
+    if form.stored is not None:
+        return 0
+    kind = storage_type(form.type)
+    return int(kind.list_size) if pa.types.is_fixed_size_list(kind) else form.dense

@@ -1,0 +1,140 @@
+"""An epoch as Arrow record batches, in the order in which ParquetDataset yields its batches."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from pqcache.errors import UsageError
+from pqcache.reader.column_forms import form_of
+from pqcache.reader.columns import to_arrow
+from pqcache.reader.epoch import batches
+from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
+from pqcache.reader.open import Data, open_data
+from pqcache.reader.options import BatchOptions
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.order import Order
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_loader import RowGroupLoader
+from pqcache.reader.row_group_reader import cpu_count, release_unused
+from pqcache.store.selected_rows import SelectedRows
+
+
+def read_batches(path: str | os.PathLike[str], options: BatchOptions) -> Iterator[pa.RecordBatch]:
+    """Return an iterator over the record batches of an epoch; see ``Cache.batches``.
+
+    The dataset is opened, and its snapshot leased, before this returns.
+    """
+    data, lease = open_data(path, options.snapshot or getattr(options.rows, "snapshot", "") or None)
+    try:
+        epoch = _open_epoch(path, data, options)
+    except BaseException:
+        if lease is not None:
+            lease.close()
+        raise
+
+    def read() -> Iterator[pa.RecordBatch]:
+        try:
+            with lease or nullcontext(), closing(epoch.record_batches()) as found:
+                for _, batch in found:
+                    yield batch
+        finally:
+            release_unused()  # also where the reader stops half way
+
+    found = read()
+    if lease is not None:
+        weakref.finalize(found, lease.close)  # where nobody begins to iterate
+    return found
+
+
+def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequence[str] | None) -> pa.Table:
+    """Return ``rows`` in the order of the files; see ``Cache.read``."""
+    if not isinstance(rows, SelectedRows):
+        raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
+    if len(rows):
+        return pa.Table.from_batches(list(read_batches(path, BatchOptions(columns=columns, shuffle=False, rows=rows))))
+    data, lease = open_data(path, rows.snapshot or None)
+    with lease or nullcontext():
+        return _schema_of(make_read_plan(data, columns)).empty_table()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Epoch:
+    """What reading an epoch takes, once the dataset is open."""
+
+    loader: RowGroupLoader
+    order: Order
+    share: EpochShare
+    budget: DecodeBudget
+
+    def record_batches(self) -> Generator[tuple[int, pa.RecordBatch]]:
+        return record_batches(self.loader, self.order, self.share.indices(), self.share.total, self.budget)
+
+
+def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions) -> _Epoch:
+    lanes, memory = options.rank_lanes, options.memory
+    plan = make_read_plan(data, options.columns, options.filters, options.rows, sequence=options.sequence)
+    loader = RowGroupLoader(plan)
+    window = Window(options.window or 1)
+    if options.window is None and options.shuffle:
+        window = fit_window(loader.sizes, memory, lanes, path)
+        loader = loader.split(window.piece_rows)
+    order = Order(
+        counts=loader.plan.counts,
+        batch_size=options.batch_size,
+        lanes=options.all_lanes,
+        window=window.row_groups,
+        seed=options.seed,
+        epoch=options.epoch,
+        shuffle=options.shuffle,
+    )
+    share = EpochShare(
+        total=order.batches(options.drop_last),
+        lanes=options.all_lanes,
+        ranks=options.num_replicas,
+        rank=options.rank,
+        start=options.start,
+        drop_last=options.drop_last,
+    )
+    budget = DecodeBudget(cpu_count())
+    if options.shuffle:
+        budget = decode_budget(
+            loader.sizes,
+            memory,
+            lanes=lanes,
+            all_lanes=options.all_lanes,
+            window=window.row_groups,
+            threads=budget.threads,
+        )
+    return _Epoch(loader=loader, order=order, share=share, budget=budget)
+
+
+def record_batches(
+    loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget | None = None
+) -> Generator[tuple[int, pa.RecordBatch]]:
+    """Yield (global index, Arrow record batch) as ``epoch.batches`` yields columns."""
+    plan = loader.plan
+    axes, schema = _axes(plan), _schema_of(plan)
+    with closing(batches(loader, order, indices, total, budget or DecodeBudget(cpu_count()))) as found:
+        for index, batch in found:
+            columns = batch.columns()
+            arrays = {name: to_arrow(columns[name]) for name in plan.columns}
+            for name, axis in axes.items():
+                arrays[name] = pa.FixedSizeListArray.from_arrays(arrays[name], axis)
+            yield index, pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+
+
+def _axes(plan: ReadPlan) -> dict[str, int]:
+    """Return how many steps of a sequence each column has; columns without such an axis are left out."""
+    return {name: axis for name in plan.columns if (axis := plan.axis(name)) is not None}
+
+
+def _schema_of(plan: ReadPlan) -> pa.Schema:
+    types = {f.name: form_of(f).type for f in plan.row_schema}
+    types.update({name: pa.list_(types[name], axis) for name, axis in _axes(plan).items()})
+    return pa.schema([(f.name, types[f.name], f.nullable, f.metadata) for f in plan.row_schema])

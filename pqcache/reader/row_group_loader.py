@@ -1,0 +1,155 @@
+"""Decodes the row groups of a read plan, and makes the columns of a batch of what was gathered from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pqcache.reader.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
+from pqcache.reader.column_forms import ColumnForm, form_of
+from pqcache.reader.columns import ColumnData, as_typed, from_arrow
+from pqcache.reader.memory_budget import RowGroupSizes
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.row_group_reader import RowGroupReader
+from pqcache.reader.row_group_sizes import estimate_sizes
+from pqcache.reader.selection.sequence_columns import SequenceColumn
+from pqcache.reader.selection.sequences import SequenceSelection
+from pqcache.system.buffer_pool import Arena, Pool
+
+_FILE = ColumnForm(name="\0file", type=pa.uint32(), kind="fixed", width=4)  # looks partition columns up
+
+
+class RowGroupLoader:
+    """Decodes row groups of a ``ReadPlan``, from any thread; its memory is reused from epoch to epoch."""
+
+    def __init__(self, plan: ReadPlan) -> None:
+        self.plan = plan
+        self.memory = Pool()
+        self.arenas: dict[str, Arena] = {}
+
+    def split(self, piece_rows: int) -> RowGroupLoader:
+        """Return a loader of the plan split into pieces (see `ReadPlan.split`) with the same memory; this one for 0."""
+        if not piece_rows:
+            return self
+        loader = RowGroupLoader(self.plan.split(piece_rows))
+        loader.memory, loader.arenas = self.memory, self.arenas
+        return loader
+
+    @cached_property
+    def sizes(self) -> RowGroupSizes:
+        """How much memory the row groups take, estimated from the index and a few rows."""
+        return estimate_sizes(self.plan)
+
+    @cached_property
+    def reader(self) -> RowGroupReader:
+        """What reads the files."""
+        plan = self.plan
+        return RowGroupReader(
+            plan.data,
+            plan.row_groups,
+            forms=plan.file_forms,
+            piece_rows=plan.piece_rows,
+            memory=self.memory,
+        )
+
+    def arenas_for(self, slots: int) -> dict[str, Arena]:
+        """Return memory for the long rows of ``slots`` row groups, one arena for each column, by column."""
+        most = int(self.reader.rows.max(initial=0))
+        if not slots or not most or self.plan.sequences is not None:
+            return {}
+        long = [form for form in self.plan.file_forms if form.kind == "fixed" and form.width >= LONG]
+        for form in long:
+            arena = self.arenas.get(form.name)
+            if arena is None or (arena.size, arena.count) != (most * form.width, slots):
+                self.arenas[form.name] = Arena(self.memory, most * form.width, slots)
+        return {form.name: self.arenas[form.name] for form in long}
+
+    def load(self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> list[ColumnData]:
+        """Return rows ``low <= row < high`` of the plan's row group ``number``, as columns of ``forms``.
+
+        Rows are counted among those that are selected. ``arenas`` take the long rows of row groups that are decoded
+        completely. What cannot be read raises ParquetError.
+        """
+        plan, reader = self.plan, self.reader
+        start = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
+        low, high = start + low, start + high
+        selection, selected = plan.selection, None if plan.selected is None else int(plan.selected[number])
+        row_group = int(plan.row_groups[number])
+        if isinstance(selection, SequenceSelection) and selected is not None:
+            choose = partial(selection.rows, row_group)
+            found, rows = reader.read_around(number, low, high, selected, selection.columns, choose)
+            path, pairs = reader.path(number), zip(self.sequence_columns, found, strict=True)
+            columns = [column for sequences, rows_of in pairs for column in sequences.gather(rows_of, rows, path)]
+        elif selection is None or selected is None or selected == reader.rows[number]:
+            columns = reader.read(number, low, high, arenas)
+        else:
+            choose = partial(selection.positions, row_group)
+            columns = reader.read_selected(number, low, high, selected, selection.columns, choose)
+        if plan.partitions or not columns:
+            columns.append(ColumnData(_FILE, np.full(high - low, reader.file[number], np.uint32)))
+        return columns
+
+    @cached_property
+    def sequence_columns(self) -> tuple[SequenceColumn, ...]:
+        """How sequences of the columns in the files are held; empty where rows are single."""
+        plan = self.plan
+        if plan.sequences is None:
+            return ()
+        spec = plan.sequences.spec
+        return tuple(
+            SequenceColumn(form, spec.steps(form.name), (form.stored or not form.dense) and plan.nulls(form.name) != 0)
+            for form in plan.file_forms
+        )
+
+    @cached_property
+    def forms(self) -> tuple[ColumnForm, ...]:
+        """The forms of the columns that ``load`` returns."""
+        if self.plan.sequences is None:
+            forms = self.plan.file_forms
+        else:
+            forms = tuple(form for column in self.sequence_columns for form in column.forms)
+        return (*forms, _FILE) if self.plan.partitions or not forms else forms
+
+    def finish(self, memory: Pool, batch: GatheredBatch) -> FinishedBatch:
+        """Return a batch's columns, partition columns among them; new values are written to ``memory``.
+
+        Sequences come as their rows, one sequence after the other.
+        """
+        numbers: list[NumberColumns] = []
+        if self.plan.sequences is None:
+            numbers, found = self._rows_of(batch)
+        else:
+            columns = (batch.column(position, form) for position, form in enumerate(self.forms))
+            found = {column.form.name: column.rows(columns) for column in self.sequence_columns}
+        if self.plan.partitions:
+            found.update(self._partition_columns(batch.column(len(self.forms) - 1, _FILE).values))
+        found.pop(_FILE.name, None)
+        return FinishedBatch(batch.rows, numbers, {name: as_typed(column, memory) for name, column in found.items()})
+
+    def _rows_of(self, batch: GatheredBatch) -> tuple[list[NumberColumns], dict[str, ColumnData]]:
+        """Return plain numbers by group, and all other columns by name."""
+        forms, numbers = self.forms, []
+        others = set(range(len(forms)))
+        for group, array in zip(batch.layout.groups, batch.arrays, strict=True):
+            if group.dtype is None or not batch.columns.keys().isdisjoint(group.positions):
+                continue
+            others.difference_update(group.positions)
+            together = {forms[position].name: forms[position] for position in group.positions}
+            length = forms[group.positions[0]].dense
+            shape = (len(together), batch.rows, length) if length else (len(together), batch.rows)
+            numbers.append(NumberColumns(together, array.view(group.dtype).reshape(shape)))
+        return numbers, {forms[position].name: batch.column(position, forms[position]) for position in others}
+
+    def _partition_columns(self, files: npt.NDArray[Any]) -> dict[str, ColumnData]:
+        plan, found = self.plan, {}
+        table = plan.data.index.partitions
+        for name in plan.partitions:
+            of_rows = files if (axis := plan.axis(name)) is None else np.repeat(files, axis)
+            found[name] = from_arrow(pc.take(table[name], pa.array(of_rows)), form_of(plan.row_schema.field(name)))
+        return found

@@ -1,0 +1,75 @@
+"""How much memory row groups take: exact for numbers, estimated from a few rows for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.errors import ParquetError
+from pqcache.parquet.dense import as_list
+from pqcache.reader.column_forms import form_of
+from pqcache.reader.memory_budget import RowGroupSizes
+from pqcache.reader.order.order import Ints
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.reader.selection.sequences import SequenceSelection
+
+_SAMPLE_ROWS = 1024
+_VIEW = 16  # bytes that point to a string's or a list's bytes
+_FILE_NUMBER = 4  # bytes
+
+
+def estimate_sizes(plan: ReadPlan) -> RowGroupSizes:
+    """Return the bytes of each of a plan's row groups, or pieces of one.
+
+    Lists count alike whether they are held dense or not, so that the window is the same either way.
+    """
+    names = [form.name for form in plan.file_forms]
+    selected = _bytes(plan, plan.counts, names, plan.sequences)
+    rows = plan.data.index.rows[plan.row_groups]
+    if plan.selection is None:
+        return RowGroupSizes(selected, selected, rows)
+    decoded_rows = np.minimum(rows, plan.piece_rows) if plan.piece_rows else rows
+    decoded = _bytes(plan, decoded_rows, list(dict.fromkeys([*names, *plan.selection.columns])))
+    if plan.sequences is None:
+        return RowGroupSizes(selected, decoded, rows)
+    decoded += selected + 8 * plan.counts * plan.sequences.spec.length  # where the rows of sequences are
+    return RowGroupSizes(selected, decoded, plan.counts)
+
+
+def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: SequenceSelection | None = None) -> Ints:
+    """Return the bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
+    index = plan.data.index
+    total = np.zeros(len(plan.row_groups), np.int64)
+    forms = [form_of(as_list(index.schema.field(name))) for name in names]
+    varied = [form.name for form in forms if form.kind != "fixed"]
+    sample = first_rows(plan, varied)
+    for form in forms:
+        items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
+        if form.kind == "fixed":
+            total += items * form.width
+            continue
+        stored = index.uncompressed([form.name])[plan.row_groups] * items // index.rows[plan.row_groups]
+        per_row = 0.0
+        if sample is not None and form.name in sample.column_names and sample.num_rows:
+            per_row = sample[form.name].nbytes / sample.num_rows
+        total += np.maximum(stored, (items * per_row).astype(np.int64)) + _VIEW * items
+    return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
+
+
+def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
+    """Return those of columns ``names`` that the plan's first row group has, for its first rows; None without any."""
+    if not names or not len(plan.row_groups):
+        return None
+    index, row_group = plan.data.index, int(plan.row_groups[0])
+    path = plan.data.root / index.paths[int(index.numbers("file")[row_group])]
+    try:
+        with pq.ParquetFile(path) as file:
+            present = [name for name in names if name in file.schema_arrow.names]
+            number = int(index.numbers("row_group")[row_group])
+            batch = next(file.iter_batches(_SAMPLE_ROWS, [number], present, use_threads=False), None)
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(path, f"cannot be read ({error})", "open the dataset again") from error
+    return None if batch is None else pa.table(batch)

@@ -1,0 +1,348 @@
+"""Reads the batches of one dataset as tensors: what ParquetDataset and Mix share."""
+
+from __future__ import annotations
+
+import os
+import random
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch.utils.data import get_worker_info
+
+from pqcache.errors import UsageError
+from pqcache.reader.batch_layout import FinishedBatch
+from pqcache.reader.dense_lists import with_dense_lists
+from pqcache.reader.epoch import batches, samples
+from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
+from pqcache.reader.open import open_data
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.mixture_schedule import DatasetPass
+from pqcache.reader.order.order import Ints, Order
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.row_group_loader import RowGroupLoader
+from pqcache.reader.row_group_reader import cpu_count, release_unused
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.store.selected_rows import SelectedRows
+from pqcache.torch.batch import Batch, Position
+from pqcache.torch.checkpoint import State, check_options
+from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
+from pqcache.torch.ragged import in_sequences, item
+from pqcache.torch.shared_memory import worker_pool
+from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What of a dataset is read, and how; see ``ParquetDataset``. ``memory`` is in bytes."""
+
+    path: Path
+    filters: Any
+    rows: SelectedRows | None
+    sequence: SequenceOf | None
+    batch_size: int | None
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    memory: int
+    window: int | None
+    transform: Callable[[Any], Any] | None
+    nulls: Nulls
+    ragged: tuple[str, ...]
+
+
+class DatasetReader:
+    """An open dataset, and how its batches are made; its callers know the ranks and the place in an epoch.
+
+    ParquetDataset reads shares of epochs (``read``). A mix reads passes (``read_pass``), whose batches it puts into its
+    own order before they are ``transformed``. Both ask for ``total`` and ``check_nulls`` before an epoch, and keep
+    places in their checkpoints beside ``state``, which ``load_state`` takes over.
+
+    A cache's snapshot is leased while the reader exists, also in the process that unpickles it.
+    """
+
+    def __init__(self, options: ReadOptions, columns: Sequence[str] | None, share_alone: bool) -> None:
+        """Open the dataset; with ``share_alone`` one node's share is read without the other nodes.
+
+        Columns that no tensor can hold, or that are named but not there, raise UsageError.
+        """
+        self.options = options
+        self.nodes: NodeShares | None = None
+        self._share_alone = share_alone
+        self._window = None if options.window is None else Window(options.window)
+        self._release: Callable[[], object] | None = None
+        self._open(columns, getattr(options.rows, "snapshot", "") or None)
+        self._masked = self._check_columns()
+        self._gather_shares()
+        weakref.finalize(self, release_unused).atexit = False  # what epochs keep for the next ones
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as Arrow has them."""
+        return self._plan.schema
+
+    @property
+    def snapshot(self) -> str:
+        """The name of the snapshot; for a plain directory, of its files' content."""
+        return self._data.snapshot
+
+    def total(self, ranks: int, start: int = 0) -> int:
+        """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node."""
+        options = self.options
+        if self.nodes is not None:
+            return self.nodes.total(options.batch_size or 1, start, ranks, options.drop_last)
+        return self._order(self._plan, 0, 1, 1).batches(options.drop_last)
+
+    def check_nulls(self) -> None:
+        """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
+        if self.options.nulls.mask:
+            return
+        filled = {name for name, _ in self.options.nulls.fill}
+        for name in self._plan.columns:
+            if name not in filled and (count := self._plan.nulls(name)):
+                raise null_error(name, count, "the dataset")
+
+    def read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
+        """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
+        loader, order, budget = self._prepare(share, epoch)
+        make = self._batches if self.options.batch_size is not None else self._rows
+        with closing(make(loader, order, indices, order.batches(self.options.drop_last), budget)) as found:
+            for position, batch in found:
+                yield position.index, self.transformed(batch, position, (epoch, position.index))
+
+    def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[Batch]:
+        """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
+        loader, order, budget = self._prepare(share, reading.number)
+        lane_rows = reading.lane_sizes * order.batch_size
+        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
+        order = replace(order, lane_rows=lane_rows)
+        indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
+        with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
+            for _, batch in found:
+                yield batch
+
+    def transformed(self, batch: Any, position: Position, numbers: tuple[int, int]) -> Any:
+        """Return what the transform makes of a batch, with generators seeded by epoch (or pass) and batch number."""
+        transform, node = self.options.transform, () if self.nodes is None else (self.nodes.node,)
+        if transform is None:
+            return batch
+        with _seeded(self.options.seed & (2**64 - 1), *numbers, *node):
+            result = transform(batch)
+        if type(result) is dict and self.options.batch_size is not None:
+            return Batch(result, position)
+        return result
+
+    def state(self, lanes: int, ranks: int, epoch: int = 0, batch: int = 0, worker: list[int] | None = None) -> State:
+        """Return the state of a training that goes on at a batch of an epoch; a mix keeps its own place."""
+        window, piece_rows = self._shape(lanes, ranks)
+        return State(
+            snapshot=self._content[0],
+            row_groups=self._content[1],
+            columns=list(self._plan.columns),
+            shuffle=self.options.shuffle,
+            seed=self.options.seed,
+            batch_size=self.options.batch_size,
+            lanes=lanes,
+            window=window,
+            piece=piece_rows,
+            epoch=epoch,
+            batch=batch,
+            worker=worker,
+        )
+
+    def load_state(self, state: State) -> None:
+        """Take over a state's snapshot and window; the caller takes over lanes and place.
+
+        Options that differ raise UsageError; a snapshot that is no longer kept raises CacheError.
+        """
+        if state.snapshot != self._content[0]:
+            self._open(self._plan.columns, self._snapshot_in(state))
+            self._gather_shares()
+        options = {
+            "seed": self.options.seed,
+            "batch_size": self.options.batch_size,
+            "shuffle": self.options.shuffle,
+            "columns": list(self._plan.columns),
+            "window": state.window if self._window is None else self._window.row_groups,
+        }
+        check_options(state, options, "dataset")
+        if state.row_groups != self._content[1]:
+            raise UsageError(
+                "state",
+                "it was taken with other filters or rows, or another sequence",
+                "construct the dataset with the same ones",
+            )
+        self._window = Window(state.window, state.piece)
+
+    def _snapshot_in(self, state: State) -> str:
+        """Return the name of the snapshot here that a state belongs to."""
+        if self._data.cache is None:
+            raise UsageError(
+                self.options.path,
+                f"the state belongs to {state.snapshot}, this is {self._data.snapshot}",
+                "its files have changed since the state was taken",
+            )
+        return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
+
+    def _prepare(self, share: EpochShare, epoch: int) -> tuple[RowGroupLoader, Order, DecodeBudget]:
+        window, piece_rows = self._shape(share.lanes, share.ranks)
+        loader = self._loader.split(piece_rows)
+        order = self._order(loader.plan, epoch, share.lanes, window)
+        processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        threads = max(1, cpu_count() // processes)
+        if not self.options.shuffle:
+            return loader, order, DecodeBudget(threads)
+        budget = decode_budget(
+            loader.sizes,
+            self.options.memory / share.workers,
+            lanes=-(-share.lanes // (share.ranks * share.workers)),
+            all_lanes=share.lanes,
+            window=window,
+            threads=threads,
+        )
+        return loader, order, budget
+
+    def _batches(
+        self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
+    ) -> Generator[tuple[Position, Batch]]:
+        memory = worker_pool() if get_worker_info() is not None else None
+        with closing(batches(loader, order, indices, total, budget, memory)) as found:
+            for index, columns in found:
+                position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
+                yield position, Batch(self._to_values(columns), position)
+
+    def _rows(
+        self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
+    ) -> Generator[tuple[Position, dict[str, Any]]]:
+        columns_of_lane: dict[int, dict[str, Any]] = {}
+        with closing(samples(loader, order, indices, total, budget)) as found:
+            for index, columns, row in found:
+                lane = index % total % order.lanes
+                if row == 0:
+                    columns_of_lane[lane] = self._to_values(columns)
+                position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
+                yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
+
+    def _to_values(self, columns: FinishedBatch) -> dict[str, Any]:
+        """Return the columns of a batch, in their order, with their masks behind them."""
+        values: dict[str, Any] = {}
+        masks: dict[str, torch.Tensor] = {}
+        for numbers in columns.numbers:  # separate tensors: views of one could not be changed in place
+            values.update(zip(numbers.forms, map(torch.from_numpy, numbers.values), strict=True))
+        masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in self._masked & values.keys())
+        for name, column in columns.others.items():
+            value, mask = to_value(column, name, self.options.nulls)
+            mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in self._masked else mask
+            axis = self._plan.axis(name)
+            values[name] = value if axis is None else in_sequences(value, axis)
+            if mask is not None:
+                masks[name] = mask if axis is None else in_sequences(mask, axis)
+        ordered: dict[str, Any] = {}
+        for name in self._plan.columns:
+            ordered[name] = values[name]
+            if name in self._masked:
+                ordered[mask_name(name)] = masks[name]
+        return ordered
+
+    def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
+        return Order(
+            counts=plan.counts,
+            batch_size=self.options.batch_size or 1,
+            lanes=lanes,
+            window=window,
+            seed=self.options.seed,
+            epoch=epoch,
+            shuffle=self.options.shuffle,
+        )
+
+    def _shape(self, lanes: int, ranks: int) -> Window:
+        if self._window is not None:
+            return self._window
+        if not self.options.shuffle:
+            return Window(1)
+        of_rank = -(-lanes // ranks)
+        if of_rank not in self._fitted:
+            sizes = (self.nodes or self._loader).sizes
+            self._fitted[of_rank] = fit_window(sizes, self.options.memory, of_rank, self.options.path)
+        return self._fitted[of_rank]
+
+    @property
+    def _content(self) -> tuple[str, str]:
+        """The names of the snapshot and of the row groups that are read, over all nodes."""
+        if self.nodes is not None:
+            return self.nodes.listing, self.nodes.row_groups
+        return self._data.snapshot, self._plan.fingerprint
+
+    def _gather_shares(self) -> None:
+        if self.nodes is not None or not self._share_alone:
+            self.nodes = gather_shares(self._data, self._loader)
+
+    def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
+        """Open a snapshot (None: the current one) and lease it instead of the previous one."""
+        self._data, lease = open_data(self.options.path, snapshot)
+        if self._release is not None:
+            self._release()
+        self._release = weakref.finalize(self, lease.close) if lease is not None else None
+        self._set_plan(columns, counts)
+
+    def _set_plan(self, columns: Sequence[str] | None, counts: Ints | None) -> None:
+        options = self.options
+        plan = make_read_plan(self._data, columns, options.filters, options.rows, counts, options.sequence)
+        self._plan = with_dense_lists(plan, options.ragged)
+        self._loader = RowGroupLoader(self._plan)
+        self._fitted: dict[int, Window] = {}  # by lanes of a rank
+
+    def _check_columns(self) -> frozenset[str]:
+        """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
+        nulls, names = self.options.nulls, set(self._plan.columns)
+        for field in self._plan.schema:
+            check_type(field.name, field.type)
+        for option, named in (("ragged", self.options.ragged), ("nulls", [name for name, _ in nulls.fill])):
+            for name in named:
+                if name not in names:
+                    raise UsageError(option, f"{name!r} is not among the columns")
+        masked = frozenset(name for name in names if nulls.mask and self._plan.nulls(name) != 0)
+        for name in masked:
+            if mask_name(name) in names:
+                raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
+        return masked
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self.__dict__.copy()
+        del kept["_plan"], kept["_loader"], kept["_release"], kept["_fitted"]
+        kept["_columns"], kept["_counts"] = self._plan.columns, self._plan.counts_in_index
+        if self._release is not None:  # in a cache: opened again, and leased, where it is unpickled
+            kept["_data"] = self._data.snapshot
+        return kept
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        columns, counts = kept.pop("_columns"), kept.pop("_counts")
+        self.__dict__.update(kept, _release=None)
+        if isinstance(kept["_data"], str):
+            self._open(columns, kept["_data"], counts)
+        else:
+            self._set_plan(columns, counts)
+
+
+@contextmanager
+def _seeded(*numbers: int) -> Iterator[None]:
+    """Seed the generators of random, numpy and torch, and restore them afterwards in the trainer's process."""
+    in_worker = get_worker_info() is not None
+    saved = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    seeds = np.random.SeedSequence(list(numbers)).generate_state(3)
+    random.seed(int(seeds[0]))
+    np.random.seed(int(seeds[1]))  # numpy's global generator, as transforms use it
+    torch.default_generator.manual_seed(int(seeds[2]))
+    try:
+        yield
+    finally:
+        if saved is not None:
+            random.setstate(saved[0])
+            np.random.set_state(saved[1])
+            torch.set_rng_state(saved[2])

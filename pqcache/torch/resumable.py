@@ -1,0 +1,146 @@
+"""Epochs, ranks and checkpoints, the same for a dataset and for a mix."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from pqcache.errors import UsageError
+from pqcache.reader.options import check_numbers
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.batch import Batch, Position
+from pqcache.torch.checkpoint import MixState, State
+from pqcache.torch.distributed import ranks_and_rank
+from pqcache.torch.progress import Progress
+from pqcache.torch.shared_memory import end_with_trainer
+from pqcache.units import parse_count
+
+Count = int | str  # a whole number, or text of one
+
+
+def count_or_none(value: Count | None) -> int | None:
+    """Return a number that may be given as text; UsageError for other text."""
+    return parse_count(value) if isinstance(value, str) else value
+
+
+class ResumableDataset(IterableDataset[Batch]):
+    """An iterable dataset whose epochs are divided among ranks and workers, and can go on at any batch.
+
+    A subclass says how many batches an epoch has (``_total``), what to check before an epoch (``_check``) and how to
+    read the batches of one worker (``_read``).
+    """
+
+    def __init__(self, *, drop_last: bool, lanes: Count | None, num_replicas: Count | None, rank: Count | None) -> None:
+        super().__init__()
+        self.drop_last = drop_last
+        self._lanes, ranks, this_rank = count_or_none(lanes), count_or_none(num_replicas), count_or_none(rank)
+        check_numbers(lanes=self._lanes, num_replicas=ranks)
+        if (ranks is None) != (this_rank is None):
+            raise UsageError("num_replicas and rank", "give both or neither")
+        self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
+        self._progress = Progress()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return self._progress.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, persistent workers included; it selects the order of the batches.
+
+        After ``load_state_dict`` the state's own epoch goes on where it was; any other begins at its first batch. An
+        epoch below 0 raises UsageError.
+        """
+        self._progress.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Return the number of batches (or rows) of a complete epoch on each rank."""
+        return self._share(lanes=self._ranks()[0]).rounds()
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        if info is not None:
+            end_with_trainer()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        ranks, _ = self._ranks()
+        self._check()
+        begin = self._progress.begin(workers if info else 0)
+        share = self._share(lanes=self._lanes or ranks * workers, start=begin.start, worker=worker, workers=workers)
+        indices = share.indices(begin.next)
+        self._progress.next = indices[0] if indices else share.after(share.total)
+        return self._iterate(share, indices, begin.epoch, in_worker=info is not None)
+
+    def _iterate(self, share: EpochShare, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
+        with closing(self._read(share, indices, epoch)) as batches:
+            for index, batch in batches:
+                self._progress.next = index + indices.step if in_worker else share.after(index)
+                yield batch
+        self._progress.finish(share.worker)
+
+    def _position(self, after: Batch | int | None) -> Position:
+        """Return the position to go on from when ``after``, a batch or its index, was consumed on every rank."""
+        ranks, _ = self._ranks()
+        worker = get_worker_info()
+        if after is None:
+            if worker is None and self._progress.workers:
+                raise UsageError(
+                    "state_dict()",
+                    "it cannot know which of the workers' batches were consumed",
+                    "pass after=batch, the last batch that was",
+                )
+            lanes = self._lanes or ranks * (worker.num_workers if worker else 1)
+            return Position(epoch=self.epoch, index=self._progress.next, lanes=lanes)
+        if isinstance(after, Batch):
+            epoch, index, lanes = after.epoch, after.index, after.position.lanes
+        else:
+            epoch, index, lanes = self.epoch, int(after), self._lanes or ranks * max(1, self._progress.workers)
+        share = self._share(lanes=lanes, start=self._progress.start if epoch == self.epoch else 0)
+        return Position(epoch=epoch, index=share.after(index), lanes=lanes)
+
+    def _worker_state(self) -> list[int] | None:
+        """Return what marks a state as one worker's; None in the trainer. See ``State.worker``."""
+        info = get_worker_info()
+        return [info.id, info.num_workers, self._progress.start] if info else None
+
+    def _resume(self, state: State | MixState) -> None:
+        """Go on where a state was taken whose other values were checked and taken over."""
+        remaining = self._share(lanes=state.lanes, start=state.batch).rounds()
+        in_worker = get_worker_info() is not None
+        self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)
+
+    def _share(self, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> EpochShare:
+        """Return what this rank, or one worker of it, reads of an epoch that begins at batch ``start``."""
+        ranks, rank = self._ranks()
+        return EpochShare(
+            total=self._total(ranks, start),
+            lanes=lanes,
+            ranks=ranks,
+            rank=rank,
+            workers=workers,
+            worker=worker,
+            start=start,
+            drop_last=self.drop_last,
+        )
+
+    def _ranks(self) -> tuple[int, int]:
+        """Return the number of ranks and this one."""
+        return ranks_and_rank(self._chosen_ranks)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chosen_ranks": self._ranks()}  # workers have no process group
+
+    @abstractmethod
+    def _total(self, ranks: int, start: int = 0) -> int:
+        """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise ParquetError before an epoch whose batches cannot be made."""
+
+    @abstractmethod
+    def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
+        """Yield (global index, batch) for the ``indices`` of ``share``."""

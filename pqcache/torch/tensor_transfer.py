@@ -1,0 +1,195 @@
+"""Tensors on their way to another process: found in shared memory where they are there, else copied into one buffer.
+
+What is pickled is where each tensor lies: a buffer, an offset, a dtype and a shape.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pqcache.system.buffer_pool import Block, aligned
+from pqcache.torch.ragged import Kind, Ragged
+from pqcache.torch.shared_memory import Slot, SlotReference, received, shared_pool
+
+log = logging.getLogger("pqcache.torch")
+
+_NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    getattr(torch, name): np.dtype(name)
+    for name in (
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "bool"),
+    )
+}
+_INLINE = 64 * 1024  # bytes; fewer are cheaper through the pipe than by shared memory
+
+
+class TensorLocation(NamedTuple):
+    """Where a tensor lies: in which buffer (-1: the one of copies), and how it is read from there."""
+
+    buffer: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+class RaggedLocation(NamedTuple):
+    """Where the tensors of a Ragged lie."""
+
+    values: Any
+    offsets: Any
+    kind: Kind
+
+
+class StridedTensors(NamedTuple):
+    """Tensors like the one at ``first``, each ``stride`` bytes behind the one before: received all at once."""
+
+    names: tuple[str, ...]
+    first: TensorLocation
+    stride: int
+
+
+class Packet(NamedTuple):
+    """The columns of a batch as they are pickled: locations in place of tensors, and what these refer to.
+
+    ``copied`` holds the tensors that were not in shared memory: in a slot, or as bytes.
+    """
+
+    columns: dict[str, Any]
+    strided: list[StridedTensors]
+    slots: list[SlotReference]
+    copied: SlotReference | bytearray
+
+
+def pack(columns: dict[str, Any]) -> Packet | None:
+    """Return the columns for another process; None where too many receivers hold the memory that they lie in."""
+    locator = _Locator()
+    located = locator.locate(columns)
+    strided = _strided(located)
+    copied = locator.copy()
+    slots = [slot.send() for slot in locator.slots]
+    if copied is None or None in slots:
+        log.debug("a batch is pickled, not sent by shared memory: its memory is on its way to too many receivers")
+        return None
+    return Packet(located, strided, [slot for slot in slots if slot is not None], copied)
+
+
+def unpack(packet: Packet) -> dict[str, Any]:
+    """Return the columns that ``pack`` was given, over the sender's memory: no view of one another."""
+    buffers = [received(slot) for slot in packet.slots]
+    if isinstance(packet.copied, SlotReference):
+        buffers.append(received(packet.copied))
+    elif packet.copied:
+        buffers.append(torch.frombuffer(packet.copied, dtype=torch.uint8))
+    columns: dict[str, Any] = _restored(packet.columns, buffers)
+    for tensors in packet.strided:
+        columns.update(_restored_strided(tensors, buffers))
+    return columns
+
+
+class _Locator:
+    """Finds each tensor of a batch in shared memory, or reserves space for a copy of it in one more buffer."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self._copies: list[tuple[torch.Tensor, int]] = []  # with the offset in their buffer
+        self._copied_bytes = 0
+        self._pool = shared_pool()
+
+    def locate(self, value: Any) -> Any:
+        """Return ``value`` with its tensors replaced by their locations."""
+        if isinstance(value, Ragged):
+            return RaggedLocation(self.locate(value.values), self.locate(value.offsets), value.kind)
+        if type(value) is dict:
+            return {name: self.locate(inner) for name, inner in value.items()}
+        if type(value) is not torch.Tensor or not _is_plain(value):
+            return value
+        size = value.numel() * value.element_size()
+        if not size:
+            return TensorLocation(-1, value.dtype, tuple(value.shape), 0, 0)
+        slot = None
+        if self._pool is not None and value.is_contiguous():
+            slot = self._pool.slot_of(value.data_ptr(), size)
+        if slot is not None:
+            if slot not in self.slots:
+                self.slots.append(slot)
+            offset = value.data_ptr() - slot.begin
+            return TensorLocation(self.slots.index(slot), value.dtype, tuple(value.shape), offset, size)
+        offset = self._copied_bytes
+        self._copies.append((value, offset))
+        self._copied_bytes += aligned(size)
+        return TensorLocation(-1, value.dtype, tuple(value.shape), offset, size)
+
+    def copy(self) -> SlotReference | bytearray | None:
+        """Return the tensors that are not in shared memory, copied into one buffer; None where it cannot be sent."""
+        slot, size = None, self._copied_bytes
+        if size > _INLINE and self._pool is not None:
+            buffer: Block = self._pool.lend(size)
+            slot = self._pool.slot_of(buffer.ctypes.data, size)
+        if slot is None:
+            buffer = np.empty(size, np.uint8)
+            if size > _INLINE:
+                log.debug("%d bytes of a batch go through the pipe: no shared memory is left for them", size)
+        tensors = torch.from_numpy(buffer)
+        for tensor, offset in self._copies:
+            end = offset + tensor.numel() * tensor.element_size()
+            tensors[offset:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return bytearray(buffer) if slot is None else slot.send()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _strided(located: dict[str, Any]) -> list[StridedTensors]:
+    """Take tensors that lie at equal distances out of what was located (None remains in their place)."""
+    alike: defaultdict[Any, list[str]] = defaultdict(list)
+    for name, location in located.items():
+        if type(location) is TensorLocation and location.bytes and location.dtype in _NUMPY:
+            alike[location.buffer, location.dtype, location.shape].append(name)
+    strided = []
+    for names in alike.values():
+        strides = {located[after].offset - located[before].offset for before, after in pairwise(names)}
+        if len(strides) == 1 and min(strides) > 0 and min(strides) % located[names[0]].dtype.itemsize == 0:
+            strided.append(StridedTensors(tuple(names), located[names[0]], min(strides)))
+            for name in names:
+                located[name] = None
+    return strided
+
+
+def _restored_strided(tensors: StridedTensors, buffers: list[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield each tensor by name; none is a view of another, so that each may be changed in place."""
+    location, stride = tensors.first, tensors.stride
+    dtype, buffer = _NUMPY[location.dtype], buffers[location.buffer].numpy()
+    first = np.ndarray(location.shape, dtype, buffer, location.offset)
+    shape, strides = (len(tensors.names), *location.shape), (stride, *first.strides)
+    arrays = np.ndarray(shape, dtype, buffer, location.offset, strides)
+    return zip(tensors.names, map(torch.from_numpy, arrays), strict=True)
+
+
+def _restored(located: Any, buffers: list[torch.Tensor]) -> Any:
+    if type(located) is TensorLocation:
+        if not located.bytes:
+            return torch.empty(located.shape, dtype=located.dtype)
+        data = buffers[located.buffer][located.offset : located.offset + located.bytes]
+        return data.view(located.dtype).view(located.shape)
+    if type(located) is RaggedLocation:
+        return Ragged(_restored(located.values, buffers), _restored(located.offsets, buffers), located.kind)
+    if type(located) is dict:
+        return {name: _restored(inner, buffers) for name, inner in located.items()}
+    return located

@@ -1,0 +1,69 @@
+"""Columns: rows taken, cut, joined and packed are those that Arrow takes, cuts and joins, for every type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pqcache.reader import columns as columns_module
+from pqcache.reader.column_forms import form_of
+from pqcache.reader.columns import ColumnData, bytes_of_views, compact, cut, from_arrow, join, packed, take, to_arrow
+from pqcache.system.buffer_pool import Pool
+from tests.reader.reading import everything, plain
+
+
+def test_views_of_more_than_two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "_MOST_BYTES", 100)
+    for kind in (pa.large_string(), pa.large_binary()):
+        array = pa.array(["x" * (i % 60) for i in range(50)], kind).slice(3)
+        form = form_of(pa.field("c", kind))
+        assert to_arrow(from_arrow(array, form)).equals(array)
+    lists = pa.array([list(range(i % 9)) for i in range(50)], pa.list_(pa.int64())).slice(7)
+    form = form_of(pa.field("c", lists.type))
+    column = from_arrow(lists, form)
+    assert to_arrow(column).equals(lists)
+    order = np.random.default_rng(0).permutation(43)
+    assert to_arrow(compact(take(column, order))).equals(lists.take(pa.array(order)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
+    table = plain(everything(data.draw(st.integers(0, 1000)), 60))
+    name = data.draw(st.sampled_from(table.column_names))
+    array = table[name].combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0)
+    start = data.draw(st.integers(0, 60))
+    array = array.slice(start, data.draw(st.integers(0, 60 - start)))
+    form = form_of(pa.field(name, array.type))
+    column = from_arrow(array, form)
+    rows = np.array(data.draw(st.lists(st.integers(0, max(0, len(array) - 1)), max_size=20 * bool(len(array)))), int)
+    expected = array.take(pa.array(rows, pa.int64())).to_pylist()
+    assert to_arrow(take(column, rows)).to_pylist() == expected
+    assert to_arrow(compact(take(column, rows))).to_pylist() == expected
+    half = len(rows) // 2
+    assert to_arrow(cut(take(column, rows), half, len(rows))).to_pylist() == expected[half:]
+    joined = join([take(column, rows), column, cut(column, 0, 0)], form)
+    assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
+
+
+@pytest.mark.parametrize("shared", [None, Pool()])
+def test_long_rows_are_packed(shared: Pool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_module, "NEAR", 10_000)  # so that they are copied in pieces
+    rng = np.random.default_rng(0)
+    values = [rng.bytes(int(n)) for n in rng.choice([0, 3, 12, 13, 5000, 20_000], 200)]
+    array = pa.array(values).slice(5)
+    column = from_arrow(pa.chunked_array([array.slice(0, 100), array.slice(100)]), form_of(pa.field("b", pa.binary())))
+    order = rng.permutation(195)
+    expected = array.take(pa.array(order))
+    assert to_arrow(take(column, order)).equals(expected)
+    again = compact(take(column, order))
+    assert to_arrow(again).equals(expected)
+    assert to_arrow(cut(again, 50, 195)).equals(expected.slice(50))
+    assert bytes_of_views(again) == sum(map(len, values[5:]))
+    end_to_end = ColumnData(column.form, packed(again, shared))
+    assert to_arrow(cut(end_to_end, 20, 60)).equals(expected.slice(20, 40))

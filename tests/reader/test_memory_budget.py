@@ -1,0 +1,95 @@
+"""What fits into memory: windows, threads, decoded rows that are kept, and pieces of row groups that are too large."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pqcache.errors import UsageError
+from pqcache.reader.memory_budget import (
+    DecodeBudget,
+    RowGroupSizes,
+    Window,
+    decode_budget,
+    fit_window,
+    largest_window,
+)
+from pqcache.reader.order.order import Order
+from tests.reader.reading import loader_of, long_rows, read, write
+
+
+def sizes_of(*sizes: int) -> RowGroupSizes:
+    each = np.array(sizes, np.int64)
+    return RowGroupSizes(each, each, each)
+
+
+def test_the_window_follows_memory() -> None:
+    sizes = sizes_of(*[10 << 20] * 100)
+    windows = [largest_window(sizes, memory << 20, 1) for memory in (56, 64, 100, 1000, 100_000)]
+    assert windows == sorted(windows)
+    assert windows[0] == 1
+    assert windows[-1] == 16
+    assert largest_window(sizes, 400 << 20, 4) == largest_window(sizes, 100 << 20, 1)
+    assert largest_window(sizes, 20 << 20, 1) == 0
+    assert largest_window(sizes_of(), 1, 1) == 1
+
+
+def test_what_the_window_leaves_goes_to_decoding(tmp_path: Path) -> None:
+    def budget(memory: int, all_lanes: int = 1, threads: int = 1) -> DecodeBudget:
+        return decode_budget(loader.sizes, memory, lanes=1, all_lanes=all_lanes, window=16, threads=threads)
+
+    write(tmp_path, {"a.parquet": long_rows(1000, 100)}, rows=100)
+    loader = loader_of(tmp_path)
+    size = int(loader.sizes.selected.sum())
+    assert budget(15 * size, threads=2) == DecodeBudget(2, keep_decoded=True, arena_slots=8)
+    assert budget(5 * size, threads=2) == DecodeBudget(1, keep_decoded=True)
+    assert not budget(5 * size - 1, threads=2).keep_decoded
+    assert budget(6 * size).arena_slots == 6
+    assert not budget(6 * size - 1).arena_slots
+    write(tmp_path, {"a.parquet": long_rows(1000, 800)}, rows=100)
+    loader = loader_of(tmp_path)
+    # of eight row groups, one lane of two reads four, and a part of a fifth
+    enough = int(loader.sizes.selected.sum()) // 2 + 5 * int(loader.sizes.selected.max())
+    assert budget(enough, all_lanes=2).keep_decoded
+    assert not budget(enough - 1, all_lanes=2).keep_decoded
+    assert not budget(enough).keep_decoded
+
+
+def test_row_groups_too_large_for_memory_are_read_in_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
+    write(tmp_path, {"a.parquet": table.slice(0, 9_000), "b.parquet": table.slice(9_000)}, 9_000)
+    loader = loader_of(tmp_path)
+    memory = int(loader.sizes.selected.max()) * 3
+    with (
+        caplog.at_level(logging.DEBUG, "pqcache.reader"),
+        pytest.warns(UserWarning, match="read in 3 pieces, which is slow; run 'pqcache repartition'"),
+    ):
+        window = fit_window(loader.sizes, memory, 1, "shop")
+    assert window == Window(4, piece_rows=3_000)
+    assert "shop: row groups are read in 3 pieces: a row group takes" in caplog.text
+    assert fit_window(loader.sizes, memory * 100, 1) == Window(16)
+    with pytest.raises(UsageError, match=r"shop: a row group takes .* too much .*pqcache repartition"):
+        fit_window(loader.sizes, memory // 1000, 1, "shop")
+    pieces = loader.split(window.piece_rows)
+    assert pieces.plan.counts.tolist() == [3_000, 3_000, 3_000, 3_000, 3_000, 3_000, 2_000]
+    assert largest_window(pieces.sizes, memory, 1) >= 1
+    starts = np.concatenate([[0], np.cumsum(pieces.plan.counts)])
+    for lanes in (1, 4):
+        order = Order(counts=pieces.plan.counts, batch_size=700, lanes=lanes, window=window.row_groups)
+        seen = []
+        for index, batch in read(pieces, order):
+            row_groups, rows = order.batch(index)
+            assert batch["id"].to_pylist() == (starts[row_groups] + rows).tolist()
+            assert batch["s"][0].as_py() == f"{batch['id'][0]}" * 10
+            seen += batch["id"].to_pylist()
+        assert sorted(seen) == list(range(20_000))
+
+
+def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
+    text = "a rather long string that is stored once per row group"
+    write(tmp_path, {"a.parquet": pa.table({"s": [text] * 10_000})}, 5_000)
+    assert (loader_of(tmp_path).sizes.selected >= 5_000 * len(text)).all()

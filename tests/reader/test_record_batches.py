@@ -1,0 +1,242 @@
+"""Arrow batches of an epoch: every row of every type once, in the order that ``Order`` says, of any files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.open import open_data
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.order.order import Order
+from tests.reader.reading import everything, loader_of, plain, read, read_table, write
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_every_type_comes_through(tmp_path: Path, shuffle: bool) -> None:
+    tables = {f"{n}.parquet": everything(n * 100, 100) for n in range(3)}
+    write(tmp_path, tables, rows=30)
+    loader = loader_of(tmp_path)
+    order = Order(counts=loader.plan.counts, batch_size=37, lanes=2, window=3, shuffle=shuffle)
+    batches = [batch for _, batch in read(loader, order)]
+    found = pa.Table.from_batches(batches)
+    expected = plain(pa.concat_tables(tables.values()))
+    order_of = np.argsort(found["id"].to_numpy())
+    for name in expected.column_names:
+        got = found[name].combine_chunks().take(pa.array(order_of))
+        assert got.type == expected[name].type, name
+        assert got.to_pylist() == expected[name].to_pylist(), name
+    if not shuffle:
+        assert found["id"].to_pylist() == list(range(300))
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1,003 rows: 17 row groups of very different sizes, two of them empty, in partitions."""
+    root = tmp_path_factory.mktemp("numbers")
+    first = 0
+    for number, sizes in enumerate([[1, 50, 0, 3], [200], [7, 7, 7, 7], [0], [300, 100], [5, 150, 60, 106, 0]]):
+        path = root / f"part={number % 3}" / f"{number}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        kinds = pa.schema([("id", pa.int64()), ("text", pa.string()), ("items", pa.list_(pa.int32()))])
+        with pq.ParquetWriter(path, kinds) as writer:
+            for size in sizes:
+                ids = range(first, first + size)
+                rows = {"id": ids, "text": [f"t{i}" for i in ids], "items": [[i] * (i % 4) for i in ids]}
+                writer.write_table(pa.table(rows, schema=kinds), row_group_size=max(1, size))
+                first += size
+    assert first == 1003
+    return root
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    batch_size=st.sampled_from([1, 3, 32, 100, 999, 5000]),
+    lanes=st.sampled_from([1, 2, 4, 12, 60]),
+    window=st.integers(1, 17),
+    shuffle=st.booleans(),
+    start=st.floats(0, 1),
+    epoch=st.integers(0, 5),
+)
+def test_batches_are_what_the_order_says(
+    numbers: Path, batch_size: int, lanes: int, window: int, shuffle: bool, start: float, epoch: int
+) -> None:
+    loader = loader_of(numbers)
+    order = Order(
+        counts=loader.plan.counts,
+        batch_size=batch_size,
+        lanes=lanes,
+        window=window,
+        seed=3,
+        epoch=epoch,
+        shuffle=shuffle,
+    )
+    firsts = np.concatenate([[0], np.cumsum(loader.plan.counts)])
+    ids = pq.read_table(numbers, partitioning=None)["id"].to_numpy()
+    total = order.batches()
+    if total > 200:
+        start = max(start, 1 - 100 / total)
+    share = EpochShare(total=total, lanes=lanes, start=int(total * start))
+    indices = []
+    for index, batch in read(loader, order, share):
+        groups, rows = order.batch(index)
+        assert batch["id"].to_pylist() == ids[firsts[groups] + rows].tolist()
+        for row in batch.slice(0, 3).to_pylist():
+            i = row["id"]
+            assert row["text"] == f"t{i}"
+            assert row["items"] == [i] * (i % 4)
+            assert row["part"] in (0, 1, 2)
+        indices.append(index)
+    assert indices == list(share.indices())
+
+
+def test_padding_comes_from_other_lanes(numbers: Path) -> None:
+    loader = loader_of(numbers, ["id"])
+    order = Order(counts=loader.plan.counts, batch_size=300, lanes=6, window=4)
+    share = EpochShare(total=order.batches(), lanes=6, ranks=6, rank=5)
+    (index, batch), *more = read(loader, order, share)
+    assert index == 5
+    assert not more
+    first = next(b for i, b in read(loader, order) if i == 1)
+    assert batch.equals(first)
+
+
+def test_partition_columns(numbers: Path) -> None:
+    loader = loader_of(numbers, ["part", "id"])
+    order = Order(counts=loader.plan.counts, batch_size=100)
+    found = read_table(loader, order)
+    assert found.column_names == ["part", "id"]
+    assert found["part"].type == pa.int64()
+    sizes = found.group_by("part").aggregate([("id", "count")]).sort_by("part").to_pydict()
+    assert sizes["id_count"] == [54, 600, 349]
+    only = loader_of(numbers, ["part"])
+    found = read_table(only, Order(counts=only.plan.counts, batch_size=100))
+    assert found.num_rows == 1003
+
+
+def test_the_paths_value_wins_and_nulls_are_nulls(tmp_path: Path) -> None:
+    write(tmp_path, {"dt=2026-11-01/a.parquet": pa.table({"dt": ["wrong"], "x": [1]})}, 10)
+    write(tmp_path, {"dt=__HIVE_DEFAULT_PARTITION__/a.parquet": pa.table({"dt": ["wrong"], "x": [2]})}, 10)
+    loader = loader_of(tmp_path)
+    (_, batch), *_ = read(loader, Order(counts=loader.plan.counts, batch_size=10, shuffle=False))
+    assert batch.to_pydict() == {"x": [1, 2], "dt": ["2026-11-01", None]}
+
+
+@pytest.mark.parametrize(
+    "filters",
+    ["part >= 1 and part < 2", [("part", "==", 1)], [[("part", "==", 1)], [("part", "==", 7)]], pc.field("part") == 1],
+)
+def test_filters_on_partitions(numbers: Path, filters: Any) -> None:
+    loader = loader_of(numbers, ["id"], filters)
+    assert int(loader.plan.counts.sum()) == 600
+    rows = read_table(loader, Order(counts=loader.plan.counts, batch_size=64))["id"].to_pylist()
+    assert len(set(rows)) == 600
+
+
+def test_columns_that_are_not_there_are_named(numbers: Path) -> None:
+    with pytest.raises(UsageError, match="no column 'nope'"):
+        loader_of(numbers, ["nope"])
+    with pytest.raises(UsageError, match="twice"):
+        loader_of(numbers, ["id", "id"])
+    with pytest.raises(UsageError, match="give a list"):
+        loader_of(numbers, "id")  # type: ignore[arg-type]
+
+
+def test_files_of_different_schemas(tmp_path: Path) -> None:
+    write(tmp_path, {"a.parquet": pa.table({"x": pa.array([1, 2], pa.int32()), "y": [1.0, 2.0]})}, 10)
+    write(tmp_path, {"b.parquet": pa.table({"y": pa.array([3], pa.float32()), "x": pa.array([3], pa.int64())})}, 10)
+    write(tmp_path, {"c.parquet": pa.table({"x": pa.array([4], pa.int32()), "z": ["new"], "l": [[1]]})}, 10)
+    loader = loader_of(tmp_path)
+    table = read_table(loader, Order(counts=loader.plan.counts, batch_size=3, shuffle=False))
+    assert table.to_pydict() == {
+        "x": [1, 2, 3, 4],
+        "y": [1.0, 2.0, 3.0, None],
+        "z": [None, None, None, "new"],
+        "l": [None, None, None, [1]],
+    }
+    shuffled = read_table(loader, Order(counts=loader.plan.counts, batch_size=3))
+    assert shuffled.sort_by("x").to_pydict() == table.to_pydict()
+
+
+def test_one_file_is_a_dataset(tmp_path: Path) -> None:
+    write(tmp_path, {"a.parquet": pa.table({"x": [1, 2, 3]})}, 2)
+    loader = loader_of(tmp_path / "a.parquet")
+    found = read_table(loader, Order(counts=loader.plan.counts, batch_size=2))
+    assert sorted(found["x"].to_pylist()) == [1, 2, 3]
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file"):
+        loader_of(tmp_path / "nope")
+    with pytest.raises(UsageError, match="no Parquet files"):
+        loader_of(tmp_path)
+    with pytest.raises(UsageError, match="pqcache sync s3://bucket/x"):
+        open_data("s3://bucket/x")
+
+
+def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
+    tables = {f"{n}.parquet": pa.table({"x": list(range(1000)), "s": [f"{i}" for i in range(1000)]}) for n in range(4)}
+    write(tmp_path, tables, 100)
+    loader = loader_of(tmp_path)
+    order = Order(counts=loader.plan.counts, batch_size=64)
+    (tmp_path / "2.parquet").rename(tmp_path / "gone")
+    with pytest.raises(ParquetError, match=r"2\.parquet: the file is gone"):
+        list(read(loader, order))
+    data = bytearray((tmp_path / "gone").read_bytes())
+    data[4 : len(data) // 2] = bytes(len(data) // 2 - 4)
+    (tmp_path / "2.parquet").write_bytes(data)
+    with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ cannot be read"):
+        list(read(loader_of(tmp_path), order))
+    write(tmp_path, {"2.parquet": pa.table({"x": list(range(700)), "s": ["a"] * 700})}, 100)
+    loader = loader_of(tmp_path)
+    write(tmp_path, {"2.parquet": pa.table({"x": list(range(350)), "s": ["a"] * 350})}, 50)
+    with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ has 50 rows where the index has 100"):
+        list(read(loader, Order(counts=loader.plan.counts, batch_size=64)))
+
+
+class Plain(pa.ExtensionType):
+    """A type as a user writes it, with what pyarrow asks for; it has no hash."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "tests.plain")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> Plain:
+        return cls()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plain)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_types_of_users_and_tensors_with_null_items_in_some_row_groups(tmp_path: Path, shuffle: bool) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 2))
+    items = [[float(i), None if i == 70 else 1.0, 2.0, 3.0] for i in range(100)]
+    table = pa.table(
+        {
+            "id": range(100),
+            "plain": pa.ExtensionArray.from_storage(Plain(), pa.array(range(100), pa.int64())),
+            "tensor": pa.ExtensionArray.from_storage(kind, pa.array(items, pa.list_(pa.float32(), 4))),
+        }
+    )
+    pa.register_extension_type(Plain())
+    try:
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=25)
+        loader = loader_of(tmp_path)
+        order = Order(counts=loader.plan.counts, batch_size=20, shuffle=shuffle)
+        found = read_table(loader, order)
+    finally:
+        pa.unregister_extension_type("tests.plain")
+    assert found.sort_by("id")["tensor"].combine_chunks().storage.to_pylist() == items
+    assert found["plain"].type == Plain()

@@ -1,0 +1,82 @@
+"""Processes that are the ranks of one training after another, so that torch is imported once for all tests."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from pqcache.errors import UsageError
+from pqcache.torch import ParquetDataset
+
+
+class Ranks:
+    """At most ``most`` ranks, each a process of its own; see tests/torch/conftest.py for what they begin with."""
+
+    def __init__(self, most: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for _ in range(most):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,))
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, store: Path, caches: list[Path], **options: Any) -> list[dict[str, Any]]:
+        """Read each of ``caches`` on a rank; return what each found: see ``_read``, or its ``error``.
+
+        ``store`` is a new file by which the ranks find one another.
+        """
+        for rank, pipe in enumerate(self._pipes[: len(caches)]):
+            pipe.send((rank, len(caches), store, caches[rank], options))
+        found = []
+        for pipe in self._pipes[: len(caches)]:
+            assert pipe.poll(120), "a rank does not answer"
+            found.append(pipe.recv())
+        return found
+
+    def close(self) -> None:
+        """End the processes."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(60)
+        assert [process.exitcode for process in self._processes] == [0] * len(self._processes)
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    for rank, world, store, cache, options in iter(pipe.recv, None):
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        try:
+            pipe.send(_read(cache, **options))
+        except UsageError as error:
+            pipe.send({"error": str(error)})
+        finally:
+            dist.destroy_process_group()
+
+
+def _read(
+    cache: Path, workers: int = 0, state: dict[str, Any] | None = None, stop: int | None = None, **options: Any
+) -> dict[str, Any]:
+    """Return the ids and indices of an epoch's batches, or of the first ``stop`` and the state after them."""
+    ds = ParquetDataset(cache, columns=["id"], **options)
+    if state is not None:
+        ds.load_state_dict(state)
+    found: dict[str, Any] = {"length": len(ds), "ids": [], "indices": []}
+    context = "fork" if workers else None  # else workers are started as the rank was
+    for batch in DataLoader(ds, batch_size=None, num_workers=workers, multiprocessing_context=context):
+        found["ids"].append(batch["id"].tolist())
+        found["indices"].append(batch.index)
+        if len(found["ids"]) == stop:
+            found["state"] = ds.state_dict(after=batch)
+            break
+    return found
