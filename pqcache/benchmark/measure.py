@@ -21,7 +21,7 @@ from pqcache.reader.open import open_data
 from pqcache.reader.order.order import Order
 from pqcache.reader.read_plan import view_of
 from pqcache.reader.row_group_reader import cpu_count
-from pqcache.system.process_stats import disk_bytes
+from pqcache.system.process_stats import disk_read_bytes
 
 
 def child(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -48,8 +48,8 @@ def timed(epochs: Iterator[Iterator[int]], seconds: float) -> dict[str, Any]:
             if now - start >= seconds:
                 break
         elif now - began - first >= seconds / 2:
-            start, disk = now, disk_bytes(os.getpid())
-    after = disk_bytes(os.getpid())
+            start, disk = now, disk_read_bytes(os.getpid())
+    after = disk_read_bytes(os.getpid())
     return {
         "rows": rows,
         "seconds": now - start,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pqcache.parquet.dense import Dense, restored
 from pqcache.parquet.schema_merge import is_text
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
@@ -186,7 +186,7 @@ def stored_as(form: Form, stored: Dense | None) -> Form:
     return replace(form, stored=stored, width=stored.width if form.form == "fixed" else form.width)
 
 
-def as_typed(column: Column, memory: Pool) -> Column:
+def as_typed(column: Column, memory: BufferPool) -> Column:
     """Return a column that was held as it is stored, with the numbers that its type has, in ``memory``."""
     form = column.form
     if form.stored is None:
@@ -199,7 +199,7 @@ def as_typed(column: Column, memory: Pool) -> Column:
     if numbers.itemsize == item.itemsize and item.kind in "iu":  # both hold all that is there
         numbers = numbers.view(item)
     elif numbers.dtype != item:
-        narrow, numbers = numbers, memory.lend(numbers.size * item.itemsize).view(item)
+        narrow, numbers = numbers, memory.borrow(numbers.size * item.itemsize).view(item)
         np.copyto(numbers, narrow, casting="unsafe")
     typed = replace(typed, width=form.stored.length * item.itemsize)
     return Column(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
@@ -272,14 +272,14 @@ def bytes_of_views(column: Column) -> int:
     return int(ends_of_views(column)[-1]) if is_views(column) else 0
 
 
-def packed(column: Column, memory: Pool | None = None) -> Packed:
+def packed(column: Column, memory: BufferPool | None = None) -> Packed:
     """Return a ``bytes`` column's rows end to end, their bytes freshly copied, into ``memory`` where they are many."""
     if isinstance(column.values, Packed):
         return column.values
     if memory is not None:
         ends = ends_of_views(column)
         if ends[-1] > NEAR:
-            return Packed(ends, _copied(column.values, ends, memory.lend(int(ends[-1]))))
+            return Packed(ends, _copied(column.values, ends, memory.borrow(int(ends[-1]))))
     ends, data = _packed(column.values)
     return Packed(ends, data)
 

@@ -24,15 +24,15 @@ from pqcache.reader.sequential import in_sequence
 from pqcache.reader.shuffle.lane_reader import LaneReader
 from pqcache.reader.shuffle.scatter import Source
 from pqcache.store.selected_rows import SelectedRows
-from pqcache.system.buffer_pool import Pool
-from pqcache.system.fork_safe_threads import Threads
+from pqcache.system.buffer_pool import BufferPool
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.units import parse_size
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one
 
 
 def batches(
-    view: View, order: Order, indices: Sequence[int], total: int, room: Room, into: Pool | None = None
+    view: View, order: Order, indices: Sequence[int], total: int, room: Room, into: BufferPool | None = None
 ) -> Generator[tuple[int, Finished]]:
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
@@ -61,7 +61,7 @@ def _read(
     total: int,
     room: Room,
     rows_at_once: int,
-    into: Pool | None = None,
+    into: BufferPool | None = None,
 ) -> Generator[tuple[int, Finished, int]]:
     if not indices:
         return
@@ -139,10 +139,10 @@ class _Pool:
     """
 
     def __init__(self, room: Room) -> None:
-        self._pool = Threads(room.threads)
+        self._pool = ForkSafeThreadPool(room.threads)
         self._keep = room.stay
 
-    def __enter__(self) -> Threads:
+    def __enter__(self) -> ForkSafeThreadPool:
         return self._pool
 
     def __exit__(self, *_: object) -> None:

@@ -29,7 +29,7 @@ from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import Sequences
 from pqcache.reader.shuffle.scatter import Rows
 from pqcache.store.selected_rows import SelectedRows
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 _SAMPLE = 1024  # rows
 _FILE = Form(name="\0file", type=pa.uint32(), form="fixed", width=4)
@@ -51,7 +51,7 @@ class View:
     starts: npt.NDArray[np.int64] | None = None  # first row of each piece in its row group
     selection: Selection | None = None
     selected: npt.NDArray[np.int64] | None = None  # rows of each row group that are selected
-    memory: Pool = field(default_factory=Pool, repr=False, compare=False)  # goes round from epoch to epoch
+    memory: BufferPool = field(default_factory=BufferPool, repr=False, compare=False)  # goes round from epoch to epoch
     arenas: dict[str, Arena] = field(default_factory=dict, repr=False, compare=False)  # so do these, for long rows
 
     def in_pieces(self, rows: int) -> View:
@@ -197,7 +197,7 @@ class View:
         found = tuple(f for steps in self.steps for f in steps.forms) if self.sequences else self.read_forms
         return (*found, _FILE) if self.partitions or not found else found
 
-    def finish(self, memory: Pool, batch: Gathered) -> Finished:
+    def finish(self, memory: BufferPool, batch: Gathered) -> Finished:
         """Return a batch's columns, partition columns looked up.
 
         What has to be made anew for it is in ``memory``.

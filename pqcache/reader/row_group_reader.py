@@ -32,7 +32,7 @@ from pqcache.reader.columns import (
     take,
 )
 from pqcache.reader.order.order import Ints
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 Choose = Callable[[Iterable[pa.Table]], Ints]
 
@@ -68,7 +68,7 @@ class RowGroups:
     size: Ints
     forms: Sequence[Form]
     piece: int = 0
-    memory: Pool = field(default_factory=Pool)
+    memory: BufferPool = field(default_factory=BufferPool)
     _footers: dict[int, pq.FileMetaData] = field(default_factory=dict)  # without a lock: a fork may come
     _leaves: dict[int, list[tuple[Form, Leaf]]] = field(default_factory=dict)
 

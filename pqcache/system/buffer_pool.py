@@ -24,10 +24,10 @@ _SLACK = 16 << 20  # bytes
 _WASTED = 2 << 20  # bytes that may be too many in a block, at most
 
 
-def rounded(size: int) -> int:
+def block_size(size: int) -> int:
     """Return the size of block to use for ``size`` bytes: at most an eighth more, so that blocks fit again.
 
-    >>> rounded(1), rounded(5000), rounded(1 << 20)
+    >>> block_size(1), block_size(5000), block_size(1 << 20)
     (4096, 5120, 1048576)
     """
     if size <= _SMALLEST:
@@ -49,18 +49,18 @@ def _fresh(size: int) -> Block:
     return np.frombuffer(mapped, np.uint8)
 
 
-def _forget(alive: dict[int, Any], sizes: dict[int, int], key: int, _: Any) -> None:
+def _remove_entry(alive: dict[int, Any], sizes: dict[int, int], key: int, _: Any) -> None:
     alive.pop(key, None)
     sizes.pop(key, None)
 
 
-class Pool:
+class BufferPool:
     """Blocks of memory that come back, by hand or by themselves; usable from any thread.
 
     They stay until the pool is gone, and are hardly more bytes than were in use at one time.
 
-    Without a lock, as arrays end anywhere, also in the middle of ``take``, and a fork may come; a deque's own steps are
-    atomic.
+    There is no lock: arrays are freed anywhere, also in the middle of ``acquire``, and a fork may come. The operations
+    of a deque are atomic.
     """
 
     def __init__(self) -> None:
@@ -69,9 +69,9 @@ class Pool:
         self._sizes: dict[int, int] = {}  # theirs, apart as they are added up
         self._most = 0  # bytes that were in use at one time
 
-    def take(self, size: int) -> Block:
-        """Return a block of at least ``size`` bytes with anything in it; ``give`` it back."""
-        wanted = rounded(size)
+    def acquire(self, size: int) -> Block:
+        """Return a block of at least ``size`` bytes with anything in it; ``release`` it back."""
+        wanted = block_size(size)
         block = self._idle(wanted, wanted + wanted // 4)
         if block is None and (excess := self._excess(wanted)) > 0:
             if wanted <= _WASTED:
@@ -81,7 +81,7 @@ class Pool:
         if block is None:
             block = _fresh(wanted)
             self._sizes[id(block)] = wanted
-            self._alive[id(block)] = weakref.ref(block, partial(_forget, self._alive, self._sizes, id(block)))
+            self._alive[id(block)] = weakref.ref(block, partial(_remove_entry, self._alive, self._sizes, id(block)))
         return block
 
     def _idle(self, wanted: int, most: int) -> Block | None:
@@ -90,7 +90,7 @@ class Pool:
             try:
                 return self._free[wanted].pop()
             except IndexError:
-                wanted = rounded(wanted + 1)
+                wanted = block_size(wanted + 1)
         return None
 
     def _excess(self, wanted: int) -> int:
@@ -110,13 +110,13 @@ class Pool:
                     break
                 excess -= size
 
-    def give(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """Take a block back; nobody may look at it any more."""
         self._free[block.nbytes].append(block)
 
-    def lend(self, size: int) -> Block:
+    def borrow(self, size: int) -> Block:
         """Return ``size`` bytes that come back by themselves when the last array over them is gone."""
-        return np.asarray(_Loan(self, self.take(size), size))
+        return np.asarray(_Borrowed(self, self.acquire(size), size))
 
 
 class Arena:
@@ -125,39 +125,39 @@ class Arena:
     Of places that nobody has used yet nothing is in memory.
     """
 
-    def __init__(self, pool: Pool, size: int, count: int) -> None:
+    def __init__(self, pool: BufferPool, size: int, count: int) -> None:
         self.size, self.count = size, count
         self.block = _fresh(size * count)
         self._pool = pool
         self._begin = int(self.block.ctypes.data)
         self._free = deque(self.block[at : at + size] for at in reversed(range(0, size * count, size)))
 
-    def lend(self, size: int) -> Block:
+    def borrow(self, size: int) -> Block:
         """Return the first ``size`` bytes of a place, or memory elsewhere where none is free or they are too small.
 
         They come back by themselves.
         """
         if size <= self.size:
             try:  # the place last used, so that no more of them than are needed are ever touched
-                return np.asarray(_Loan(self, self._free.pop(), size))
+                return np.asarray(_Borrowed(self, self._free.pop(), size))
             except IndexError:
                 pass
-        return self._pool.lend(size)
+        return self._pool.borrow(size)
 
-    def give(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """Take a place back."""
         self._free.append(block)
 
-    def at(self, values: npt.NDArray[Any]) -> int | None:
+    def offset_of(self, values: npt.NDArray[Any]) -> int | None:
         """Return at which byte of the block ``values`` begin; None if they lie elsewhere."""
         begin = int(values.ctypes.data) - self._begin
         return begin if 0 <= begin < len(self.block) else None
 
 
-class _Loan:
+class _Borrowed:
     """What arrays over a lent block keep alive, and whose end gives the block back."""
 
-    def __init__(self, pool: Pool | Arena, block: Block, size: int) -> None:
+    def __init__(self, pool: BufferPool | Arena, block: Block, size: int) -> None:
         self._pool, self._block = pool, block
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
@@ -167,9 +167,9 @@ class _Loan:
         }
 
     def __del__(self) -> None:
-        self._pool.give(self._block)
+        self._pool.release(self._block)
 
 
 def aligned(size: int) -> int:
-    """Return ``size`` rounded up to where any dtype may begin."""
+    """Return ``size`` block_size up to where any dtype may begin."""
     return -(-size // 64) * 64

@@ -21,12 +21,12 @@ def new_checksum() -> Checksum:
     return Checksum()
 
 
-def text_of(checksum: Checksum) -> str:
+def checksum_text(checksum: Checksum) -> str:
     """Return a checksum as it is recorded: ``xxh3:`` and 16 hexadecimal digits."""
     return _KIND + checksum.hexdigest()
 
 
-def feed(checksum: Checksum, descriptor: int, length: int) -> None:
+def add_file(checksum: Checksum, descriptor: int, length: int) -> None:
     """Feed the first ``length`` bytes of an open file, or what there is of them."""
     position = 0
     while position < length and (chunk := os.pread(descriptor, min(1 << 20, length - position), position)):
@@ -39,12 +39,12 @@ def checksum_of(path: Path | str) -> str:
     checksum = new_checksum()
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        feed(checksum, descriptor, os.fstat(descriptor).st_size)
+        add_file(checksum, descriptor, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
-    return text_of(checksum)
+    return checksum_text(checksum)
 
 
-def is_true(recorded: str, path: Path | str) -> bool:
+def checksum_matches(recorded: str, path: Path | str) -> bool:
     """Return whether a file has the checksum that was ``recorded``; raises OSError."""
     return checksum_of(path) == recorded

@@ -10,7 +10,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-BLOCK = 4096  # what memory, places and lengths of writes past the page cache are multiples of: all disks take that
+DIRECT_IO_BLOCK = 4096  # memory, offsets and lengths of direct writes are multiples of it; every disk takes this one
+
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
 _CANNOT_LINK = {errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP}
 
@@ -101,7 +102,7 @@ def remove_tree(root: Path) -> None:
         shutil.rmtree(root, onerror=retry_writable)
 
 
-def bytes_below(root: Path) -> int:
+def tree_size(root: Path) -> int:
     """Return the bytes of all files below ``root``; they may go meanwhile, and so may ``root``."""
     total = 0
     for directory, _, names in os.walk(root):
@@ -111,7 +112,7 @@ def bytes_below(root: Path) -> int:
     return total
 
 
-def past_cache(descriptor: int) -> bool:
+def enable_direct_io(descriptor: int) -> bool:
     """Let writes to an open file go past the page cache; return whether the file system can do that."""
     return bool(_DIRECT) and _set_flags(descriptor, _DIRECT)
 
@@ -121,7 +122,7 @@ def write_at(descriptor: int, piece: memoryview, offset: int, direct: bool) -> N
 
     A file system may refuse: then this piece is written as usual.
     """
-    whole = len(piece) // BLOCK * BLOCK if direct else 0
+    whole = len(piece) // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK if direct else 0
     try:
         _write(descriptor, piece[:whole], offset)
     except OSError as error:

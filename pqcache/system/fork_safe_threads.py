@@ -38,7 +38,7 @@ _ended: dict[int, threading.Event] = {}  # by thread: whether its pool has ended
 _interrupted = False  # while a fork waited
 
 
-class Threads(ThreadPoolExecutor):
+class ForkSafeThreadPool(ThreadPoolExecutor):
     """A pool of threads for jobs that use Arrow and wait for nobody."""
 
     def __init__(self, count: int) -> None:

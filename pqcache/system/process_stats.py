@@ -11,7 +11,7 @@ def pss(process: int) -> int | None:
     return _sum(process, "smaps_rollup", "Pss:", 1024)
 
 
-def disk_bytes(process: int) -> int | None:
+def disk_read_bytes(process: int) -> int | None:
     """Return the bytes that a process and its children have had read from a disk."""
     return _sum(process, "io", "read_bytes:", 1)
 

@@ -7,17 +7,17 @@ import os
 import sys
 
 
-def without_algebra() -> None:
+def limit_blas_threads() -> None:
     """Let numpy start no threads for products of matrices; they wait in a loop. To be called before its import."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def without_pandas() -> None:
+def hide_pandas() -> None:
     """Let pyarrow find no pandas: it would load it with the first array, a third of a second and 45 MB for nothing."""
     sys.meta_path.insert(0, _WithoutPandas)
 
 
-def with_rare_collections() -> None:
+def collect_garbage_rarely() -> None:
     """Let Python look for cycles of garbage after 50,000 new objects, not 700: imports and listings make few.
 
     A sync from S3 that finds nothing to do takes a seventh less.

@@ -210,7 +210,7 @@ def _reduce(batch: Batch) -> tuple[Any, ...]:
     pool = shared_pool()
     slot = None
     if packing.end > _INLINE and pool is not None:
-        block = pool.lend(packing.end)
+        block = pool.borrow(packing.end)
         slot = pool.slot_of(block.ctypes.data, packing.end)
     if slot is None:
         block = np.empty(packing.end, np.uint8)

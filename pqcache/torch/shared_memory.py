@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pqcache.system.buffer_pool import Block, Pool
+from pqcache.system.buffer_pool import Block, BufferPool
 
 _SMALLEST = 4096  # bytes of a slot
 _HEADER = 4096  # a page, so that what follows begins at one
@@ -73,7 +73,7 @@ class Slot:
         return Sent(os.getpid(), self.descriptor, self.token, len(self.block), byte)
 
 
-class SharedPool(Pool):
+class SharedPool(BufferPool):
     """Lends slots, and private memory when there are no more."""
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ class SharedPool(Pool):
         self._begins: list[int] = []
         self._lock = threading.Lock()
 
-    def lend(self, size: int) -> Block:
+    def borrow(self, size: int) -> Block:
         """Return ``size`` bytes of a slot that comes back when both sides are through with it."""
         with self._lock:  # batches are made on several threads, and pickled on one more
             slot = self._slot(1 << (max(_SMALLEST, size) - 1).bit_length())
             if slot is None:
-                return super().lend(size)
+                return super().borrow(size)
             slot.lent = True
         return np.asarray(_SlotLoan(slot, size))
 
@@ -179,11 +179,11 @@ _pool: tuple[int, SharedPool] | None = None  # of this process, by its id
 _mapped: dict[bytes, tuple[int, npt.NDArray[np.uint8]]] = {}  # by token, with the sender's process id
 
 
-def worker_pool() -> Pool:
+def worker_pool() -> BufferPool:
     """Return the memory in which a worker makes batches: shared where the system can, made once per process."""
     global _pool
     if not hasattr(os, "memfd_create") or not Path(f"/proc/{os.getpid()}/fd").is_dir():
-        return Pool()
+        return BufferPool()
     if _pool is None or _pool[0] != os.getpid():
         _pool = os.getpid(), SharedPool()
     return _pool[1]

@@ -19,7 +19,7 @@ from pqcache.reader.open import open_data
 from pqcache.reader.read_plan import view_of
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
-from pqcache.system.fork_safe_threads import Threads
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 
 def status_of(child: int) -> int:
@@ -35,12 +35,12 @@ def test_a_fork_waits_for_jobs_at_work() -> None:
         time.sleep(0.3)
         done.append(1)
 
-    with Threads(2) as pool:
+    with ForkSafeThreadPool(2) as pool:
         pool.submit(job)
         begun.wait()
         child = os.fork()
         if child == 0:
-            with Threads(1) as fresh:  # which is not kept waiting by the fork that made it
+            with ForkSafeThreadPool(1) as fresh:  # which is not kept waiting by the fork that made it
                 answer = fresh.submit(lambda: 7 if done else 8).result(10)
             os._exit(answer)
         assert status_of(child) == 7
@@ -54,7 +54,7 @@ def test_a_job_may_fork() -> None:
             os._exit(5)
         return status_of(child)
 
-    with Threads(1) as pool:
+    with ForkSafeThreadPool(1) as pool:
         assert pool.submit(job).result(fork_safe_threads._PATIENCE / 2) == 5
 
 
@@ -69,7 +69,7 @@ def test_a_fork_waits_for_threads_that_end() -> None:
         begun.append(threading.get_native_id())
         local.slow = Slow()  # goes when the thread does
 
-    pool = Threads(1)
+    pool = ForkSafeThreadPool(1)
     pool.submit(job).result()
     pool.shutdown(wait=False)
     assert Path(f"/proc/self/task/{begun[0]}").exists()
@@ -83,7 +83,7 @@ def test_a_fork_waits_for_threads_that_end() -> None:
 
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
     """Its pool has ended when the thread had a job already."""
-    pool = Threads(1)
+    pool = ForkSafeThreadPool(1)
     pool.submit(int).result()
     fork_safe_threads._gate.forking.add(0)  # another thread forks
     try:
@@ -106,7 +106,7 @@ def test_no_job_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_safe_threads, "_PATIENCE", 0.1)
     fork_safe_threads._gate.forking.add(0)  # a fork that never ended
     try:
-        with Threads(1) as pool:
+        with ForkSafeThreadPool(1) as pool:
             assert pool.submit(lambda: 6).result(10) == 6
     finally:
         fork_safe_threads._gate.forking.discard(0)
@@ -126,7 +126,7 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
             os._exit(len(done))
         time.sleep(10)
 
-    with Threads(1) as pool:
+    with ForkSafeThreadPool(1) as pool:
         pool.submit(job)
         begun.wait()
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
@@ -145,7 +145,7 @@ def test_what_follows_a_job_belongs_to_it() -> None:
         time.sleep(0.3)
         log.append(1)
 
-    pool = Threads(1)
+    pool = ForkSafeThreadPool(1)
     first = pool.submit(time.sleep, 0.1)
     first.add_done_callback(slowly)
     later = [pool.submit(int) for _ in range(3)]
@@ -172,7 +172,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
         begun.set()
         go.wait(60)
 
-    with Threads(1) as pool:
+    with ForkSafeThreadPool(1) as pool:
         pool.submit(job)
         begun.wait()
         child = os.fork()

@@ -354,7 +354,7 @@ def _send_many(there: Any, back: Any) -> None:
     torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP does not survive a fork
     pool = worker_pool()
     for number in range(40):
-        block = pool.lend(400_000)
+        block = pool.borrow(400_000)
         whole = torch.from_numpy(block)
         whole[:] = number
         batch = Batch({"a": whole[:200_000].view(torch.int32), "b": whole[200_000:], "c": torch.full((3,), number)})
@@ -394,14 +394,14 @@ def test_shared_memory_goes_round_but_never_under_a_batch() -> None:
 
 def test_slots_of_twice_the_size_will_do() -> None:
     pool = SharedPool()
-    block = pool.lend(300_000)
+    block = pool.borrow(300_000)
     at = block.ctypes.data
     del block
-    smaller = pool.lend(250_000)
+    smaller = pool.borrow(250_000)
     assert smaller.ctypes.data == at
-    assert pool.lend(250_000).ctypes.data != at
+    assert pool.borrow(250_000).ctypes.data != at
     del smaller
-    assert pool.lend(100_000).ctypes.data != at, "much too large for this"
+    assert pool.borrow(100_000).ctypes.data != at, "much too large for this"
 
 
 def test_long_rows_travel(tmp_path: Path) -> None:

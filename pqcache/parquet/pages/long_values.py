@@ -20,7 +20,7 @@ import pyarrow.types as pt
 from pqcache.parquet.binary_views import INLINE, LONG
 from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Leaf, Reader, leaf_of
 from pqcache.parquet.schema_merge import is_text
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
 
@@ -86,7 +86,7 @@ def longs_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: pa.Sche
             text = pt.is_string(field.type) or pt.is_large_string(field.type)
             kinds[field.name] = pa.string_view() if text else pa.binary_view()
     clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
-    return Longs(kinds, Reader(Pool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
+    return Longs(kinds, Reader(BufferPool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
 
 
 def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:

@@ -39,7 +39,7 @@ from pqcache.parquet.thrift_fields import (
     UNCOMPRESSED,
     VALUES,
 )
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 _OLD_MAX, _OLD_MIN, _NULLS, _MAX, _MIN = 1, 2, 3, 5, 6  # of Statistics
 
@@ -86,9 +86,9 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> Part:
+def encode(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> Part:
     """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
-    memory, apart = memory or Pool(), dict[int, Pages]()
+    memory, apart = memory or BufferPool(), dict[int, Pages]()
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if is_direct(field.name, column, encodings):
             apart[n] = pages_of(field, column)
@@ -110,7 +110,7 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
     return Part(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
 
 
-def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> list[Chunk]:
+def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool) -> list[Chunk]:
     data = encodings.file(table, memory, page_index=True)
     end = len(data) - 8
     length = int.from_bytes(data[end : end + 4], "little")

@@ -25,7 +25,7 @@ from pqcache.reader.columns import (
 )
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.shuffle.scatter import Dealt, Hand, Source, hand_column, rows_in
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 _PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
 
@@ -40,7 +40,7 @@ class Frame:
         self.rows = rows
         self.arrays: list[Bytes] = []
         if not whole:
-            self.arrays = source.layout.arrays(source.batches.lend(source.layout.bytes(rows)), rows)
+            self.arrays = source.layout.arrays(source.batches.borrow(source.layout.bytes(rows)), rows)
         self._parts: dict[int, dict[int, Column]] = {}  # by column, then by first row
         self._missing = rows
         self._lock = threading.Lock()
@@ -115,7 +115,7 @@ def gather(
 
 
 def packed_together(
-    column: Column, pieces: Sequence[Piece], shared: Pool | None
+    column: Column, pieces: Sequence[Piece], shared: BufferPool | None
 ) -> Iterator[tuple[int, Column, Sequence[Piece]]]:
     """Yield (first row, rows, their pieces): views are packed for several whole batches at once, as each call costs.
 
@@ -148,14 +148,14 @@ def gather_groups(source: Source[Any], hands: Sequence[Hand], order: Ints, piece
     layout, rows = source.layout, len(order)
     if not layout.groups:
         return
-    arrays = layout.arrays(source.batches.lend(layout.bytes(rows)), rows)
+    arrays = layout.arrays(source.batches.borrow(layout.bytes(rows)), rows)
     short = layout.short.groups
-    scratch = source.memory.take(max((rows * group.width * len(group.positions) for group in short), default=0))
+    scratch = source.memory.acquire(max((rows * group.width * len(group.positions) for group in short), default=0))
     for number, group in enumerate(short):
         (joined,) = Layout((group,)).arrays(scratch, rows)
         np.concatenate([cards.arrays[number][:, start:stop] for cards, start, stop in hands], axis=1, out=joined)
         joined.take(order, axis=1, out=arrays[number], mode="clip")
-    source.memory.give(scratch)
+    source.memory.release(scratch)
     for group, array in zip(layout.groups[len(short) :], arrays[len(short) :], strict=True):
         for position, place in zip(group.positions, array, strict=True):
             gather_long(source, hands, order, position, place)

@@ -15,7 +15,7 @@ from pqcache.reader.batch_layout import LONG, Gathered, Layout
 from pqcache.reader.columns import NEAR, Bytes, Column, Form, bytes_of_views, compact, cut, take
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
-from pqcache.system.buffer_pool import Arena, Block, Pool
+from pqcache.system.buffer_pool import Arena, Block, BufferPool
 
 Rows = list[Column]
 Load = Callable[[int, int, int], Rows]
@@ -35,15 +35,15 @@ class Source(Generic[Done]):
     load: Load
     forms: Sequence[Form]
     finish: Callable[[Gathered], Done]
-    memory: Pool
-    batches: Pool
+    memory: BufferPool
+    batches: BufferPool
     threads: Executor
     ahead: int
     stay: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
 
     @property
-    def shared(self) -> Pool | None:
+    def shared(self) -> BufferPool | None:
         """What is in memory that another process reads: batches of a worker; None where nothing is."""
         return None if self.batches is self.memory else self.batches
 
@@ -78,14 +78,14 @@ class Cards:
         self._left = hands
         self._lock = threading.Lock()
 
-    def used(self, memory: Pool) -> None:
+    def used(self, memory: BufferPool) -> None:
         """Note that one hand has been gathered."""
         with self._lock:
             self._left -= 1
             if self._left:
                 return
         self.arrays, self.long, self.columns = [], {}, {}
-        memory.give(self.block)
+        memory.release(self.block)
 
 
 Hand = tuple[Cards, int, int]  # cards, first and past-last row in them
@@ -116,10 +116,10 @@ def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hand
     layout, memory = source.dealt, source.memory
     dealt = []
     for order, count in zip(orders, hands, strict=True):
-        block = memory.take(layout.bytes(len(order)))
+        block = memory.acquire(layout.bytes(len(order)))
         dealt.append(Cards(block, layout.arrays(block, len(order)), count))
     places = {p: (g, i) for g, group in enumerate(source.layout.groups) for i, p in enumerate(group.positions)}
-    near = memory.take(NEAR)
+    near = memory.acquire(NEAR)
     for position, form in enumerate(source.forms):
         column = columns[position]
         columns[position] = Column(form, None)  # decoded memory goes as soon as it is dealt
@@ -139,7 +139,7 @@ def dealt_cards(source: Source[Any], columns: Rows, orders: Sequence[Ints], hand
             stays = source.stay and bytes_of_views(column) >= LONG * len(column)
             for order, cards in zip(orders, dealt, strict=True):
                 cards.columns[position] = take(column, order) if stays else compact(take(column, order))
-    memory.give(near)
+    memory.release(near)
     return dealt
 
 
@@ -149,7 +149,7 @@ def rows_in(arena: Arena, hand: Hand, position: int, width: int) -> Ints | None:
     if position not in cards.long:
         return None
     values, order = cards.long[position]
-    begin = arena.at(values)
+    begin = arena.offset_of(values)
     return None if begin is None else order[start:stop] + begin // width
 
 

@@ -15,7 +15,8 @@ from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
 
 TIMEOUT = 30.0  # seconds without a byte
-FIRST = 10.0  # seconds until the first answer: a server that is down should not take three tries of TIMEOUT
+FIRST_ANSWER_TIMEOUT = 10.0  # seconds: a server that is down must not take three tries of TIMEOUT
+
 HDFS_NATIVE = "hdfs-native"
 HDFS3 = "hdfs3"
 HIDDEN = "_pqcache"  # what pqcache keeps in a target until it is finished; readers skip it
@@ -49,14 +50,14 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class ExactSource(Source, Protocol):
+class VersionedSource(Source, Protocol):
     """A source whose ``read`` with a tag gives that version or fails, and that tells of many files at once."""
 
     def stat_all(self, paths: Sequence[str]) -> Mapping[str, Identity]:
         """Return the identities that files have now; those that are gone are missing."""
 
 
-class FillingSource(Source, Protocol):
+class ReadIntoSource(Source, Protocol):
     """A source that can read into memory that it is given, which saves a copy of everything."""
 
     def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
@@ -67,7 +68,7 @@ class FillingSource(Source, Protocol):
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedFile:
     """A file that the store has, or has a place for, and that readers do not see: ``path`` is where it will be."""
 
     path: str
@@ -104,16 +105,16 @@ class Target(Protocol):
     def remove(self, paths: Sequence[str]) -> None:
         """Remove files; those that are gone already are fine."""
 
-    def put(self, file: Path, token: str, path: str) -> Staged:
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
         """Bring a local file to the store, out of readers' sight; ``token`` is one attempt at one partition."""
 
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         """Let readers see a partition's files. May be called again after an error, and by two who made the same.
 
-        With ``whole`` nothing else will ever be in the directory.
+        With ``exclusive`` nothing else will ever be in the directory.
         """
 
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
         """Remove what was put and will not be committed; never fails."""
 
     def finish(self) -> None:
@@ -131,7 +132,7 @@ def file_url(source: Source, path: str) -> str:
     return source.url if source.url.endswith(f"/{path}") else f"{source.url}/{path}"
 
 
-def option_names(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
     """Raise UsageError when ``options`` holds a name that is not in ``known`` (name -> what it means)."""
     for name in options:
         if name not in known:

@@ -24,9 +24,9 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST, HIDDEN, STAGING, TIMEOUT, Staged
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, STAGING, TIMEOUT, StagedFile
 from pqcache.store.drivers.hadoop_site import site_configuration
-from pqcache.store.drivers.stall import Stalled, watched
+from pqcache.store.drivers.stall import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
@@ -76,7 +76,7 @@ class HdfsSource:
                 yield SourceFile(self._only, _identity(info), info.blocksize or 0)
                 return
             start = len(self._root.rstrip("/")) + 1
-            for batch in watched(lambda: self._list(self._root), self._timeout):
+            for batch in with_time_limit(lambda: self._list(self._root), self._timeout):
                 for status in batch:
                     if not status.isdir:
                         yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
@@ -91,7 +91,7 @@ class HdfsSource:
         with self._errors(name):
             received = False
             try:
-                for packets in watched(lambda: self._read(name, offset, length), self._timeout):
+                for packets in with_time_limit(lambda: self._read(name, offset, length), self._timeout):
                     received = True
                     yield from packets
             except Stalled:
@@ -121,7 +121,7 @@ class HdfsSource:
         """Return what is at the root; each NameNode has a few seconds to say so."""
         for others in reversed(range(len(self._orders))):
             try:
-                return self._info(self._root, min(FIRST, self._timeout))
+                return self._info(self._root, min(FIRST_ANSWER_TIMEOUT, self._timeout))
             except Stalled:
                 self._turn()
                 if not others:
@@ -129,7 +129,7 @@ class HdfsSource:
         raise AssertionError
 
     def _info(self, name: str, seconds: float | None = None) -> hdfs_native.FileStatus:
-        return next(watched(lambda: iter([self.client.get_file_info(name)]), seconds or self._timeout))
+        return next(with_time_limit(lambda: iter([self.client.get_file_info(name)]), seconds or self._timeout))
 
     def _list(self, name: str) -> Iterator[Sequence[hdfs_native.FileStatus]]:
         found = iter(self.client.list_status(name, recursive=True))
@@ -235,15 +235,15 @@ class HdfsTarget:
         for path in paths:
             self._delete(path)
 
-    def put(self, file: Path, token: str, path: str) -> Staged:
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
         name = f"{STAGING}/{token}/{path.rpartition('/')[2]}"
         with file.open("rb") as data:
             size = self._put(name, iter(lambda: data.read(_CHUNK), b""))
-        return Staged(path, file, size, name)
+        return StagedFile(path, file, size, name)
 
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         try:
-            if whole:
+            if exclusive:
                 self._make(directory.rpartition("/")[0])
                 self._rename(f"{STAGING}/{token}", directory)  # takes the place of an empty directory
             else:
@@ -256,7 +256,7 @@ class HdfsTarget:
                 raise
             self.discard(token, staged)
 
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
         with suppress(SourceError):
             self._delete(f"{STAGING}/{token}")
 
@@ -273,7 +273,7 @@ class HdfsTarget:
         """Write a new file and return its size, once the NameNode says the same."""
         name = self._source._name(path)
         with self._source._errors(name):
-            size = sum(watched(lambda: self._written(name, data), self._source._timeout))
+            size = sum(with_time_limit(lambda: self._written(name, data), self._source._timeout))
         if (held := self._source.stat(path).size) != size:
             raise SourceUnavailable(
                 f"{self._source._show(name)}", f"holds {held:,} bytes of {size:,} that were written"
@@ -297,7 +297,7 @@ class HdfsTarget:
     def _delete(self, path: str) -> None:
         self._call(path, lambda name: self._source.client.delete(name, recursive=True))
 
-    def _is_there(self, staged: Sequence[Staged]) -> bool:
+    def _is_there(self, staged: Sequence[StagedFile]) -> bool:
         try:
             return all(self._source.stat(item.path).size == item.size for item in staged)
         except SourceError:
@@ -307,7 +307,7 @@ class HdfsTarget:
         """Call with the full name of ``path``, within the time limit, and turn what it raises into our errors."""
         name = self._source._name(path).rstrip("/") or "/"
         with self._source._errors(name):
-            next(watched(lambda: iter([call(name)]), self._source._timeout))
+            next(with_time_limit(lambda: iter([call(name)]), self._source._timeout))
 
 
 def _namenode_orders(host: str, told: Mapping[str, str]) -> deque[dict[str, str]]:

@@ -18,7 +18,7 @@ from pqcache.errors import (
     UsageError,
     disk_errors,
 )
-from pqcache.store.drivers.base import HIDDEN, STAGING, Staged, option_names
+from pqcache.store.drivers.base import HIDDEN, STAGING, StagedFile, check_options
 from pqcache.store.hive import is_hidden
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Identity, SourceFile
@@ -31,7 +31,7 @@ class LocalSource:
     """A Source over ``os``; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
-        option_names("a local path", options, {})
+        check_options("a local path", options, {})
         self._root = os.path.abspath(os.path.expanduser(path))
         self._only = ""
         if os.path.isfile(self._root):
@@ -116,7 +116,7 @@ class LocalTarget:
     """
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
-        option_names("a local path", options, {})
+        check_options("a local path", options, {})
         self._final = Path(os.path.abspath(os.path.expanduser(path)))
         self._root = self._final.with_name(f".{self._final.name}.pqcache")
         self._lock: int | None = None
@@ -158,26 +158,26 @@ class LocalTarget:
             for path in paths:
                 (self._root / path).unlink(missing_ok=True)
 
-    def put(self, file: Path, token: str, path: str) -> Staged:
-        return Staged(path, file, file.stat().st_size)  # it was written on this file system
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
+        return StagedFile(path, file, file.stat().st_size)  # it was written on this file system
 
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         final = self._root / directory
         try:
-            if whole:
+            if exclusive:
                 make_directory(final.parent)
                 os.rename(staged[0].file.parent, final)  # takes the place of an empty directory
             else:
                 make_directory(final)
                 for item in staged:
                     os.replace(item.file, self._root / item.path)
-            fsync_path(final.parent if whole else final)
+            fsync_path(final.parent if exclusive else final)
         except OSError:
             if not self._is_there(staged):  # another who made the same was faster
                 with disk_errors(self._root):
                     raise
 
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
         pass
 
     def finish(self) -> None:
@@ -196,7 +196,7 @@ class LocalTarget:
             os.close(self._lock)
             self._lock = None
 
-    def _is_there(self, staged: Sequence[Staged]) -> bool:
+    def _is_there(self, staged: Sequence[StagedFile]) -> bool:
         try:
             return all((self._root / item.path).stat().st_size == item.size for item in staged)
         except OSError:

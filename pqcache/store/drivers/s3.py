@@ -29,7 +29,7 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST, HIDDEN, TIMEOUT, Staged, option_names
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, TIMEOUT, StagedFile, check_options
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
@@ -70,7 +70,7 @@ class S3Source:
     """A Source over botocore; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        option_names("s3://", options, OPTIONS)
+        check_options("s3://", options, OPTIONS)
         parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
         self.url = redact(url).rstrip("/")
         self._bucket = parts.netloc.rpartition("@")[2]
@@ -85,7 +85,7 @@ class S3Source:
         self._extra = {"RequestPayer": "requester"} if _is_true(options, "requester_pays") else {}
         session = _session(url, options)
         self._client = _client(session, url, options, timeout)
-        self._lister = _client(session, url, options, min(FIRST, timeout))
+        self._lister = _client(session, url, options, min(FIRST_ANSWER_TIMEOUT, timeout))
         take_entries(self._client)
         take_entries(self._lister)
         credentials = None if _is_true(options, "anon") else session.get_credentials()
@@ -281,7 +281,7 @@ class S3Target:
                         f"{self._bucket['Bucket']}/{failed['Key']}", f"cannot be removed ({failed['Code']})"
                     )
 
-    def put(self, file: Path, token: str, path: str) -> Staged:
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
         size = file.stat().st_size
         length = max(_PART, -(-size // _MOST_PARTS))
         key = self._source._key(path)
@@ -295,9 +295,9 @@ class S3Target:
                 self._abort(key, upload)
                 raise
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
-        return Staged(path, file, size, (upload, parts))
+        return StagedFile(path, file, size, (upload, parts))
 
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         for item in staged:
             upload, parts = item.handle
             try:
@@ -312,7 +312,7 @@ class S3Target:
                 if self._source.stat(item.path).size != item.size:
                     raise
 
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
         for item in staged:
             self._abort(self._source._key(item.path), item.handle[0])
 

@@ -64,7 +64,7 @@ class _Thread(threading.Thread):
 os.register_at_fork(after_in_child=_Thread.idle.clear)  # a child has only the thread that forked
 
 
-def watched(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
+def with_time_limit(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
     """Yield what ``make()`` yields; raise Stalled when ``seconds`` pass without anything.
 
     ``make`` runs in a thread of its own, a few items ahead of whoever takes them. A stalled thread is left

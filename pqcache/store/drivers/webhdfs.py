@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import FIRST, TIMEOUT, option_names
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
@@ -34,7 +34,7 @@ class WebHdfsSource:
     """A Source over fsspec's WebHDFS; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        option_names("webhdfs://", options, OPTIONS)
+        check_options("webhdfs://", options, OPTIONS)
         parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
         user, password = userinfo(url)
         self.url = redact(url).rstrip("/")
@@ -73,7 +73,7 @@ class WebHdfsSource:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            with self._patience(min(FIRST, self._timeout)):
+            with self._patience(min(FIRST_ANSWER_TIMEOUT, self._timeout)):
                 info = self._fs.info(self._root)
             if info["type"] != "directory":
                 self._root, _, self._only = self._root.rpartition("/")

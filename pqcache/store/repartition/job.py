@@ -24,14 +24,14 @@ from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.drivers.base import Source, Staged, Target
+from pqcache.store.drivers.base import Source, StagedFile, Target
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.target_record import Done, Record, check_own
 from pqcache.store.sync.download import fetch
 from pqcache.store.urls import local_path, url_scheme
-from pqcache.system.disk import bytes_below, remove_tree
+from pqcache.system.disk import remove_tree, tree_size
 from pqcache.system.parallel import in_parallel
 from pqcache.units import format_size
 from pqcache.versions import __version__
@@ -131,7 +131,7 @@ class Spool:
 
     def _space(self) -> int:
         """Return the bytes that are free, or taken by what has been promised already."""
-        taken = sum(bytes_below(self.path / token) for token in self.jobs)
+        taken = sum(tree_size(self.path / token) for token in self.jobs)
         return disk_usage(self.path).free + taken
 
 
@@ -166,7 +166,7 @@ def do_job(
     ``turn`` is held while decoding and encoding.
     """
     token = os.urandom(8).hex()
-    staged: list[Staged] = []
+    staged: list[StagedFile] = []
     with spool.room(job, token) as own:
         try:
             paths = _brought(job, source, own, on_event)
@@ -228,7 +228,7 @@ def _publish(
     target: Target,
     token: str,
     new: list[Path],
-    staged: list[Staged],
+    staged: list[StagedFile],
     record: Record,
     on_event: OnEvent,
 ) -> None:
@@ -239,7 +239,7 @@ def _publish(
 
     def send(file: Path) -> None:
         path = f"{job.directory}/{file.name}" if job.directory else file.name
-        retried(lambda: staged.append(target.put(file, token, path)))
+        retried(lambda: staged.append(target.stage(file, token, path)))
 
     retried(lambda: check_own(target, job.run))
     note = partial(retried, lambda: target.write(record.path, record.encoded()))

@@ -32,7 +32,7 @@ from pqcache.store.sync.subset import Subset
 from pqcache.store.sync.table_schema import Kinds, Table, table_in, table_like
 from pqcache.store.workdir import adopt, file_key, make_workdir, rewrite_key
 from pqcache.system.checksum import checksum_of
-from pqcache.system.disk import bytes_below, fsync_path, link_or_copy, remove_tree
+from pqcache.system.disk import fsync_path, link_or_copy, remove_tree, tree_size
 from pqcache.units import format_count
 
 _ROWS = "_rows.json"  # in a rewritten directory: the rows of each file it was made from
@@ -87,7 +87,7 @@ def build_snapshot(job: Job) -> tuple[Snapshot, Manifest, Plan]:
             job = job if job.rewrite.keep_int96 else replace(job, table=table_like(known.data_schema))
         keys = {_file_key(job, file) for file in job.plan.downloads}
         adopt(job.cache, run, keys, {_rewrite_key(job, d, _inputs(d)) for d in job.plan.directories})
-        check_space(job.cache.path, job.plan, bytes_below(run))
+        check_space(job.cache.path, job.plan, tree_size(run))
         index = IndexBuilder()
         target, entries = _assembled(job, run / "snapshot", list(_make_files(job, run, index)))
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):

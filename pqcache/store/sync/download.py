@@ -32,8 +32,8 @@ from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download_stream import WORTH_DIRECT, arriving
 from pqcache.store.sync.subset import Subset
-from pqcache.system.checksum import checksum_of, feed, new_checksum, text_of
-from pqcache.system.disk import BLOCK, past_cache, write_at
+from pqcache.system.checksum import add_file, checksum_of, checksum_text, new_checksum
+from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -224,10 +224,10 @@ def _fill(
             held = os.fstat(descriptor).st_size
             if held > size:
                 os.ftruncate(descriptor, size)
-            written = durable = size if held >= size else held // BLOCK * BLOCK
+            written = durable = size if held >= size else held // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK
             seen = new_checksum()
-            feed(seen, descriptor, written)
-            direct = not cached and size >= WORTH_DIRECT and past_cache(descriptor)
+            add_file(seen, descriptor, written)
+            direct = not cached and size >= WORTH_DIRECT and enable_direct_io(descriptor)
             for piece in arriving(source, file.path, written, size - written, file.identity.tag):
                 if stopped():
                     raise KeyboardInterrupt
@@ -252,7 +252,7 @@ def _fill(
         if error.errno not in DISK_FULL:  # what fsync could not write is not reported twice: do not build on it
             part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
-    return Arrived(text_of(seen), tail)
+    return Arrived(checksum_text(seen), tail)
 
 
 def _check_md5(source: Source, file: SourceFile, part: Path, on_event: OnEvent) -> None:

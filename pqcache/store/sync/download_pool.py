@@ -18,7 +18,7 @@ from queue import SimpleQueue
 
 from pqcache.errors import CacheError
 from pqcache.events import Advanced, Fetched, OnEvent
-from pqcache.store.drivers.base import ExactSource, Source
+from pqcache.store.drivers.base import Source, VersionedSource
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download import MOVED, Copied, fetch, keeps_changing, vanished
@@ -48,7 +48,7 @@ class Bringer:
     @cached_property
     def is_exact(self) -> bool:
         """Whether what was read is known to be one version, so that asking again can wait."""
-        return isinstance(self.source, ExactSource) and self.subset.is_all
+        return isinstance(self.source, VersionedSource) and self.subset.is_all
 
     def bring(self, file: SourceFile, cached: bool) -> Copied:
         """Bring one file; where the source is exact, it is still to be confirmed."""
@@ -60,7 +60,7 @@ class Bringer:
     def confirm(self, copies: dict[SourceFile, Copied]) -> None:
         """Ask the source for all ``copies`` again; what has changed since is brought again, in their place."""
         source = self.source
-        assert isinstance(source, ExactSource)
+        assert isinstance(source, VersionedSource)
         asked = list(copies)
         for _ in range(MOVED + 1):
             ask = partial(source.stat_all, [file.path for file in asked])

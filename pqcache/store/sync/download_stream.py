@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from pqcache.errors import SourceError
-from pqcache.store.drivers.base import FillingSource, Source
+from pqcache.store.drivers.base import ReadIntoSource, Source
 
 PIECE = 1 << 20
 WORTH_DIRECT = 64 << 10  # bytes of a file; for less it is one more thing to do
@@ -27,7 +27,7 @@ def arriving(source: Source, path: str, offset: int, length: int, tag: str) -> I
         return
     if hasattr(source, "read_into"):  # isinstance takes 12 µs for each file
         buffer = _buffer()
-        for count in cast(FillingSource, source).read_into(buffer, path, offset, length, tag):
+        for count in cast(ReadIntoSource, source).read_into(buffer, path, offset, length, tag):
             yield buffer[:count]
     else:
         yield from pieces(source.read(path, offset, length, tag))

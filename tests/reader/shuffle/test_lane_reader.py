@@ -49,7 +49,7 @@ from pqcache.reader.row_group_reader import RowGroups
 from pqcache.reader.shuffle import gather as blocks_module
 from pqcache.reader.shuffle.gather import Frame, gather_long, packed_together
 from pqcache.reader.shuffle.scatter import Cards, Source, dealt_cards
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 
 def everything(first: int, rows: int) -> pa.Table:
@@ -366,13 +366,15 @@ def test_long_rows_of_fixed_width_are_the_same_where_they_stay(
 ) -> None:
     lent = set()
 
-    def lend(arena: Arena, size: int) -> Any:
+    def borrow(arena: Arena, size: int) -> Any:
         found = real(arena, size)
-        lent.update({name for name, some in seen.arenas.items() if some is arena and arena.at(found) is not None})
+        lent.update(
+            {name for name, some in seen.arenas.items() if some is arena and arena.offset_of(found) is not None}
+        )
         return found
 
-    real = Arena.lend
-    monkeypatch.setattr(Arena, "lend", lend)
+    real = Arena.borrow
+    monkeypatch.setattr(Arena, "borrow", borrow)
     for number in range(3):
         table = fixed_rows(number * 300, 300)
         pq.write_table(
@@ -416,14 +418,14 @@ def test_long_rows_in_an_arena_are_copied_once(places: int, monkeypatch: pytest.
     copied = []
     real = blocks_module.hand_column
     monkeypatch.setattr(blocks_module, "hand_column", lambda *given: copied.append(given) or real(*given))
-    pool = Pool()
+    pool = BufferPool()
     arena = Arena(pool, 10 * 600, places)
     form = form_of(pa.field("x", pa.binary(600)))
     rows = np.arange(3 * 10 * 600).astype(np.uint8).reshape(3, 10, 600)
     orders = [np.random.default_rng(run).permutation(10) for run in range(3)]
     hands = []
     for run, values in enumerate(rows):
-        held = arena.lend(6000).reshape(10, 600)
+        held = arena.borrow(6000).reshape(10, 600)
         held[:] = values
         cards = Cards(np.zeros(0, np.uint8), [], 1)
         cards.long[0] = held[2:], orders[run][orders[run] < 8]
@@ -462,8 +464,8 @@ def test_only_long_rows_stay_and_only_where_there_is_room(tmp_path: Path) -> Non
                 load=seen.load,
                 forms=seen.load_forms,
                 finish=list,
-                memory=Pool(),
-                batches=Pool(),
+                memory=BufferPool(),
+                batches=BufferPool(),
                 threads=pool,
                 ahead=1,
                 stay=stay,
@@ -510,7 +512,7 @@ def test_dense_lists_are_read_page_by_page_and_widened_only_where_they_are_narro
     monkeypatch.setattr(RowGroups, "_read", noted)
     (column,) = seen.load(0, 0, 20)
     assert not asked
-    typed = as_typed(column, Pool())
+    typed = as_typed(column, BufferPool())
     assert np.array_equal(typed.values.view(np.int32), numbers[:20])
     assert np.shares_memory(typed.values, column.values) is not narrow
 
@@ -518,7 +520,7 @@ def test_dense_lists_are_read_page_by_page_and_widened_only_where_they_are_narro
 def test_views_are_packed_for_several_whole_batches_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.array([bytes([i]) * (i % 30) for i in range(100)])
     column = hold(rows, form_of(pa.field("x", rows.type)))
-    source: Any = SimpleNamespace(layout=Layout(()), batches=Pool())
+    source: Any = SimpleNamespace(layout=Layout(()), batches=BufferPool())
     # a batch that began before, whole ones of 20 rows, and one that goes on in the next stretch
     frames = [Frame(source, 20, whole=True) for _ in range(6)]
     pieces = [(frames[0], 15, 0, 5), *((frame, 0, 5 + 20 * i, 25 + 20 * i) for i, frame in enumerate(frames[1:5]))]
@@ -538,8 +540,8 @@ def test_large_batches_are_packed_one_by_one_into_shared_memory(monkeypatch: pyt
     monkeypatch.setattr(columns_module, "NEAR", 300)
     rows = pa.array([bytes([i]) * 20 for i in range(100)])
     column = hold(rows, form_of(pa.field("x", rows.type)))
-    shared = Pool()
-    source: Any = SimpleNamespace(layout=Layout(()), batches=Pool())
+    shared = BufferPool()
+    source: Any = SimpleNamespace(layout=Layout(()), batches=BufferPool())
     pieces = [(Frame(source, 25, whole=True), 0, 25 * i, 25 * i + 25) for i in range(4)]
     parts = list(packed_together(column, pieces, shared))
     assert [len(some) for _, _, some in parts] == [1] * 4
@@ -577,7 +579,7 @@ def test_workers_spare_memory_where_it_is_scarce(tmp_path: Path) -> None:
     order = Order(counts=seen.counts, batch_size=60, window=4)
     total = order.batches()
     rows, held = [], []
-    for into in (None, Pool()):
+    for into in (None, BufferPool()):
         before = pa.total_allocated_bytes()
         found = epoch_batches(seen, order, range(total), total, Room(1), into)
         columns = [next(found)[1].columns() for _ in range(total // 2)][-1]
@@ -674,8 +676,8 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
 
 
-@pytest.mark.parametrize("shared", [None, Pool()])
-def test_long_rows_are_packed(shared: Pool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [None, BufferPool()])
+def test_long_rows_are_packed(shared: BufferPool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_module, "NEAR", 10_000)  # so that they are copied in pieces
     rng = np.random.default_rng(0)
     values = [rng.bytes(int(n)) for n in rng.choice([0, 3, 12, 13, 5000, 20_000], 200)]
@@ -694,15 +696,15 @@ def test_long_rows_are_packed(shared: Pool | None, monkeypatch: pytest.MonkeyPat
 
 
 def test_memory_goes_round() -> None:
-    pool = Pool()
-    first = pool.lend(100_000)
+    pool = BufferPool()
+    first = pool.borrow(100_000)
     at = first.ctypes.data
     part = first[10:20].view(np.uint16)
     del first
-    assert pool.lend(100_000).ctypes.data != at, "a part of it is in use"
+    assert pool.borrow(100_000).ctypes.data != at, "a part of it is in use"
     del part
-    assert pool.lend(90_000).ctypes.data == at
-    assert pool.lend(10_000).ctypes.data != at, "too large for this"
+    assert pool.borrow(90_000).ctypes.data == at
+    assert pool.borrow(10_000).ctypes.data != at, "too large for this"
 
 
 def test_readers_stop_when_told(numbers: Path) -> None:

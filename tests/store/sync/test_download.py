@@ -16,10 +16,10 @@ import pqcache
 from pqcache.errors import SourceUnavailable
 from pqcache.store.sync import download
 from pqcache.store.sync.download_stream import PIECE, pieces
-from pqcache.system.disk import BLOCK, past_cache, write_at
+from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 from tests.datasets import rows_of, write_shop
 
-LENGTHS = st.lists(st.sampled_from([0, 1, 100, BLOCK, 65_536, PIECE - 1, PIECE, PIECE + 1]), max_size=6)
+LENGTHS = st.lists(st.sampled_from([0, 1, 100, DIRECT_IO_BLOCK, 65_536, PIECE - 1, PIECE, PIECE + 1]), max_size=6)
 
 
 def chunks(lengths: Sequence[int], error: Exception | None = None) -> Iterator[bytes]:
@@ -60,7 +60,7 @@ def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    on = past_cache(descriptor)
+    on = enable_direct_io(descriptor)
     offset = 0
     for piece in pieces(iter([data])):
         write_at(descriptor, piece, offset, on)
@@ -70,15 +70,18 @@ def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPat
     return direct
 
 
-@pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, PIECE - BLOCK, PIECE, 2 * PIECE + 5 * BLOCK + 17])
+@pytest.mark.parametrize(
+    "length",
+    [1, DIRECT_IO_BLOCK, DIRECT_IO_BLOCK + 1, PIECE - DIRECT_IO_BLOCK, PIECE, 2 * PIECE + 5 * DIRECT_IO_BLOCK + 17],
+)
 @pytest.mark.parametrize("refuse", [False, True])
 def test_the_same_bytes_either_way(length: int, refuse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(length)
     with open(tmp_path / "probe", "w") as probe:
-        able = past_cache(probe.fileno())
+        able = enable_direct_io(probe.fileno())
     direct = written(tmp_path / "file", data, refuse, monkeypatch)
     if able and not refuse:
-        assert direct.count(False) == (1 if length % BLOCK else 0), (
+        assert direct.count(False) == (1 if length % DIRECT_IO_BLOCK else 0), (
             "only the last, partial block goes through the cache"
         )
     else:
@@ -91,8 +94,8 @@ def test_only_what_nobody_reads_next_goes_past_the_cache(
 ) -> None:
     """Files that are rewritten as they come are read again at once."""
     asked: list[bool] = []
-    real = download.past_cache
-    monkeypatch.setattr(download, "past_cache", lambda descriptor: asked.append(True) or real(descriptor))
+    real = download.enable_direct_io
+    monkeypatch.setattr(download, "enable_direct_io", lambda descriptor: asked.append(True) or real(descriptor))
     monkeypatch.setattr(download, "WORTH_DIRECT", 1)
     shop = write_shop(tmp_path / "shop")
     pqcache.sync(tmp_path / "cache", str(shop), row_group_size=size)
