@@ -40,10 +40,10 @@ try:
     from botocore import UNSIGNED
     from botocore.config import Config
 
-    from pqcache.store.drivers.s3_get import Answer, Getter
+    from pqcache.store.drivers.s3_get import Body, RangeReader
     from pqcache.store.drivers.s3_list import entries, identity, take_entries
 except ImportError as error:
-    raise UsageError("", "s3:// needs botocore", "install it with: pip install 'pqcache[s3]'") from error
+    raise UsageError("s3://", "needs botocore", "install it with: pip install 'pqcache[s3]'") from error
 
 OPTIONS = {
     "endpoint": "URL of a compatible store, as AWS_ENDPOINT_URL",
@@ -88,8 +88,8 @@ class S3Source:
         self._lister = _client(session, url, options, min(FIRST_ANSWER_TIMEOUT, timeout))
         take_entries(self._client)
         take_entries(self._lister)
-        credentials = None if _is_true(options, "anon") else session.get_credentials()
-        self._getter = Getter(self._client, credentials, self._bucket, self._extra)
+        ca_bundle = session.get_config_variable("ca_bundle")
+        self._ranges = RangeReader(self._client, self._bucket, self._extra, ca_bundle)
 
     def list(self) -> Iterator[SourceFile]:
         prefix = f"{self._root}/" if self._root else ""
@@ -151,8 +151,8 @@ class S3Source:
         if length <= 0:
             return
         try:
-            with self._opened(path, offset, length, tag) as answer:
-                while length > 0 and (chunk := answer.read(min(_CHUNK, length))):
+            with self._opened(path, offset, length, tag) as body:
+                while length > 0 and (chunk := body.read(min(_CHUNK, length))):
                     length -= len(chunk)
                     yield chunk
         except _ERRORS as error:
@@ -163,8 +163,8 @@ class S3Source:
             return
         have = 0
         try:
-            with self._opened(path, offset, length, tag) as answer:
-                while length > 0 and (count := answer.readinto(buffer[have : have + min(_CHUNK, length)])):
+            with self._opened(path, offset, length, tag) as body:
+                while length > 0 and (count := body.readinto(buffer[have : have + min(_CHUNK, length)])):
                     have, length = have + count, length - count
                     if have == len(buffer):
                         yield have
@@ -177,7 +177,7 @@ class S3Source:
             yield have
 
     def close(self) -> None:
-        self._getter.close()
+        self._ranges.close()
         self._client.close()
         self._lister.close()
 
@@ -191,15 +191,17 @@ class S3Source:
         return True
 
     @contextmanager
-    def _opened(self, path: str, offset: int, length: int, tag: str) -> Iterator[Answer]:
-        with closing(self._getter.get(self._key(path), offset, offset + length - 1, tag)) as answer:
-            # one of another length was changed on its way, as by compressing it: no part of it is of the file
-            exact = answer.content_length in ("", str(length))
-            if not exact or not answer.content_range.startswith(f"bytes {offset}-{offset + length - 1}/"):
-                raise SourceUnavailable(f"{self._name(path)}", "the server sent another range than was asked for")
-            if tag and answer.etag.strip('"') != tag:
-                raise SourceChanged(f"{self._name(path)}", "is not the version that was listed")
-            yield answer
+    def _opened(self, path: str, offset: int, length: int, tag: str) -> Iterator[Body]:
+        last = offset + length - 1
+        with closing(self._ranges.open(self._key(path), offset, last, tag)) as response:
+            headers = response.headers
+            # a body of another length was changed on its way, as by compression: no part of it is the file's
+            exact = headers.get("content-length", str(length)) == str(length)
+            if not exact or not headers.get("content-range", "").startswith(f"bytes {offset}-{last}/"):
+                raise SourceUnavailable(self._name(path), "the server sent another range than was asked for")
+            if tag and headers.get("etag", "").strip('"') != tag:
+                raise SourceChanged(self._name(path), "is not the version that was listed")
+            yield response.body
 
     def _key(self, path: str) -> str:
         return f"{self._root}/{path}" if self._root else path

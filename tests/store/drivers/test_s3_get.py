@@ -1,7 +1,8 @@
-"""S3: GETs without the client, and asking for many files at once; both must be what the client would do."""
+"""S3: GETs without botocore's client, and the state of many files at once; both do what the client would do."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,19 +100,32 @@ def test_errors_are_those_of_the_client(learned: bool, source: S3Source, s3_buck
     assert read(source, "x.parquet", source.stat("x.parquet")) == b"two"
 
 
-def test_keys_that_expire_are_told_without_the_secret(s3: S3, s3_bucket: Bucket, tmp_path: Path) -> None:
-    """What signs a GET is asked for each time, so refreshed credentials are used and lost ones are an error."""
+def test_refreshed_credentials_sign_the_next_request(
+    s3: S3, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials that end soon are asked for before each GET; an error about them does not hold the secret."""
+    issued = tmp_path / "credentials.json"
+    (tmp_path / "config").write_text(f"[profile short-lived]\ncredential_process = cat {issued}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+
+    def issue(secret: str) -> None:
+        ends = (datetime.now(timezone.utc) + timedelta(minutes=5)).isoformat()
+        keys = {"Version": 1, "AccessKeyId": s3.access_key, "SecretAccessKey": secret, "Expiration": ends}
+        issued.write_text(json.dumps(keys))
+
+    issue(s3.secret_key)
     put(s3_bucket, "x.parquet", b"one")
-    source = S3Source(f"{s3_bucket.url}/wh", {"key": s3.access_key, "secret": s3.secret_key}, 5)
-    identity = source.stat("x.parquet")
-    assert read(source, "x.parquet", identity) == b"one"
-    credentials = source._getter._credentials
-    credentials.secret_key = wrong = "not-the-secret"
+    source = S3Source(f"{s3_bucket.url}/wh", {"profile": "short-lived"}, 5)
+    calls, identity = count(source), source.stat("x.parquet")
+    for _ in range(2):
+        assert read(source, "x.parquet", identity) == b"one"
+    assert calls == ["HeadObject", "GetObject"]
+    issue("not-the-secret")
     with pytest.raises(SourceDenied) as error:
         read(source, "x.parquet", identity)
-    assert wrong not in str(error.value)
+    assert "not-the-secret" not in str(error.value)
     assert s3.secret_key not in str(error.value)
-    credentials.secret_key = s3.secret_key
+    issue(s3.secret_key)
     assert read(source, "x.parquet", identity) == b"one"
     source.close()
 
@@ -121,9 +136,10 @@ def test_public_data_is_read_unsigned(s3_bucket: Bucket, monkeypatch: pytest.Mon
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     source = S3Source(f"{s3_bucket.url}/wh", {"anon": "true"}, 5)
+    calls = count(source)
     for name in ("x.parquet", "y.parquet", "x.parquet"):
         assert b"".join(source.read(name, 0, len(name))) == name.encode()
-    assert source._getter._like is not None
+    assert calls == ["GetObject"]
     source.close()
 
 
@@ -132,7 +148,7 @@ def test_public_data_is_read_unsigned(s3_bucket: Bucket, monkeypatch: pytest.Mon
 def test_an_answer_of_another_length_is_not_read(
     more: int, learned: bool, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A body that was compressed on its way says the right range and a length of its own; none of it may stay."""
+    """A body that was compressed on its way says the right range and a length of its own; none of it is kept."""
     put(s3_bucket, "x.parquet", bytes(10_000))
     with Proxy(s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -224,19 +240,50 @@ def test_what_only_the_client_understands_goes_to_the_client(
         source.close()
 
 
-def test_a_strange_request_is_never_imitated(s3_bucket: Bucket) -> None:
-    """A header that is not known here (a session's, a plug-in's) may matter."""
+def test_a_redirected_bucket_is_learned_again(s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(s3_bucket, "x.parquet", b"one")
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
+        calls, identity = count(source), source.stat("x.parquet")
+        proxy.rule(faults.status(307), method="GET", path=r"x\.parquet$", first=1, count=1)
+        for _ in range(4):
+            assert read(source, "x.parquet", identity) == b"one"
+        assert calls == ["HeadObject", "GetObject", "GetObject"]
+        source.close()
+
+
+def test_unknown_headers_go_through_the_client(s3_bucket: Bucket, caplog: pytest.LogCaptureFixture) -> None:
+    """A header that is not known here (a session's, a plug-in's) may matter; the log says once why GETs are slower."""
     put(s3_bucket, "x.parquet", b"one")
     source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
     source._client.meta.events.register(
         "before-sign.s3.GetObject", lambda request, **_: request.headers.add_header("x-amz-strange", "1")
     )
-    calls: list[str] = []
-    source._client.meta.events.register("before-call.s3", lambda model, **_: calls.append(model.name))
-    for _ in range(3):
-        assert b"".join(source.read("x.parquet", 0, 3)) == b"one"
+    calls = count(source)
+    with caplog.at_level("DEBUG", "pqcache.store"):
+        for _ in range(3):
+            assert b"".join(source.read("x.parquet", 0, 3)) == b"one"
     assert calls == ["GetObject"] * 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "s3: every GET goes through botocore's client: it sends the header x-amz-strange"
+    ]
     source.close()
+
+
+def test_a_proxy_is_left_to_the_client(s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(s3_bucket, "x.parquet", b"one")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name)
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        source = S3Source(f"{s3_bucket.url}/wh", {}, 5)
+        calls = count(source)
+        for _ in range(2):
+            assert b"".join(source.read("x.parquet", 0, 3)) == b"one"
+        assert calls == ["GetObject"] * 2
+        assert len(proxy.requests) == 2
+        source.close()
 
 
 class Tls:
@@ -284,10 +331,10 @@ class Tls:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make certificates")
-def test_connections_of_our_own_check_certificates(
+def test_direct_connections_check_certificates(
     s3: S3, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that GETs are sent on without the client trust whom the client trusts, and nobody else."""
+    """Connections without the client trust whom the client trusts, and nobody else."""
     put(s3_bucket, "x.parquet", b"one")
     with closing(Tls(s3.endpoint, tmp_path)) as tls:
         known, elsewhere = tls.certificate("IP:127.0.0.1"), tls.certificate("DNS:elsewhere")
@@ -302,13 +349,13 @@ def test_connections_of_our_own_check_certificates(
         assert calls == ["HeadObject", "GetObject"]
         for wrong in (elsewhere, tls.certificate("DNS:localhost,IP:127.0.0.1")):  # trusted, not ours; ours, not trusted
             tls.use(wrong)
-            source._getter.close()
+            source._ranges.close()
             with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet: .*(certificate|hostname)"):
                 read(source, "x.parquet", identity)
         source.close()
 
 
-def test_many_files_are_asked_for_by_listings(source: S3Source, s3_bucket: Bucket) -> None:
+def test_the_state_of_many_files_comes_from_listings(source: S3Source, s3_bucket: Bucket) -> None:
     names = [*NAMES, *(f"dt={day:02d}/part-{part:03d}.parquet" for day in range(4) for part in range(20))]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: put(s3_bucket, name, name.encode()), [*names, *(f"m/{i}" for i in range(300))]))
