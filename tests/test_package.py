@@ -16,7 +16,7 @@ from tests import ROOT
 from tests.datasets import write_shop
 
 OFFLINE = ("No matching distribution", "Could not find a version", "NewConnectionError", "ConnectTimeout")
-EXTRAS = "torch", "botocore", "hdfs_native", "requests", "fastparquet", "distributed", "pandas"
+EXTRAS = "torch", "botocore", "hdfs_native", "fsspec", "requests", "fastparquet", "distributed", "pandas"
 
 
 def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -33,7 +33,7 @@ from pqcache.store.urls import redact, userinfo
 try:
     import hdfs_native
 except ImportError as error:
-    raise UsageError("", "hdfs:// needs hdfs-native", "install it with: pip install 'pqcache[hdfs]'") from error
+    raise UsageError("hdfs://", "needs hdfs-native", "install it with: pip install 'pqcache[hdfs]'") from error
 
 _CHUNK = 1 << 20  # written at once
 _BATCH = 512  # files handed on at once while listing

@@ -17,7 +17,7 @@ try:
     import requests
     from fsspec.implementations.webhdfs import WebHDFS
 except ImportError as error:
-    raise UsageError("", "webhdfs:// needs requests", "install it with: pip install 'pqcache[hdfs]'") from error
+    raise UsageError("webhdfs://", "needs fsspec and requests", "install them with: pip install 'pqcache[hdfs]'") from error
 
 OPTIONS = {
     "user": "user name, as in webhdfs://USER@HOST:PORT",
