@@ -1,4 +1,4 @@
-"""The memory of a training stays within what was given and what the documentation adds, and does not grow."""
+"""The memory of a training is within its budget and what the documentation adds, and does not grow."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_job_may_fork() -> None:
         return status_of(child)
 
     with ForkSafeThreadPool(1) as pool:
-        assert pool.submit(job).result(fork_safe_threads._PATIENCE / 2) == 5
+        assert pool.submit(job).result(fork_safe_threads._MAX_WAIT / 2) == 5
 
 
 def test_a_fork_waits_for_threads_that_end() -> None:
@@ -78,7 +78,7 @@ def test_a_fork_waits_for_threads_that_end() -> None:
         assert not Path(f"/proc/self/task/{begun[0]}").exists()
     finally:
         fork_safe_threads._after_fork()
-    assert begun[0] not in fork_safe_threads._ended  # nothing is kept of threads that are gone
+    assert begun[0] not in fork_safe_threads._shutdown  # nothing is kept of threads that are gone
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
@@ -88,22 +88,22 @@ def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
     fork_safe_threads._gate.forking.add(0)  # another thread forks
     try:
         job = pool.submit(lambda: 6)
-        while not fork_safe_threads._gate.standing:
+        while not fork_safe_threads._gate.waiting:
             time.sleep(0.01)
         pool.shutdown(wait=False)
         start = time.monotonic()
         child = os.fork()
         if child == 0:
             os._exit(3)
-        assert time.monotonic() - start < fork_safe_threads._PATIENCE / 2
+        assert time.monotonic() - start < fork_safe_threads._MAX_WAIT / 2
     finally:
         fork_safe_threads._gate.forking.discard(0)
     assert status_of(child) == 3
-    assert job.result(2 * fork_safe_threads._PATIENCE) == 6
+    assert job.result(2 * fork_safe_threads._MAX_WAIT) == 6
 
 
 def test_no_job_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_safe_threads, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fork_safe_threads, "_MAX_WAIT", 0.1)
     fork_safe_threads._gate.forking.add(0)  # a fork that never ended
     try:
         with ForkSafeThreadPool(1) as pool:
@@ -165,7 +165,7 @@ def test_what_follows_a_job_belongs_to_it() -> None:
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_safe_threads, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fork_safe_threads, "_MAX_WAIT", 0.1)
     go, begun = threading.Event(), threading.Event()
 
     def job() -> None:

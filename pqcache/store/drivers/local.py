@@ -1,4 +1,4 @@
-"""A dataset in a local (or mounted) directory, or one local file; and a new directory for one."""
+"""A source in a local or mounted directory, or one local file; a target that is a new directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LocalSource:
         if os.path.isfile(self._root):
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
-        if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # each snapshot would count
+        if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # all its snapshots would be read
             raise UsageError(self.url, "is a pqcache", f"for what it holds now name {self.url}/current")
 
     def list(self) -> Iterator[SourceFile]:
@@ -78,13 +78,13 @@ class LocalSource:
         pass
 
     def _listed(self, path: str, entry: os.DirEntry[str]) -> Identity | None:
-        """Return the identity of what a listing met, or None for what is gone or nobody reads."""
+        """Return the identity of a listed entry, or None for a file that is gone or that readers skip."""
         try:
             return self._identity(path, entry.stat())
         except FileNotFoundError:
             if is_hidden(entry.name) or not os.path.lexists(self._name(path)):
-                return None  # an editor's dangling link, or a file that vanished between two looks
-            raise SourceError(f"{self._name(path)}", "is a link to nothing", "mend or remove it") from None
+                return None  # an editor's dangling link, or a file that was removed since it was listed
+            raise SourceError(self._name(path), "is a link to nothing", "repair or remove it") from None
         except SourceError:
             if is_hidden(entry.name):
                 return None
@@ -92,7 +92,7 @@ class LocalSource:
 
     def _identity(self, path: str, status: os.stat_result) -> Identity:
         if not stat_module.S_ISREG(status.st_mode):
-            raise SourceError(f"{self._name(path)}", "not a regular file", "move it away")
+            raise SourceError(self._name(path), "not a regular file", "move it away")
         return Identity(status.st_size, status.st_mtime_ns)
 
     def _name(self, path: str) -> str:
@@ -106,13 +106,13 @@ class LocalSource:
             return SourceNotFound(name, "not a directory", "check the path")
         if isinstance(error, PermissionError):
             return SourceDenied(name, "permission denied", "make it readable for this user")
-        return SourceUnavailable(name, f"{error.strerror}")
+        return SourceUnavailable(name, error.strerror or str(error))
 
 
 class LocalTarget:
-    """A Target over ``os``; see ``pqcache.store.repartition.target.Target``.
+    """A Target over ``os``; see ``pqcache.store.drivers.base.Target``.
 
-    All of it is put together in ``.NAME.pqcache`` beside the directory, which appears as a whole when it is finished.
+    Everything is written to ``.NAME.pqcache`` beside the final directory, and renamed to it when it is complete.
     """
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
@@ -146,7 +146,7 @@ class LocalTarget:
             try:
                 return (self._root / path).read_bytes()
             except FileNotFoundError:
-                raise SourceNotFound(f"{self._root / path}", "no such file") from None
+                raise SourceNotFound(self._root / path, "no such file") from None
 
     def write(self, path: str, data: bytes) -> None:
         with disk_errors(self._root):
@@ -159,7 +159,7 @@ class LocalTarget:
                 (self._root / path).unlink(missing_ok=True)
 
     def stage(self, file: Path, token: str, path: str) -> StagedFile:
-        return StagedFile(path, file, file.stat().st_size)  # it was written on this file system
+        return StagedFile(path, file, file.stat().st_size)  # it is on this file system already
 
     def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         final = self._root / directory
@@ -173,7 +173,7 @@ class LocalTarget:
                     os.replace(item.file, self._root / item.path)
             fsync_path(final.parent if exclusive else final)
         except OSError:
-            if not self._is_there(staged):  # another who made the same was faster
+            if not self._is_published(staged):  # by another process that made the same files
                 with disk_errors(self._root):
                     raise
 
@@ -196,7 +196,7 @@ class LocalTarget:
             os.close(self._lock)
             self._lock = None
 
-    def _is_there(self, staged: Sequence[StagedFile]) -> bool:
+    def _is_published(self, staged: Sequence[StagedFile]) -> bool:
         try:
             return all((self._root / item.path).stat().st_size == item.size for item in staged)
         except OSError:

@@ -1,4 +1,4 @@
-"""A dataset on HDFS over HTTP (WebHDFS or HttpFS), through fsspec."""
+"""A source on HDFS over HTTP (WebHDFS or HttpFS), through fsspec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ try:
     import requests
     from fsspec.implementations.webhdfs import WebHDFS
 except ImportError as error:
-    raise UsageError("webhdfs://", "needs fsspec and requests", "install them with: pip install 'pqcache[hdfs]'") from error
+    raise UsageError(
+        "webhdfs://", "needs fsspec and requests", "install them with: pip install 'pqcache[hdfs]'"
+    ) from error
 
 OPTIONS = {
     "user": "user name, as in webhdfs://USER@HOST:PORT",
@@ -49,9 +51,9 @@ class WebHdfsSource:
         try:
             self._fs = self._connect(parts.hostname, parts.port or 9870, user, password, options)
         except (ValueError, ImportError) as error:
-            raise UsageError(self.url, f"{error}") from error
+            raise UsageError(self.url, str(error)) from error
         self._request = self._fs.session.request
-        self._fs.session.request = functools.partial(self._request, timeout=(5, timeout))  # it has none of its own
+        self._fs.session.request = functools.partial(self._request, timeout=(5, timeout))  # fsspec sets none
 
     @staticmethod
     def _connect(host: str, port: int, user: str, password: str, options: Mapping[str, str]) -> Any:
@@ -73,7 +75,7 @@ class WebHdfsSource:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            with self._patience(min(FIRST_ANSWER_TIMEOUT, self._timeout)):
+            with self._limited_to(min(FIRST_ANSWER_TIMEOUT, self._timeout)):
                 info = self._fs.info(self._root)
             if info["type"] != "directory":
                 self._root, _, self._only = self._root.rpartition("/")
@@ -84,7 +86,7 @@ class WebHdfsSource:
                 directory = pending.pop()
                 name = f"{self._root}/{directory}".rstrip("/") or "/"
                 for item in self._fs.ls(name, detail=True):
-                    # the server's own name: fsspec decodes nothing, but joins with a '/' too many at times
+                    # fsspec's own ``name`` has one '/' too many at times
                     path = f"{directory}/{item['pathSuffix']}" if directory else item["pathSuffix"]
                     if item["type"] == "directory":
                         pending.append(path)
@@ -107,7 +109,7 @@ class WebHdfsSource:
         try:
             answer = self._fs._call("OPEN", path=name, redirect=False, offset=offset, length=length)
             location = answer.headers.get("Location")
-            if location:  # fsspec would follow it without a look at the status, and take an error for data
+            if location:  # fsspec would follow it without checking the status, and return an error's body as data
                 answer.close()
                 answer = self._fs.session.get(self._fs._apply_proxy(location), stream=True)
             with answer:
@@ -126,14 +128,14 @@ class WebHdfsSource:
         self._fs.session.close()
 
     @contextmanager
-    def _patience(self, seconds: float) -> Iterator[None]:
-        """Wait no longer than this for answers meanwhile."""
-        usual = self._fs.session.request
+    def _limited_to(self, seconds: float) -> Iterator[None]:
+        """Wait no longer than ``seconds`` for an answer inside the block."""
+        before = self._fs.session.request
         self._fs.session.request = functools.partial(self._request, timeout=(5, seconds))
         try:
             yield
         finally:
-            self._fs.session.request = usual
+            self._fs.session.request = before
 
     def _name(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}"

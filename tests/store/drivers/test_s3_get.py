@@ -5,28 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-import ssl
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 import pytest
 
-import pqcache
-from pqcache.errors import SourceChanged, SourceDenied, SourceIncomplete, SourceNotFound, SourceUnavailable
-from pqcache.events import Event, Fetched
+from pqcache.errors import SourceChanged, SourceDenied, SourceNotFound, SourceUnavailable
 from pqcache.store.drivers.s3 import S3Source
 from pqcache.store.manifest import Identity
-from tests.datasets import rows_of, shop_table
 from tests.faults import proxy as faults
 from tests.faults.proxy import Proxy
+from tests.servers.tls import Tls
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -286,50 +279,6 @@ def test_a_proxy_is_left_to_the_client(s3: S3, s3_bucket: Bucket, monkeypatch: p
         source.close()
 
 
-class Tls:
-    """TLS in front of a server, with certificates that OpenSSL's own tool makes."""
-
-    def __init__(self, endpoint: str, directory: Path) -> None:
-        self._upstream = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
-        self._directory = directory
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"https://127.0.0.1:{self._server.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def certificate(self, name: str) -> Path:
-        """Make a certificate of a host; return its file."""
-        key, certificate = self._directory / f"{name}.key", self._directory / f"{name}.pem"
-        made = ["-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=test"]
-        command = ["openssl", "req", "-x509", *made, "-addext", f"subjectAltName={name}"]
-        subprocess.run(command, check=True, capture_output=True)
-        return certificate
-
-    def use(self, certificate: Path) -> None:
-        """Be the host of a certificate from now on."""
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificate, certificate.with_suffix(".key"))
-
-    def close(self) -> None:
-        self._server.close()
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                plain, _ = self._server.accept()
-                with suppress(OSError):
-                    client = self._context.wrap_socket(plain, server_side=True)
-                    server = socket.create_connection(self._upstream)
-                    for ends in ((client, server), (server, client)):
-                        threading.Thread(target=self._pump, args=ends, daemon=True).start()
-
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        with source, suppress(OSError):
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make certificates")
 def test_direct_connections_check_certificates(
     s3: S3, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -369,71 +318,3 @@ def test_the_state_of_many_files_comes_from_listings(source: S3Source, s3_bucket
     calls.clear()
     assert source.stat_all(names[:3]) == {name: one_by_one[name] for name in names[:3]}
     assert calls == ["HeadObject"] * 3
-
-
-def make_table(bucket: Bucket, directory: Path, files: int) -> list[str]:
-    names = [f"dt=2026-11-{1 + n % 3:02d}/part-{n:05d}.parquet" for n in range(files)]
-    for number, name in enumerate(names):
-        put_table(bucket, directory, name, number * 10)
-    return names
-
-
-def put_table(bucket: Bucket, directory: Path, name: str, first: int) -> None:
-    (directory / name).parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(shop_table(first, 10), directory / name)
-    put(bucket, name, (directory / name).read_bytes())
-
-
-def acting_once(change: Callable[[], Any], on: str) -> Callable[[Event], None]:
-    """Return a callback that changes the source as soon as ``on`` has been fetched."""
-    done: list[Event] = []
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, Fetched) and event.path == on and not done:
-            done.append(event)
-            change()
-
-    return on_event
-
-
-@pytest.mark.parametrize("size", [None, 1 << 20])
-def test_a_file_that_changes_after_its_copy_is_fetched_again(
-    size: int | None, s3_bucket: Bucket, tmp_path: Path
-) -> None:
-    """Seen by the listing that comes after all copies, whether files are rewritten or not."""
-    made = tmp_path / "made"
-    names = make_table(s3_bucket, made, 30)
-    first = sorted(names)[0]
-    on_event = acting_once(lambda: put_table(s3_bucket, made, first, 5000), first)
-    pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh", row_group_size=size, on_event=on_event)
-    assert rows_of(tmp_path / "cache" / "current") == rows_of(made)
-    report = pqcache.sync(tmp_path / "cache")
-    assert not report.published, "what was recorded is the version that was fetched"
-    assert sorted(os.listdir(tmp_path / "cache" / "tmp")) == []
-
-
-def test_a_file_that_vanishes_after_its_copy_publishes_nothing(s3_bucket: Bucket, tmp_path: Path) -> None:
-    names = make_table(s3_bucket, tmp_path / "made", 30)
-    first = sorted(names)[0]
-    on_event = acting_once(lambda: s3_bucket.client.delete_object(Bucket=s3_bucket.name, Key=f"wh/{first}"), first)
-    with pytest.raises(SourceIncomplete, match=f"{first}: vanished") as error:
-        pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh", on_event=on_event)
-    assert error.value.exit_code == 3
-    assert not (tmp_path / "cache" / "current").exists()
-
-
-def test_a_file_that_never_holds_still_publishes_nothing(
-    s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = tmp_path / "made"
-    first = sorted(make_table(s3_bucket, made, 30))[0]
-    real, turn = S3Source.stat_all, iter(range(100))
-
-    def stat_all(self: S3Source, paths: Any) -> Any:
-        put_table(s3_bucket, made, first, 10_000 + 10 * next(turn))
-        return real(self, paths)
-
-    monkeypatch.setattr(S3Source, "stat_all", stat_all)
-    with pytest.raises(SourceIncomplete, match=f"{first}: keeps changing"):
-        pqcache.sync(tmp_path / "cache", f"{s3_bucket.url}/wh")
-    assert not (tmp_path / "cache" / "current").exists()

@@ -159,7 +159,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
 @pytest.mark.parametrize("kind", ["hdfs", "webhdfs"])
 @pytest.mark.parametrize("part", ["namenode", "datanode"])
 def test_a_server_that_stalls(kind: str, part: str, hdfs: Hdfs, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """The names are known and the data does not come, or not even the names: the old snapshot stays."""
+    """The names are known and the data does not come, or not even the names: the old snapshot is kept."""
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
     places = make_remote(kind, request, tmp_path)
     remote = next(places)
