@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -14,6 +15,8 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import hdfs_native
 
 from pqcache.errors import (
     PqcacheError,
@@ -30,10 +33,7 @@ from pqcache.store.drivers.stall import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
-try:
-    import hdfs_native
-except ImportError as error:
-    raise UsageError("hdfs://", "needs hdfs-native", "install it with: pip install 'pqcache[hdfs]'") from error
+log = logging.getLogger("pqcache.store")
 
 _CHUNK = 1 << 20  # bytes of a write
 _BATCH = 512  # files that a listing passes between threads at once
@@ -126,6 +126,7 @@ class HdfsSource:
                 self._use_next_namenode()
                 if not others:
                     raise
+                log.debug("hdfs: no answer from a NameNode of %s; asking the next one", self._host)
         raise AssertionError
 
     def _info(self, name: str, seconds: float | None = None) -> hdfs_native.FileStatus:

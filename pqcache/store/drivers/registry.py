@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE, TIMEOUT, Source, Target
@@ -25,20 +26,20 @@ def open_source(
 
         return LocalSource(local_path(url), options)
     if scheme == "s3":
-        from pqcache.store.drivers.s3 import S3Source
-
+        with _installed(url, "botocore", "s3"):
+            from pqcache.store.drivers.s3 import S3Source
         return S3Source(url, options, timeout)
     if scheme == "hdfs" and hdfs_driver == HDFS3:
         from pqcache.store.drivers.hdfs3 import Hdfs3Source
 
         return Hdfs3Source(url, options, timeout)
     if scheme == "hdfs":
-        from pqcache.store.drivers.hdfs import HdfsSource
-
+        with _installed(url, "hdfs-native", "hdfs"):
+            from pqcache.store.drivers.hdfs import HdfsSource
         return HdfsSource(url, options, timeout)
     if scheme == "webhdfs":
-        from pqcache.store.drivers.webhdfs import WebHdfsSource
-
+        with _installed(url, "fsspec and requests", "hdfs"):
+            from pqcache.store.drivers.webhdfs import WebHdfsSource
         return WebHdfsSource(url, options, timeout)
     raise UsageError(redact(url), f"unknown scheme {scheme}://", "use hdfs://, webhdfs://, s3://, file:// or a path")
 
@@ -57,13 +58,23 @@ def open_target(
 
         return LocalTarget(local_path(url), options)
     if scheme == "hdfs":
-        from pqcache.store.drivers.hdfs import HdfsTarget
-
+        with _installed(url, "hdfs-native", "hdfs"):
+            from pqcache.store.drivers.hdfs import HdfsTarget
         return HdfsTarget(url, options, block_size, timeout)
     if scheme == "s3":
-        from pqcache.store.drivers.s3 import S3Target
-
+        with _installed(url, "botocore", "s3"):
+            from pqcache.store.drivers.s3 import S3Target
         return S3Target(url, options, timeout)
     if scheme == "webhdfs":
         raise UsageError(redact(url), "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead")
     raise UsageError(redact(url), f"unknown scheme {scheme}://", "a target is hdfs://, s3://, file:// or a path")
+
+
+@contextmanager
+def _installed(url: str, libraries: str, extra: str) -> Iterator[None]:
+    """Raise UsageError about ``url`` when an import inside the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        advice = f"install the extra with: pip install 'pqcache[{extra}]'"
+        raise UsageError(redact(url), f"needs {libraries}", advice) from error

@@ -16,6 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from botocore.exceptions import ClientError
+
 from pqcache.errors import (
     SourceChanged,
     SourceDenied,
@@ -25,17 +27,11 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, TIMEOUT, StagedFile, check_options
+from pqcache.store.drivers.s3_client import ERRORS, OPTIONS, is_true, new_client, new_session, source_error
+from pqcache.store.drivers.s3_get import Body, RangeReader
+from pqcache.store.drivers.s3_list import entries, identity, take_entries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
-
-try:
-    from botocore.exceptions import ClientError
-
-    from pqcache.store.drivers.s3_client import ERRORS, OPTIONS, is_true, new_client, new_session, source_error
-    from pqcache.store.drivers.s3_get import Body, RangeReader
-    from pqcache.store.drivers.s3_list import entries, identity, take_entries
-except ImportError as error:
-    raise UsageError("s3://", "needs botocore", "install it with: pip install 'pqcache[s3]'") from error
 
 log = logging.getLogger("pqcache.store")
 

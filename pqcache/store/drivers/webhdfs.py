@@ -8,18 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import requests
+from fsspec.implementations.webhdfs import WebHDFS
+
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
-
-try:
-    import requests
-    from fsspec.implementations.webhdfs import WebHDFS
-except ImportError as error:
-    raise UsageError(
-        "webhdfs://", "needs fsspec and requests", "install them with: pip install 'pqcache[hdfs]'"
-    ) from error
 
 OPTIONS = {
     "user": "user name, as in webhdfs://USER@HOST:PORT",

@@ -27,6 +27,7 @@ def test_a_missing_client_is_named_with_its_extra(
     for driver in ("s3", "s3_client", "s3_get", "s3_list", "hdfs", "webhdfs"):
         monkeypatch.delitem(sys.modules, f"pqcache.store.drivers.{driver}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(UsageError, match=rf"^{scheme}://: needs .*pip install 'pqcache\[{extra}\]'$") as error:
+    reason, advice = r"needs .*", rf"install .*pip install 'pqcache\[{extra}\]'"
+    with pytest.raises(UsageError, match=rf"^{scheme}://127.0.0.1:1/x: {reason}; {advice}$") as error:
         open_source(f"{scheme}://127.0.0.1:1/x")
     assert library.replace("_", "-") in error.value.reason
