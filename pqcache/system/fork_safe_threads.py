@@ -130,11 +130,13 @@ def _after_fork() -> None:
     with _gate.changed:
         _gate.forking.discard(threading.get_native_id())
         _gate.changed.notify_all()
-    if _interrupted:
-        _interrupted = False
-        main = threading.main_thread().ident
-        assert main is not None
-        threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()  # once the fork is over
+    delay, main = 0.01, threading.main_thread().ident
+    while _interrupted:
+        try:  # raise it once the fork is over; in here it would be lost
+            threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT)).start()
+            _interrupted = False
+        except KeyboardInterrupt:  # the timer was too fast
+            delay *= 2
 
 
 def _in_child() -> None:

@@ -1,4 +1,4 @@
-"""A process may fork beside the threads that read: no child finds a lock of Arrow's allocator held for ever."""
+"""A process may fork beside threads that read: no child inherits a held lock of Arrow's allocator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_fork_waits_for_jobs_at_work() -> None:
+def test_a_fork_waits_for_running_jobs() -> None:
     begun, done = threading.Event(), []
 
     def job() -> None:
@@ -40,7 +40,7 @@ def test_a_fork_waits_for_jobs_at_work() -> None:
         begun.wait()
         child = os.fork()
         if child == 0:
-            with ForkSafeThreadPool(1) as fresh:  # which is not kept waiting by the fork that made it
+            with ForkSafeThreadPool(1) as fresh:  # the fork that it is made in does not hold it up
                 answer = fresh.submit(lambda: 7 if done else 8).result(10)
             os._exit(answer)
         assert status_of(child) == 7
@@ -67,7 +67,7 @@ def test_a_fork_waits_for_threads_that_end() -> None:
 
     def job() -> None:
         begun.append(threading.get_native_id())
-        local.slow = Slow()  # goes when the thread does
+        local.slow = Slow()  # freed with its thread
 
     pool = ForkSafeThreadPool(1)
     pool.submit(job).result()
@@ -78,11 +78,11 @@ def test_a_fork_waits_for_threads_that_end() -> None:
         assert not Path(f"/proc/self/task/{begun[0]}").exists()
     finally:
         fork_safe_threads._after_fork()
-    assert begun[0] not in fork_safe_threads._shutdown  # nothing is kept of threads that are gone
+    assert begun[0] not in fork_safe_threads._shutdown  # ended threads are forgotten
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
-    """Its pool has ended when the thread had a job already."""
+    """The pool is shut down while its thread waits to begin a job."""
     pool = ForkSafeThreadPool(1)
     pool.submit(int).result()
     fork_safe_threads._gate.forking.add(0)  # another thread forks
@@ -137,8 +137,8 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
     assert status_of(children[0]) == 1
 
 
-def test_what_follows_a_job_belongs_to_it() -> None:
-    """A fork waits for what was added to a future, too; cancelled jobs are cancelled, errors arrive."""
+def test_callbacks_belong_to_their_job() -> None:
+    """A fork waits for a future's callbacks too; cancelled jobs are cancelled, and the future raises errors."""
     log = []
 
     def slowly(_: Any) -> None:
