@@ -45,7 +45,7 @@ def test_ten_epochs_within_the_budget(
 
 
 def used(pool: BufferPool) -> int:
-    """Return the bytes of all blocks that there are."""
+    """Return the bytes of all blocks of a pool."""
     return sum(pool._sizes.values())
 
 
@@ -80,7 +80,7 @@ def test_a_small_block_does_not_cost_a_large_one() -> None:
     assert len({block.ctypes.data for block in (*several, small)}) == 4
 
 
-def test_blocks_come_back_by_themselves() -> None:
+def test_borrowed_blocks_are_released_with_the_last_array() -> None:
     pool = BufferPool()
     lent = pool.borrow(3 << 20)
     place, part = lent.ctypes.data, lent[5:].view("u1")
@@ -90,7 +90,7 @@ def test_blocks_come_back_by_themselves() -> None:
     assert pool.acquire(3 << 20).ctypes.data == place
 
 
-def test_an_arena_has_so_many_places() -> None:
+def test_an_arena_has_a_fixed_number_of_slots() -> None:
     arena = Arena(BufferPool(), 1000, 3)
     lent = [arena.borrow(900) for _ in range(4)]
     assert [arena.offset_of(block) for block in lent] == [0, 1000, 2000, None]
@@ -100,12 +100,12 @@ def test_an_arena_has_so_many_places() -> None:
     assert arena.offset_of(arena.borrow(1)) == 1000
 
 
-def test_memory_goes_with_whoever_has_it() -> None:
+def test_memory_is_freed_with_its_pool() -> None:
     pool = BufferPool()
     arena = Arena(pool, 1 << 20, 4)
     pool.release(pool.acquire(1 << 20))
     gone = [weakref.ref(pool), weakref.ref(arena), weakref.ref(arena.borrow(5))]
-    gc.disable()  # which knows nothing of sizes
+    gc.disable()  # reference counts have to suffice
     try:
         del pool, arena
         assert [found() for found in gone] == [None] * 3

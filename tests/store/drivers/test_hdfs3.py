@@ -109,7 +109,7 @@ def test_a_denied_directory_is_an_error_where_hdfs3_sees_nothing(denied: str, li
     source.close()
 
 
-def test_a_path_with_an_error_in_its_name_is_no_such_error(library: FakeLibhdfs3) -> None:
+def test_error_names_in_a_path_are_no_errors(library: FakeLibhdfs3) -> None:
     library.put("/Permission denied/FileNotFoundException/Kerberos", b"x")
     library.unreadable.add("/Permission denied/FileNotFoundException/Kerberos")
     source = Hdfs3Source(f"{URL}/Permission denied", {})
@@ -172,7 +172,7 @@ def test_errors_of_unreadable_files_differ(library: FakeLibhdfs3) -> None:
     source.close()
 
 
-def test_every_thread_has_a_reader_of_its_own(library: FakeLibhdfs3) -> None:
+def test_every_read_opens_the_file_itself(library: FakeLibhdfs3) -> None:
     contents = {f"f{number}": os.urandom(300_000 + number) for number in range(16)}
     for name, data in contents.items():
         library.put(f"/wh/{name}", data)
@@ -244,7 +244,9 @@ def test_sync(library: FakeLibhdfs3, tmp_path: Path) -> None:
     assert rows_of(cache / "current") == rows_of(shop)
 
 
-def test_importing_leaves_no_trace(library: FakeLibhdfs3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_import_restores_the_environment(
+    library: FakeLibhdfs3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "core-site.xml").write_text(
         "<configuration><property><name>fs.defaultFS</name>\n<value>hdfs://nn:8020/</value></property></configuration>"
     )

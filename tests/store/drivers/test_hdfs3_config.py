@@ -74,7 +74,7 @@ def test_values_that_would_end_the_process_are_refused(name: str, value: str, li
 
 
 @pytest.mark.parametrize("options", [{"colour": "red"}, {"host": "x"}, {"token": "a", "ticket_cache": "b"}])
-def test_options_that_make_no_sense(options: dict[str, str], library: FakeLibhdfs3) -> None:
+def test_unknown_and_conflicting_options_are_refused(options: dict[str, str], library: FakeLibhdfs3) -> None:
     with pytest.raises(UsageError, match=next(iter(options))):
         Hdfs3Source(f"{URL}/wh", options)
 
@@ -117,7 +117,7 @@ def test_ha_from_the_site_configuration(library: FakeLibhdfs3, tmp_path: Path, m
     assert "LIBHDFS3_CONF" not in os.environ
 
 
-def test_kerberos_is_no_place_for_hadoop_user_name(library: FakeLibhdfs3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_kerberos_hadoop_user_name_is_ignored(library: FakeLibhdfs3, monkeypatch: pytest.MonkeyPatch) -> None:
     library.tree["/wh"] = None
     monkeypatch.setenv("HADOOP_USER_NAME", "me")
     source = Hdfs3Source(f"{URL}/wh", {"hadoop.security.authentication": "kerberos"})
@@ -154,6 +154,6 @@ def test_the_librarys_own_configuration_is_checked_before_it_reads_it(
         Hdfs3Source(f"{URL}/wh", {})
 
 
-def test_words_that_hadoop_takes_several_of(tmp_path: Path) -> None:
+def test_of_several_values_the_first_counts(tmp_path: Path) -> None:
     configured = settings(URL, {"hadoop.rpc.protection": "privacy,authentication"}, 30)
     assert configured["hadoop.rpc.protection"] == "privacy"

@@ -176,7 +176,7 @@ def test_bodies_are_read_into_memory(learned: bool, source: S3Source, s3_bucket:
 
 
 @pytest.mark.parametrize("fault", [faults.reset(900_000), faults.stall(900_000)], ids=["reset", "stall"])
-def test_what_was_read_into_memory_before_an_error_counts(
+def test_bytes_before_an_error_are_yielded(
     fault: faults.Fault, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = os.urandom(1 << 20)
@@ -200,7 +200,7 @@ FAULTS = {"503": faults.status(503), "429": faults.status(429), "reset": faults.
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_server_in_trouble_is_worth_another_try(
+def test_an_overloaded_or_broken_server_is_unavailable(
     fault: str, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(s3_bucket, "x.parquet", b"one")
@@ -217,9 +217,7 @@ def test_a_server_in_trouble_is_worth_another_try(
 
 
 @pytest.mark.parametrize("code", [301, 307, 400])
-def test_what_only_the_client_understands_goes_to_the_client(
-    code: int, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redirects_go_through_the_client(code: int, s3: S3, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     put(s3_bucket, "x.parquet", b"one")
     with Proxy(s3.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)

@@ -53,7 +53,7 @@ class Client:
 
 
 @pytest.mark.parametrize("items", [0, 1, 8, 9, 1000])
-def test_everything_comes_in_order(items: int) -> None:
+def test_items_keep_their_order(items: int) -> None:
     client = Client(items)
     assert list(with_time_limit(client, 5)) == list(range(items))
     assert soon(lambda: client.gone)
@@ -72,7 +72,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [OSError(5, "lost"), Panic("index out of range"), KeyboardInterrupt()])
-def test_an_error_comes_after_what_came_before_it(error: BaseException) -> None:
+def test_an_error_comes_after_the_items_before_it(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
@@ -103,7 +103,7 @@ def test_silence_is_an_error(items: int) -> None:
         taken.extend(with_time_limit(client, 0.3))
     assert 0.3 <= time.monotonic() - start < 3
     assert taken == list(range(items))
-    assert not client.gone  # nobody can end a call that hangs
+    assert not client.gone  # a call that hangs cannot be ended
     release.set()
     assert soon(lambda: client.gone)  # but when it returns, so does its thread
 
@@ -117,7 +117,7 @@ def test_slow_is_not_silent() -> None:
     assert list(with_time_limit(drip, 0.5)) == list(range(6))
 
 
-def test_a_slow_taker_is_no_stall_and_bounds_what_is_ahead() -> None:
+def test_a_slow_caller_is_no_stall_and_bounds_the_queue() -> None:
     client = Client(100)
     taken = with_time_limit(client, 0.2)
     for number in range(3):
