@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import logging
 import ssl
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,7 +95,8 @@ class RangeReader:
     def __init__(self, client: Any, bucket: str, extra: Mapping[str, str], ca_bundle: str | None) -> None:
         self._client, self._bucket, self._extra, self._ca_bundle = client, bucket, extra, ca_bundle
         self._template: _Template | None = None
-        self._last: _Unsigned | None = None  # what the client signed last
+        self._learning = threading.Lock()
+        self._signed = threading.local()  # its ``last`` is what the client signed last on this thread
         self._obstacle = ""
         client.meta.events.register_last("before-sign.s3.GetObject", self._note)
 
@@ -125,7 +127,8 @@ class RangeReader:
             raise
 
         def close() -> None:
-            if response.isclosed() and not response.will_close:  # read to its end
+            reusable = response.isclosed() and not response.will_close  # read to its end
+            if reusable and template is self._template:
                 template.idle.append(connection)
             else:
                 response.close()
@@ -151,13 +154,14 @@ class RangeReader:
         found = self._client.get_object(
             Bucket=self._bucket, Key=key, Range=f"bytes={first}-{last}", **condition, **self._extra
         )
-        if self._template is None:
-            self._learn(key)
+        with self._learning:
+            if self._template is None:
+                self._learn(key)
         return Response(found["ResponseMetadata"]["HTTPHeaders"], found["Body"], found["Body"].close)
 
     def _note(self, request: AWSRequest, signature_version: Any, request_signer: Any, **given: Any) -> None:
         signing = request.context.get("signing", {})
-        self._last = _Unsigned(
+        self._signed.last = _Unsigned(
             url=request.url,
             headers={name.lower(): _text(value) for name, value in request.headers.items()},
             signer=request_signer,
@@ -168,10 +172,8 @@ class RangeReader:
 
     def _learn(self, key: str) -> None:
         """Make the template from what the client signed last, if that was a plain GET of ``key``."""
-        last = self._last
-        if last is None or not last.url.endswith(f"/{_quoted(key)}"):  # another thread's call came in between
-            return
-        obstacle = _obstacle(last)
+        last: _Unsigned = self._signed.last
+        obstacle = _obstacle(last, key)
         if not obstacle:
             self._template = self._template_like(last, key)
         elif obstacle != self._obstacle:
@@ -202,12 +204,14 @@ class RangeReader:
         return _Template(url=request.url.removesuffix(_quoted(key)), headers=headers, sign=sign, connect=connect)
 
 
-def _obstacle(request: _Unsigned) -> str:
+def _obstacle(request: _Unsigned, key: str) -> str:
     """Return why requests like this one cannot be sent without the client; empty if they can."""
     if unknown := set(request.headers) - _SHARED_HEADERS - _CALL_HEADERS:
         return f"it sends the header {min(unknown)}"
     if request.signature not in _SIGNATURES:
         return f"the signature is {request.signature}"
+    if not request.url.endswith(f"/{_quoted(key)}"):
+        return "its URL does not end with the key"
     if urlsplit(request.url).scheme in get_environ_proxies(request.url):
         return "there is a proxy"
     return ""
