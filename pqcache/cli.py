@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from pqcache.console.commands import app
 from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line
-from pqcache.system.startup import with_rare_collections, without_algebra, without_pandas
+from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -22,9 +22,9 @@ def main() -> NoReturn:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as nohup leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _interrupt)
-    without_pandas()
-    without_algebra()
-    with_rare_collections()
+    hide_pandas()
+    limit_blas_threads()
+    collect_garbage_rarely()
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:

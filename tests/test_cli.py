@@ -345,7 +345,7 @@ def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:
         (["--version"], (*NEVER, *NO_ARROW, "pqcache.store")),
     ):
         code = (
-            "import json, sys; from pqcache.cli import run, without_pandas; without_pandas(); "
+            "import json, sys; from pqcache.cli import run, hide_pandas; hide_pandas(); "
             "code = run(sys.argv[1:]); "
             f"print(json.dumps([code, [name for name in {unused!r} if name in sys.modules]]))"
         )

@@ -17,7 +17,7 @@ from tests.datasets import write_shop
 
 pytestmark = pytest.mark.xdist_group("package")  # one worker makes the environment, for all tests here
 OFFLINE = ("No matching distribution", "Could not find a version", "NewConnectionError", "ConnectTimeout")
-EXTRAS = "torch", "botocore", "hdfs_native", "requests", "fastparquet", "distributed", "pandas"
+EXTRAS = "torch", "botocore", "hdfs_native", "fsspec", "requests", "fastparquet", "distributed", "pandas"
 
 
 def run(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:

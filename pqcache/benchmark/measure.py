@@ -25,7 +25,7 @@ from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import read_batches
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.reader.row_group_sizes import estimate_sizes
-from pqcache.system.process_stats import disk_bytes
+from pqcache.system.process_stats import disk_read_bytes
 
 
 def run_setting(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -52,8 +52,8 @@ def time_epochs(epochs: Iterator[Iterator[int]], seconds: float) -> dict[str, An
             if now - start >= seconds:
                 break
         elif now - began - first >= seconds / 2:
-            start, disk = now, disk_bytes(os.getpid())
-    after = disk_bytes(os.getpid())
+            start, disk = now, disk_read_bytes(os.getpid())
+    after = disk_read_bytes(os.getpid())
     return {
         "rows": rows,
         "seconds": now - start,

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.sizes import weigh
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 _WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
 _BETTER = 0.95  # and this much smaller than a simpler one does;
@@ -81,11 +81,13 @@ class Encodings:
             **more,
         )
 
-    def file(self, table: pa.Table, memory: Pool, page_index: bool = False, batch: int | None = None) -> memoryview:
+    def file(
+        self, table: pa.Table, memory: BufferPool, page_index: bool = False, batch: int | None = None
+    ) -> memoryview:
         """Return a file that holds ``table`` as one row group, in a block of ``memory``."""
         size = int(1.125 * weigh(table, _ALL).sum()) + _EXTRA
         while True:
-            block = memory.lend(size)
+            block = memory.borrow(size)
             sink = pa.FixedSizeBufferWriter(pa.py_buffer(block))
             try:
                 with self.open(sink, table.schema, page_index=page_index, batch=batch) as writer:

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pqcache.parquet.dense import restored
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.column_forms import ColumnForm, fixed_width, storage_type
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 Bools = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[Any]  # (rows,) of unsigned ints, or (rows, width) of uint8
@@ -90,7 +90,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnDat
     return ColumnData(form, array)
 
 
-def as_typed(column: ColumnData, memory: Pool) -> ColumnData:
+def as_typed(column: ColumnData, memory: BufferPool) -> ColumnData:
     """Return a column that is held as it is stored with the numbers of its type, which are written to ``memory``."""
     form = column.form
     if form.stored is None:
@@ -103,7 +103,7 @@ def as_typed(column: ColumnData, memory: Pool) -> ColumnData:
     if numbers.itemsize == item.itemsize and item.kind in "iu":  # the same bits in both
         numbers = numbers.view(item)
     elif numbers.dtype != item:
-        narrow, numbers = numbers, memory.lend(numbers.size * item.itemsize).view(item)
+        narrow, numbers = numbers, memory.borrow(numbers.size * item.itemsize).view(item)
         np.copyto(numbers, narrow, casting="unsafe")
     typed = replace(typed, width=form.stored.length * item.itemsize)
     return ColumnData(typed, _words(numbers.view(np.uint8), typed.width), column.valid)
@@ -173,14 +173,14 @@ def bytes_of_views(column: ColumnData) -> int:
     return int(ends_of_views(column)[-1]) if is_views(column) else 0
 
 
-def packed(column: ColumnData, memory: Pool | None = None) -> Packed:
+def packed(column: ColumnData, memory: BufferPool | None = None) -> Packed:
     """Return a ``bytes`` column's rows end to end; their bytes are copied, to ``memory`` if they are many."""
     if isinstance(column.values, Packed):
         return column.values
     if memory is not None:
         ends = ends_of_views(column)
         if ends[-1] > NEAR:
-            return Packed(ends, _copied(column.values, ends, memory.lend(int(ends[-1]))))
+            return Packed(ends, _copied(column.values, ends, memory.borrow(int(ends[-1]))))
     ends, data = _packed(column.values)
     return Packed(ends, data)
 

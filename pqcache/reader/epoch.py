@@ -15,8 +15,8 @@ from pqcache.reader.row_group_reader import release_unused
 from pqcache.reader.sequential import in_file_order
 from pqcache.reader.shuffle.lane_reader import LaneReader
 from pqcache.reader.shuffle.scatter import ReadContext
-from pqcache.system.buffer_pool import Pool
-from pqcache.system.fork_safe_threads import Threads
+from pqcache.system.buffer_pool import BufferPool
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 _ROWS_AT_ONCE = 256  # when rows are wanted one by one
 
@@ -27,7 +27,7 @@ def batches(
     indices: Sequence[int],
     total: int,
     budget: DecodeBudget,
-    into: Pool | None = None,
+    into: BufferPool | None = None,
 ) -> Generator[tuple[int, FinishedBatch]]:
     """Yield (global index, columns) for batches of an epoch of ``total``, decoding ahead on threads.
 
@@ -56,7 +56,7 @@ def _read(
     total: int,
     budget: DecodeBudget,
     rows_at_once: int,
-    into: Pool | None = None,
+    into: BufferPool | None = None,
 ) -> Generator[tuple[int, FinishedBatch, int]]:
     if not indices:
         return
@@ -121,13 +121,13 @@ def _first_batches(indices: Sequence[int], lanes: int, total: int) -> dict[int, 
 
 
 @contextmanager
-def _decoding_threads(budget: DecodeBudget) -> Iterator[Threads]:
+def _decoding_threads(budget: DecodeBudget) -> Iterator[ForkSafeThreadPool]:
     """Yield threads that are not waited for when their user stops half way.
 
     What they leave behind in Arrow's allocator goes back to the system, unless decoded rows are kept: the next epoch
     will want as much, and fresh memory costs it more than anything it does with it.
     """
-    threads = Threads(budget.threads)
+    threads = ForkSafeThreadPool(budget.threads)
     try:
         yield threads
     finally:

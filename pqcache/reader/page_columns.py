@@ -19,7 +19,7 @@ from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.batch_layout import LONG
 from pqcache.reader.column_forms import ColumnForm, storage_type
 from pqcache.reader.columns import ColumnData, as_rows
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 log = logging.getLogger("pqcache.reader")
 
@@ -29,7 +29,7 @@ Leaves = list[tuple[ColumnForm, LeafColumn]]
 class PageColumns:
     """Reads columns of row groups from their pages, into ``memory``; a column it cannot read so is left to pyarrow."""
 
-    def __init__(self, forms: Sequence[ColumnForm], memory: Pool) -> None:
+    def __init__(self, forms: Sequence[ColumnForm], memory: BufferPool) -> None:
         self._forms = [form for form in forms if _is_faster(form)]
         self._reader = Reader(memory)
         self._leaves: dict[int, Leaves] = {}  # by file; without a lock, as the process may fork

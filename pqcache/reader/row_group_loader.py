@@ -20,7 +20,7 @@ from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import SequenceSelection
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 _FILE = ColumnForm(name="\0file", type=pa.uint32(), kind="fixed", width=4)  # looks partition columns up
 
@@ -30,7 +30,7 @@ class RowGroupLoader:
 
     def __init__(self, plan: ReadPlan) -> None:
         self.plan = plan
-        self.memory = Pool()
+        self.memory = BufferPool()
         self.arenas: dict[str, Arena] = {}
 
     def split(self, piece_rows: int) -> RowGroupLoader:
@@ -116,7 +116,7 @@ class RowGroupLoader:
             forms = tuple(form for column in self.sequence_columns for form in column.forms)
         return (*forms, _FILE) if self.plan.partitions or not forms else forms
 
-    def finish(self, memory: Pool, batch: GatheredBatch) -> FinishedBatch:
+    def finish(self, memory: BufferPool, batch: GatheredBatch) -> FinishedBatch:
         """Return a batch's columns, partition columns among them; new values are written to ``memory``.
 
         Sequences come as their rows, one sequence after the other.

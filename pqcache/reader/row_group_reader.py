@@ -18,7 +18,7 @@ from pqcache.reader.columns import ColumnData, NotConstant, compact, cut, from_a
 from pqcache.reader.open import Data
 from pqcache.reader.order.order import Ints
 from pqcache.reader.page_columns import PageColumns
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 log = logging.getLogger("pqcache.reader")
 
@@ -52,7 +52,7 @@ class RowGroupReader:
         *,
         forms: Sequence[ColumnForm] = (),
         piece_rows: int = 0,
-        memory: Pool | None = None,
+        memory: BufferPool | None = None,
     ) -> None:
         self.data, self.forms, self.piece_rows = data, forms, piece_rows
         index = data.index
@@ -61,7 +61,7 @@ class RowGroupReader:
         self.row_group = index.numbers("row_group")[row_groups]  # its number in the file
         self._offset, self._bytes = index.numbers("offset")[row_groups], index.numbers("bytes")[row_groups]
         self._footers: dict[int, pq.FileMetaData] = {}  # without a lock, as the process may fork
-        self._pages = PageColumns(forms, memory or Pool())
+        self._pages = PageColumns(forms, memory or BufferPool())
 
     def path(self, number: int) -> Path:
         """Return the file of a row group."""

@@ -39,7 +39,7 @@ from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
 from pqcache.parquet.dense import dense_in, is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
 from pqcache.store.hive import parent, partition_table
-from pqcache.system.fork_safe_threads import Threads
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 FORMAT = 1
 _BATCH = 8_192  # files, or row groups, handled at once
@@ -99,7 +99,7 @@ def build_index(root: Path, paths: Sequence[str], jobs: int = 8) -> Index:
     """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers."""
     builder = IndexBuilder()
     ordered = sorted(paths)
-    with Threads(jobs) as pool:
+    with ForkSafeThreadPool(jobs) as pool:
         footers = pool.map(lambda path: read_footer(root / path), ordered)
         for path, footer in zip(ordered, footers, strict=True):
             builder.add(path, *footer)

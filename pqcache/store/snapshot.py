@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, DamagedError
 from pqcache.store.layout import CHECKSUMS, FILES, LEASE, ROW_GROUPS, SUMMARY
-from pqcache.system.checksum import checksum_of, is_true
+from pqcache.system.checksum import checksum_matches, checksum_of
 
 if TYPE_CHECKING:
     from pqcache.store.manifest import Manifest
@@ -65,7 +65,7 @@ class Snapshot:
         checksums, path = self.path / CHECKSUMS, self.path / name
         try:
             recorded = json.loads(checksums.read_bytes())[name]
-            if is_true(recorded, path):
+            if checksum_matches(recorded, path):
                 return True
         except FileNotFoundError as error:
             if error.filename == str(checksums):

@@ -1,4 +1,4 @@
-"""URLs of sources and targets: taken apart, checked, and shown without the secrets in them."""
+"""URLs of sources and targets: parses and checks them, and removes secrets before they are shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def url_scheme(url: str) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise UsageError for what cannot be a path or a URL, and for a secret where it would be part of a path."""
+    """Raise UsageError for what is no path or URL, and for a secret in the query, which would be part of a path."""
     scheme = url_scheme(url)
     if not url.partition("://")[2 if scheme == "file" else 0].strip():
         raise UsageError("", "an empty path", "name a directory or a URL")
@@ -29,9 +29,9 @@ def check_url(url: str) -> None:
         _ = urlsplit(url.partition("?")[0]).port if scheme else None
     except ValueError as error:
         place = "BUCKET" if scheme == "s3" else "HOST:PORT"
-        raise UsageError(f"{redact(url)}", f"{error}", f"write {scheme}://{place}/PATH") from None
+        raise UsageError(redact(url), str(error), f"write {scheme}://{place}/PATH") from None
     if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
-        raise UsageError(f"{redact(url)}", "has a secret in its path", "give it as an option instead: -o token=...")
+        raise UsageError(redact(url), "has a secret in its path", "give it as an option instead: -o token=...")
 
 
 def local_path(url: str) -> str:
@@ -40,7 +40,7 @@ def local_path(url: str) -> str:
         return url
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise UsageError(f"{redact(url)}", "a file URL has three slashes: file:///PATH")
+        raise UsageError(redact(url), "has a host", "write file:///PATH with three slashes")
     return unquote(parts.path)
 
 
@@ -58,7 +58,7 @@ def redact(url: str) -> str:
     rest = url.partition("://")[2]
     try:
         host = urlsplit(url).netloc
-    except ValueError:  # no telling where a password would end
+    except ValueError:  # where a password would end is unknown
         return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url
     if "@" not in rest:
         return url
@@ -76,6 +76,6 @@ def userinfo(url: str) -> tuple[str, str]:
 
 
 def printable(path: str) -> str:
-    """Return ``path`` with what steers a terminal percent-encoded, fit for one line of output."""
+    """Return ``path`` for one line of output: characters that control a terminal are percent-encoded."""
     shown = path.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)

@@ -1,7 +1,7 @@
-"""Memory that is used again.
+"""Memory that is used again instead of being taken from the system each time.
 
-A fresh page costs about two microseconds, which is more than filling it: an epoch that takes new memory for
-every row group and batch spends a third of its time in the kernel. So blocks go round.
+The first touch of a fresh page costs more than filling it. An epoch that took new memory for every row group and batch
+would spend much of its time in the kernel.
 """
 
 from __future__ import annotations
@@ -18,70 +18,71 @@ import numpy.typing as npt
 
 Block = npt.NDArray[np.uint8]
 
-_SMALLEST = 4096
-_MAPPED = 1 << 18  # bytes of a block
-_SLACK = 16 << 20  # bytes
-_WASTED = 2 << 20  # bytes that may be too many in a block, at most
+_MIN_BLOCK = 4096  # bytes
+_MIN_MAPPED = 1 << 18  # bytes of a block from which on it is a mapping of its own
+_MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in use
+_MAX_WASTED = 2 << 20  # bytes of a request for which a block may be twice as large
 
 
-def rounded(size: int) -> int:
-    """Return the size of block to use for ``size`` bytes: at most an eighth more, so that blocks fit again.
+def block_size(size: int) -> int:
+    """Return the size of the block for ``size`` bytes, at most an eighth more, so that blocks fit other requests too.
 
-    >>> rounded(1), rounded(5000), rounded(1 << 20)
+    >>> block_size(1), block_size(5000), block_size(1 << 20)
     (4096, 5120, 1048576)
     """
-    if size <= _SMALLEST:
-        return _SMALLEST
+    if size <= _MIN_BLOCK:
+        return _MIN_BLOCK
     step = 1 << (int(size - 1).bit_length() - 4)
     return -(-size // step) * step
 
 
-def _fresh(size: int) -> Block:
-    """Return new memory; a large piece is a mapping of its own, which leaves no gap that fits nothing when it goes."""
-    if size < _MAPPED or not hasattr(mmap, "MAP_ANONYMOUS"):
+def _allocate(size: int) -> Block:
+    """Return new memory; a large block is a mapping of its own, which leaves no hole in the heap when it is freed."""
+    if size < _MIN_MAPPED or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.empty(size, np.uint8)
     try:
         mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:  # too many mappings, or too little memory, of which MemoryError tells
+    except OSError:  # too many mappings; too little memory raises MemoryError below
         return np.empty(size, np.uint8)
-    with suppress(AttributeError, OSError):  # a hint, which not every system takes
+    with suppress(AttributeError, OSError):  # a hint that not every system knows
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapped, np.uint8)
 
 
-def _forget(alive: dict[int, Any], sizes: dict[int, int], key: int, _: Any) -> None:
+def _remove_entry(alive: dict[int, Any], sizes: dict[int, int], key: int, _: Any) -> None:
     alive.pop(key, None)
     sizes.pop(key, None)
 
 
-class Pool:
-    """Blocks of memory that come back, by hand or by themselves; usable from any thread.
+class BufferPool:
+    """Blocks of memory to acquire and release, or to borrow; all methods may be called from any thread.
 
-    They stay until the pool is gone, and are hardly more bytes than were in use at one time.
+    Released blocks are kept until the pool is freed. All blocks together are hardly more bytes than were in use at one
+    time.
 
-    Without a lock, as arrays end anywhere, also in the middle of ``take``, and a fork may come; a deque's own steps are
-    atomic.
+    There is no lock: arrays are freed anywhere, also in the middle of ``acquire``, and a fork may come. The operations
+    of a deque are atomic.
     """
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
-        self._alive: dict[int, weakref.ref[Block]] = {}  # all blocks there are
-        self._sizes: dict[int, int] = {}  # theirs, apart as they are added up
-        self._most = 0  # bytes that were in use at one time
+        self._alive: dict[int, weakref.ref[Block]] = {}  # all blocks, by id
+        self._sizes: dict[int, int] = {}  # their bytes
+        self._peak = 0  # bytes that were in use at one time
 
-    def take(self, size: int) -> Block:
-        """Return a block of at least ``size`` bytes with anything in it; ``give`` it back."""
-        wanted = rounded(size)
+    def acquire(self, size: int) -> Block:
+        """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
+        wanted = block_size(size)
         block = self._idle(wanted, wanted + wanted // 4)
         if block is None and (excess := self._excess(wanted)) > 0:
-            if wanted <= _WASTED:
-                block = self._idle(wanted, 2 * wanted)  # rather much too large than others gone and new memory
+            if wanted <= _MAX_WASTED:
+                block = self._idle(wanted, 2 * wanted)  # a block much too large is better than new memory
             if block is None:
-                self._drop(excess)
+                self._free_idle(excess)
         if block is None:
-            block = _fresh(wanted)
+            block = _allocate(wanted)
             self._sizes[id(block)] = wanted
-            self._alive[id(block)] = weakref.ref(block, partial(_forget, self._alive, self._sizes, id(block)))
+            self._alive[id(block)] = weakref.ref(block, partial(_remove_entry, self._alive, self._sizes, id(block)))
         return block
 
     def _idle(self, wanted: int, most: int) -> Block | None:
@@ -90,74 +91,74 @@ class Pool:
             try:
                 return self._free[wanted].pop()
             except IndexError:
-                wanted = rounded(wanted + 1)
+                wanted = block_size(wanted + 1)
         return None
 
     def _excess(self, wanted: int) -> int:
-        """Return how many bytes too much there are with ``wanted`` more."""
-        whole = wanted + sum(self._sizes.values())
+        """Return by how many bytes the pool would be too large with ``wanted`` more."""
+        total = wanted + sum(self._sizes.values())
         idle = sum(size * len(self._free[size]) for size in list(self._free))
-        self._most = max(self._most, whole - idle)
-        return whole - self._most - min(_SLACK, self._most // 8)
+        self._peak = max(self._peak, total - idle)
+        return total - self._peak - min(_MAX_SLACK, self._peak // 8)
 
-    def _drop(self, excess: int) -> None:
-        """Let idle blocks go, none larger than what is too much: a small one more must not cost a large one."""
+    def _free_idle(self, excess: int) -> None:
+        """Free idle blocks, none larger than ``excess``: a small new block must not cost a large idle one."""
         for size in sorted(self._free, reverse=True):
             while size <= excess:
                 try:
                     self._free[size].pop()
-                except IndexError:  # there are no more
+                except IndexError:  # no more of this size
                     break
                 excess -= size
 
-    def give(self, block: Block) -> None:
-        """Take a block back; nobody may look at it any more."""
+    def release(self, block: Block) -> None:
+        """Give a block back to the pool; the caller must not use it any more."""
         self._free[block.nbytes].append(block)
 
-    def lend(self, size: int) -> Block:
-        """Return ``size`` bytes that come back by themselves when the last array over them is gone."""
-        return np.asarray(_Loan(self, self.take(size), size))
+    def borrow(self, size: int) -> Block:
+        """Return ``size`` bytes, which are released when the last array over them is freed."""
+        return np.asarray(_Borrowed(self, self.acquire(size), size))
 
 
 class Arena:
-    """One block with ``count`` places of ``size`` bytes: what lies in several of them can be taken from by one call.
+    """One block with ``count`` slots of ``size`` bytes each, so that one gather can read from several of them.
 
-    Of places that nobody has used yet nothing is in memory.
+    Slots that were never used take no physical memory.
     """
 
-    def __init__(self, pool: Pool, size: int, count: int) -> None:
+    def __init__(self, pool: BufferPool, size: int, count: int) -> None:
         self.size, self.count = size, count
-        self.block = _fresh(size * count)
+        self.block = _allocate(size * count)
         self._pool = pool
         self._begin = int(self.block.ctypes.data)
-        self._free = deque(self.block[at : at + size] for at in reversed(range(0, size * count, size)))
+        self._free = deque(self.block[start : start + size] for start in reversed(range(0, size * count, size)))
 
-    def lend(self, size: int) -> Block:
-        """Return the first ``size`` bytes of a place, or memory elsewhere where none is free or they are too small.
+    def borrow(self, size: int) -> Block:
+        """Return the first ``size`` bytes of a slot, or memory of the pool where no slot is free or large enough.
 
-        They come back by themselves.
+        They are released when the last array over them is freed.
         """
         if size <= self.size:
-            try:  # the place last used, so that no more of them than are needed are ever touched
-                return np.asarray(_Loan(self, self._free.pop(), size))
+            try:  # the slot last used, so that the others are not touched without need
+                return np.asarray(_Borrowed(self, self._free.pop(), size))
             except IndexError:
                 pass
-        return self._pool.lend(size)
+        return self._pool.borrow(size)
 
-    def give(self, block: Block) -> None:
-        """Take a place back."""
+    def release(self, block: Block) -> None:
+        """Give a slot back."""
         self._free.append(block)
 
-    def at(self, values: npt.NDArray[Any]) -> int | None:
-        """Return at which byte of the block ``values`` begin; None if they lie elsewhere."""
+    def offset_of(self, values: npt.NDArray[Any]) -> int | None:
+        """Return the offset in bytes at which ``values`` begin in the block; None if they are elsewhere."""
         begin = int(values.ctypes.data) - self._begin
         return begin if 0 <= begin < len(self.block) else None
 
 
-class _Loan:
-    """What arrays over a lent block keep alive, and whose end gives the block back."""
+class _Borrowed:
+    """The base object of arrays over a borrowed block; releases the block when it is freed."""
 
-    def __init__(self, pool: Pool | Arena, block: Block, size: int) -> None:
+    def __init__(self, pool: BufferPool | Arena, block: Block, size: int) -> None:
         self._pool, self._block = pool, block
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
@@ -167,9 +168,9 @@ class _Loan:
         }
 
     def __del__(self) -> None:
-        self._pool.give(self._block)
+        self._pool.release(self._block)
 
 
 def aligned(size: int) -> int:
-    """Return ``size`` rounded up to where any dtype may begin."""
+    """Return ``size`` rounded up to an offset at which an array of any dtype may begin."""
     return -(-size // 64) * 64

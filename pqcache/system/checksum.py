@@ -1,7 +1,6 @@
-"""The checksums that a snapshot remembers of its files: XXH3 with 64 bits, against accidents, not against attackers.
+"""Checksums of a snapshot's files: XXH3 with 64 bits, against accidents, not against attackers.
 
-It costs 0.013 CPU-seconds a gigabyte on bytes that have just arrived (zlib.crc32 0.15, sha256 0.5, blake2b 0.75), so
-every download can afford it.
+It is much faster than CRC-32 and cryptographic hashes, so that every download can afford it.
 """
 
 from __future__ import annotations
@@ -11,23 +10,23 @@ from pathlib import Path
 
 import xxhash
 
-_KIND = "xxh3:"
+_PREFIX = "xxh3:"
 
 Checksum = xxhash.xxh3_64
 
 
 def new_checksum() -> Checksum:
-    """Return a checksum of nothing, to be fed with ``update``."""
+    """Return the checksum of no bytes; ``update`` adds some."""
     return Checksum()
 
 
-def text_of(checksum: Checksum) -> str:
+def checksum_text(checksum: Checksum) -> str:
     """Return a checksum as it is recorded: ``xxh3:`` and 16 hexadecimal digits."""
-    return _KIND + checksum.hexdigest()
+    return _PREFIX + checksum.hexdigest()
 
 
-def feed(checksum: Checksum, descriptor: int, length: int) -> None:
-    """Feed the first ``length`` bytes of an open file, or what there is of them."""
+def add_file(checksum: Checksum, descriptor: int, length: int) -> None:
+    """Add the first ``length`` bytes of an open file to ``checksum``, or all bytes of a shorter one."""
     position = 0
     while position < length and (chunk := os.pread(descriptor, min(1 << 20, length - position), position)):
         checksum.update(chunk)
@@ -35,16 +34,16 @@ def feed(checksum: Checksum, descriptor: int, length: int) -> None:
 
 
 def checksum_of(path: Path | str) -> str:
-    """Return the checksum of a file as it is recorded; raises OSError."""
+    """Return a file's checksum as it is recorded; raises OSError."""
     checksum = new_checksum()
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        feed(checksum, descriptor, os.fstat(descriptor).st_size)
+        add_file(checksum, descriptor, os.fstat(descriptor).st_size)
     finally:
         os.close(descriptor)
-    return text_of(checksum)
+    return checksum_text(checksum)
 
 
-def is_true(recorded: str, path: Path | str) -> bool:
-    """Return whether a file has the checksum that was ``recorded``; raises OSError."""
+def checksum_matches(recorded: str, path: Path | str) -> bool:
+    """Return whether a file has the ``recorded`` checksum; raises OSError."""
     return checksum_of(path) == recorded

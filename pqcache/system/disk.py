@@ -1,4 +1,4 @@
-"""The few file-system operations that atomic publishing rests on."""
+"""File-system operations for atomic publishing and direct I/O; all raise OSError."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-BLOCK = 4096  # what memory, places and lengths of writes past the page cache are multiples of: all disks take that
-_DIRECT = getattr(os, "O_DIRECT", 0)  # not everywhere
+DIRECT_IO_BLOCK = 4096  # memory, offsets and lengths of direct writes are multiples of it; every disk takes this one
+
+_O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every system
 _CANNOT_LINK = {errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def fsync_path(path: Path) -> None:
-    """Make a file's contents, or a directory's names, durable."""
+    """Make a file's bytes, or a directory's entries, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -25,7 +26,7 @@ def fsync_path(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it, each durable in the one that holds it."""
+    """Make a directory and its missing parents, and make each entry durable."""
     if path.is_dir():
         return
     make_directory(path.parent)
@@ -34,24 +35,25 @@ def make_directory(path: Path) -> None:
 
 
 def fsync_tree(root: Path) -> None:
-    """Make the names in every directory below ``root`` durable, deepest first."""
+    """Make the entries of every directory below ``root`` durable, deepest first."""
     for directory, _, _ in os.walk(root, topdown=False):
         fsync_path(Path(directory))
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Give ``source`` a second name, or copy it durably where the file system cannot."""
+    """Make ``target`` a hard link to ``source``, or a durable copy where the file system cannot link."""
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _CANNOT_LINK:
             raise
+        _log("%s is copied, as it cannot be linked: %s", source, error)
         shutil.copy2(source, target)
         fsync_path(Path(target))
 
 
 def replace_symlink(link: Path, target: str, scratch: Path) -> None:
-    """Point ``link`` at ``target`` in one step and make that durable; ``scratch`` is on the same file system."""
+    """Point ``link`` at ``target`` atomically and durably; ``scratch`` is a directory on the same file system."""
     temporary = _temporary(link, scratch)
     temporary.symlink_to(target)
     try:
@@ -63,7 +65,7 @@ def replace_symlink(link: Path, target: str, scratch: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes, scratch: Path) -> None:
-    """Write a small file so that a crash leaves the old contents or the new, and litter only in ``scratch``."""
+    """Write a small file atomically and durably; a crash may leave a temporary file in ``scratch``."""
     temporary = _temporary(path, scratch)
     try:
         with temporary.open("xb") as file:
@@ -82,7 +84,7 @@ def _temporary(path: Path, scratch: Path) -> Path:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a directory of ours, read-only files included; a missing one is fine."""
+    """Remove a directory, read-only files included; one that is not there is skipped."""
     if root.is_symlink():
         root.unlink()
         return
@@ -90,7 +92,7 @@ def remove_tree(root: Path) -> None:
     def retry_writable(function: object, path: str, _: object) -> None:
         parent = Path(path).parent
         if not os.path.lexists(path):
-            return  # somebody else was faster
+            return  # removed by another process
         parent.chmod(parent.stat().st_mode | stat.S_IRWXU)
         if function is os.rmdir:
             os.rmdir(path)
@@ -101,8 +103,8 @@ def remove_tree(root: Path) -> None:
         shutil.rmtree(root, onerror=retry_writable)
 
 
-def bytes_below(root: Path) -> int:
-    """Return the bytes of all files below ``root``; they may go meanwhile, and so may ``root``."""
+def tree_size(root: Path) -> int:
+    """Return the bytes of all files below ``root``; files that are removed meanwhile do not count."""
     total = 0
     for directory, _, names in os.walk(root):
         for name in names:
@@ -111,34 +113,38 @@ def bytes_below(root: Path) -> int:
     return total
 
 
-def past_cache(descriptor: int) -> bool:
-    """Let writes to an open file go past the page cache; return whether the file system can do that."""
-    return bool(_DIRECT) and _set_flags(descriptor, _DIRECT)
+def enable_direct_io(descriptor: int) -> bool:
+    """Make writes to an open file bypass the page cache; return whether the file system can do that."""
+    return bool(_O_DIRECT) and _set_flags(descriptor, _O_DIRECT)
 
 
-def write_at(descriptor: int, piece: memoryview, offset: int, direct: bool) -> None:
-    """Write ``piece`` at ``offset``; if ``direct``, both begin at whole blocks, and only a last piece has no whole end.
+def write_at(descriptor: int, data: memoryview, offset: int, direct: bool) -> None:
+    """Write ``data`` at ``offset``, with ``direct`` past the page cache.
 
-    A file system may refuse: then this piece is written as usual.
+    For that ``enable_direct_io`` has returned True, and memory and offset are aligned to DIRECT_IO_BLOCK. Only the last
+    write to a file may have another length; its remainder goes through the page cache. So does all of a write that the
+    file system refuses.
     """
-    whole = len(piece) // BLOCK * BLOCK if direct else 0
+    aligned = len(data) // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK if direct else 0
     try:
-        _write(descriptor, piece[:whole], offset)
+        _write(descriptor, data[:aligned], offset)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # which says that this file system wants to have it some other way
+        if error.errno != errno.EINVAL:  # the file system asks for another alignment
             raise
-        whole = 0
-    if whole < len(piece):
+        _log("a write of %d bytes goes through the page cache: direct I/O is refused: %s", len(data), error)
+        aligned = 0
+    if aligned < len(data):
         if direct:
             _set_flags(descriptor, 0)
-        _write(descriptor, piece[whole:], offset + whole)
+        _write(descriptor, data[aligned:], offset + aligned)
 
 
 def _set_flags(descriptor: int, flags: int) -> bool:
-    """Set the flags that can be changed, among them only O_DIRECT is of use here."""
+    """Set a file's flags to O_DIRECT or nothing; return whether the file system can."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    except OSError:
+    except OSError as error:
+        _log("a file is written through the page cache: it cannot be opened for direct I/O: %s", error)
         return False
     return True
 
@@ -147,3 +153,10 @@ def _write(descriptor: int, data: memoryview, offset: int) -> None:
     while data:
         count = os.pwrite(descriptor, data, offset)
         data, offset = data[count:], offset + count
+
+
+def _log(message: str, *values: object) -> None:
+    """Log why a fast path was not taken."""
+    import logging  # here, as every command imports this module first
+
+    logging.getLogger("pqcache.system").debug(message, *values)

@@ -1,9 +1,9 @@
-"""Threads beside which a process may fork, as DataLoader does to start its workers.
+"""A thread pool that a process may fork beside, as DataLoader does to start its workers.
 
-Arrow's allocator, mimalloc, takes a lock where a thread first asks it for memory, where that thread ends, and now and
-then between, and does nothing about forks: a child that is forked while another thread holds the lock never gets it,
-and hangs as soon as a thread of its own reads. So a fork waits until none of these threads is at work or ending, and
-they wait for the fork. Neither waits for ever.
+Arrow's allocator, mimalloc, takes a lock when a thread first asks for memory, when that thread ends, and at times in
+between, and does not release it in a child. A child that is forked while another thread holds the lock hangs as soon as
+a thread of its own allocates. So a fork waits until no thread of these pools is running a job or ending, and they begin
+no job during a fork. Both waits have a time limit.
 """
 
 from __future__ import annotations
@@ -20,66 +20,66 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PATIENCE = 10.0  # seconds that a fork waits for threads, and a thread for forks, at most
+_MAX_WAIT = 10.0  # seconds that a fork waits for threads, and a thread for forks
 
 
 class _Gate:
-    """Which threads are at work, which stand before it, and which wait to fork; all by the system's numbers."""
+    """Which threads run a job, wait to begin one, and wait to fork; by the system's thread ids."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.working: set[int] = set()
-        self.standing: set[int] = set()
+        self.running: set[int] = set()
+        self.waiting: set[int] = set()
         self.forking: set[int] = set()
 
 
 _gate = _Gate()
-_ended: dict[int, threading.Event] = {}  # by thread: whether its pool has ended
-_interrupted = False  # while a fork waited
+_shutdown: dict[int, threading.Event] = {}  # by thread: whether its pool is shut down
+_interrupted = False  # by Ctrl-C, while a fork waited
 
 
-class Threads(ThreadPoolExecutor):
-    """A pool of threads for jobs that use Arrow and wait for nobody."""
+class ForkSafeThreadPool(ThreadPoolExecutor):
+    """A thread pool for jobs that use Arrow and do not wait for other threads."""
 
     def __init__(self, count: int) -> None:
-        self._end = threading.Event()
-        super().__init__(count, "pqcache", initializer=_begin, initargs=(self._end,))
+        self._is_shutdown = threading.Event()
+        super().__init__(count, "pqcache", initializer=_register, initargs=(self._is_shutdown,))
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a thread call ``fn``, and then what was added to the future to be called."""
+        """Run ``fn`` on a thread; callbacks of the future count as a part of the job."""
         future: Future[T] = Future()
-        super().submit(_at_work, future, partial(fn, *args, **kwargs)).add_done_callback(
+        super().submit(_run_outside_forks, future, partial(fn, *args, **kwargs)).add_done_callback(
             lambda job: future.cancel() if job.cancelled() else None
         )
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let the threads end."""
-        self._end.set()
+        """End the threads once the submitted jobs are done; the rest is as for ThreadPoolExecutor."""
+        self._is_shutdown.set()
         super().shutdown(wait, cancel_futures=cancel_futures)
         for thread in _ending():
             if not _exists(thread):
-                _ended.pop(thread, None)
+                _shutdown.pop(thread, None)
 
 
-def _begin(ended: threading.Event) -> None:
-    _ended[threading.get_native_id()] = ended
+def _register(is_shutdown: threading.Event) -> None:
+    _shutdown[threading.get_native_id()] = is_shutdown
 
 
-def _at_work(future: Future[Any], fn: Callable[[], Any]) -> None:
+def _run_outside_forks(future: Future[Any], fn: Callable[[], Any]) -> None:
     gate, thread = _gate, threading.get_native_id()
     with gate.changed:
-        gate.standing.add(thread)
-        gate.changed.wait_for(lambda: not gate.forking, _PATIENCE)
-        gate.standing.discard(thread)
-        gate.working.add(thread)
+        gate.waiting.add(thread)
+        gate.changed.wait_for(lambda: not gate.forking, _MAX_WAIT)
+        gate.waiting.discard(thread)
+        gate.running.add(thread)
     try:
         if future.set_running_or_notify_cancel():
             _run(future, fn)
-        del future, fn  # and all that they hold
+        del future, fn  # and what they refer to
     finally:
         with gate.changed:
-            gate.working.discard(thread)
+            gate.running.discard(thread)
             gate.changed.notify_all()
 
 
@@ -87,42 +87,42 @@ def _run(future: Future[Any] | None, fn: Callable[[], Any]) -> None:
     assert future is not None
     try:
         result = fn()
-    except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+    except BaseException as error:  # noqa: BLE001 - the future raises it
         future.set_exception(error)
-        future = None  # which has the error, which has this frame
+        future = None  # it refers to the error, which refers to this frame
     else:
         future.set_result(result)
 
 
 def _ending() -> list[int]:
-    return [thread for thread, ended in list(_ended.items()) if ended.is_set()]
+    return [thread for thread, is_shutdown in list(_shutdown.items()) if is_shutdown.is_set()]
 
 
 def _exists(thread: int) -> bool:
-    """Return whether the system still has a thread; False where it does not tell."""
+    """Return whether a thread still exists; False on systems without /proc."""
     return os.path.exists(f"/proc/self/task/{thread}")
 
 
 def _before_fork() -> None:
     global _interrupted
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _MAX_WAIT
     _gate.forking.add(threading.get_native_id())
     while True:
         try:
             _wait_for_threads(until)
             return
-        except KeyboardInterrupt:  # nobody would see it here, and the threads are still at work
+        except KeyboardInterrupt:  # raised here it would be lost, and threads are still running
             _interrupted = True
 
 
 def _wait_for_threads(until: float) -> None:
     with _gate.changed:
-        _gate.changed.wait_for(lambda: not _gate.working - _gate.forking, max(0.0, until - time.monotonic()))
-    for thread in _ending():  # it gives its memory back after Python has forgotten it
-        while _exists(thread) and thread not in _gate.standing and time.monotonic() < until:
+        _gate.changed.wait_for(lambda: not _gate.running - _gate.forking, max(0.0, until - time.monotonic()))
+    for thread in _ending():  # it frees its memory after Python's part of it has ended
+        while _exists(thread) and thread not in _gate.waiting and time.monotonic() < until:
             time.sleep(0.0001)
-        if thread not in _gate.standing:
-            _ended.pop(thread, None)
+        if thread not in _gate.waiting:
+            _shutdown.pop(thread, None)
 
 
 def _after_fork() -> None:
@@ -130,17 +130,19 @@ def _after_fork() -> None:
     with _gate.changed:
         _gate.forking.discard(threading.get_native_id())
         _gate.changed.notify_all()
-    if _interrupted:
-        _interrupted = False
-        main = threading.main_thread().ident
-        assert main is not None
-        threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT)).start()  # once the fork is over
+    delay, main = 0.01, threading.main_thread().ident
+    while _interrupted:
+        try:  # raise it once the fork is over; in here it would be lost
+            threading.Timer(delay, signal.pthread_kill, (main, signal.SIGINT)).start()
+            _interrupted = False
+        except KeyboardInterrupt:  # the timer was too fast
+            delay *= 2
 
 
 def _in_child() -> None:
     global _gate, _interrupted
     _gate, _interrupted = _Gate(), False
-    _ended.clear()
+    _shutdown.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,4 +1,4 @@
-"""Runs calls on threads."""
+"""Runs several calls at once, on threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ T = TypeVar("T")
 
 
 def in_parallel(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
-    """Return what each call returns; the first error is raised once what has begun has ended."""
+    """Return what each call returns, in order.
+
+    The first error is raised once all calls that had begun have ended; the others are not begun.
+    """
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(call) for call in calls]
         try:

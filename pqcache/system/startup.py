@@ -1,4 +1,4 @@
-"""Keeps out of a process what it does not need: pandas, threads for algebra, and looking for garbage all the time."""
+"""Keeps out of a process what it does not need: pandas, threads of BLAS, and frequent garbage collection."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import os
 import sys
 
 
-def without_algebra() -> None:
-    """Let numpy start no threads for products of matrices; they wait in a loop. To be called before its import."""
+def limit_blas_threads() -> None:
+    """Let numpy's BLAS start no threads, which wait in busy loops; call this before numpy is imported."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def without_pandas() -> None:
-    """Let pyarrow find no pandas: it would load it with the first array, a third of a second and 45 MB for nothing."""
-    sys.meta_path.insert(0, _WithoutPandas)
+def hide_pandas() -> None:
+    """Hide pandas from pyarrow, which would import it with the first array, though nothing here needs it."""
+    sys.meta_path.insert(0, _NoPandas)
 
 
-def with_rare_collections() -> None:
-    """Let Python look for cycles of garbage after 50,000 new objects, not 700: imports and listings make few.
-
-    A sync from S3 that finds nothing to do takes a seventh less.
-    """
+def collect_garbage_rarely() -> None:
+    """Let Python look for reference cycles after 50,000 new objects, not 700: imports and listings leave few."""
     gc.set_threshold(50_000)
 
 
-class _WithoutPandas:
+class _NoPandas:
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":

@@ -1,4 +1,4 @@
-"""Seconds that a run takes."""
+"""Measures the seconds that a run takes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Counts the seconds since it was made."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start, to the millisecond."""
+        """Seconds since the start, rounded to milliseconds."""
         return round(time.monotonic() - self._start, 3)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pqcache.system.buffer_pool import Block, Pool
+from pqcache.system.buffer_pool import Block, BufferPool
 
 log = logging.getLogger("pqcache.torch")
 
@@ -76,7 +76,7 @@ class Slot:
         return SlotReference(os.getpid(), self.descriptor, self.token, len(self.block), byte)
 
 
-class SharedPool(Pool):
+class SharedPool(BufferPool):
     """A pool of slots; where no more can be made, of private memory."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class SharedPool(Pool):
         with self._lock:  # batches are made on several threads, and pickled on one more
             slot = self._slot(1 << (max(_SMALLEST, size) - 1).bit_length())
             if slot is None:
-                return super().lend(size)
+                return super().borrow(size)
             slot.borrowed = True
         return np.asarray(_BorrowedSlot(slot, size))
 
@@ -184,12 +184,12 @@ _pool: tuple[int, SharedPool] | None = None  # of this process, by its id
 _mapped: dict[bytes, tuple[int, npt.NDArray[np.uint8]]] = {}  # by token, with the sender's process id
 
 
-def worker_pool() -> Pool:
+def worker_pool() -> BufferPool:
     """Return the memory in which a worker makes batches, one pool a process: shared where the system supports it."""
     global _pool
     if not hasattr(os, "memfd_create") or not Path(f"/proc/{os.getpid()}/fd").is_dir():
         log.debug("batches are copied through the pipe: this system has no memfd_create or no /proc")
-        return Pool()
+        return BufferPool()
     if _pool is None or _pool[0] != os.getpid():
         _pool = os.getpid(), SharedPool()
     return _pool[1]

@@ -131,7 +131,7 @@ class _Locator:
         """Return the tensors that are not in shared memory, copied into one buffer; None where it cannot be sent."""
         slot, size = None, self._copied_bytes
         if size > _INLINE and self._pool is not None:
-            buffer: Block = self._pool.lend(size)
+            buffer: Block = self._pool.borrow(size)
             slot = self._pool.slot_of(buffer.ctypes.data, size)
         if slot is None:
             buffer = np.empty(size, np.uint8)

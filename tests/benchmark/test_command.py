@@ -21,7 +21,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open import open_data
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
-from pqcache.system.process_stats import disk_bytes, pss
+from pqcache.system.process_stats import disk_read_bytes, pss
 from tests import ROOT
 from tests.datasets import write_shop
 
@@ -253,7 +253,7 @@ def test_memory_counts_children_and_what_is_shared_once() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         taken = pss(process.pid)
-        read = disk_bytes(process.pid)
+        read = disk_read_bytes(process.pid)
     assert taken is not None
     assert 64 << 20 < taken < 110 << 20
     assert read is not None

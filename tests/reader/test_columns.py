@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pqcache.reader import columns as columns_module
 from pqcache.reader.column_forms import form_of
 from pqcache.reader.columns import ColumnData, bytes_of_views, compact, cut, from_arrow, join, packed, take, to_arrow
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 from tests.reader.reading import everything, plain
 
 
@@ -51,8 +51,8 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
 
 
-@pytest.mark.parametrize("shared", [None, Pool()])
-def test_long_rows_are_packed(shared: Pool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [None, BufferPool()])
+def test_long_rows_are_packed(shared: BufferPool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_module, "NEAR", 10_000)  # so that they are copied in pieces
     rng = np.random.default_rng(0)
     values = [rng.bytes(int(n)) for n in rng.choice([0, 3, 12, 13, 5000, 20_000], 200)]

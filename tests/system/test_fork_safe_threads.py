@@ -1,4 +1,4 @@
-"""A process may fork beside the threads that read: no child finds a lock of Arrow's allocator held for ever."""
+"""A process may fork beside threads that read: no child inherits a held lock of Arrow's allocator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pqcache.reader.epoch import read_batches
 from pqcache.reader.open import open_data
-from pqcache.reader.options import BatchOptions
-from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.record_batches import read_batches
+from pqcache.reader.read_plan import view_of
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
-from pqcache.system.fork_safe_threads import Threads
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 
 def status_of(child: int) -> int:
@@ -28,7 +27,7 @@ def status_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_fork_waits_for_jobs_at_work() -> None:
+def test_a_fork_waits_for_running_jobs() -> None:
     begun, done = threading.Event(), []
 
     def job() -> None:
@@ -36,12 +35,12 @@ def test_a_fork_waits_for_jobs_at_work() -> None:
         time.sleep(0.3)
         done.append(1)
 
-    with Threads(2) as pool:
+    with ForkSafeThreadPool(2) as pool:
         pool.submit(job)
         begun.wait()
         child = os.fork()
         if child == 0:
-            with Threads(1) as fresh:  # which is not kept waiting by the fork that made it
+            with ForkSafeThreadPool(1) as fresh:  # the fork that it is made in does not hold it up
                 answer = fresh.submit(lambda: 7 if done else 8).result(10)
             os._exit(answer)
         assert status_of(child) == 7
@@ -55,8 +54,8 @@ def test_a_job_may_fork() -> None:
             os._exit(5)
         return status_of(child)
 
-    with Threads(1) as pool:
-        assert pool.submit(job).result(fork_safe_threads._PATIENCE / 2) == 5
+    with ForkSafeThreadPool(1) as pool:
+        assert pool.submit(job).result(fork_safe_threads._MAX_WAIT / 2) == 5
 
 
 def test_a_fork_waits_for_threads_that_end() -> None:
@@ -68,9 +67,9 @@ def test_a_fork_waits_for_threads_that_end() -> None:
 
     def job() -> None:
         begun.append(threading.get_native_id())
-        local.slow = Slow()  # goes when the thread does
+        local.slow = Slow()  # freed with its thread
 
-    pool = Threads(1)
+    pool = ForkSafeThreadPool(1)
     pool.submit(job).result()
     pool.shutdown(wait=False)
     assert Path(f"/proc/self/task/{begun[0]}").exists()
@@ -79,35 +78,35 @@ def test_a_fork_waits_for_threads_that_end() -> None:
         assert not Path(f"/proc/self/task/{begun[0]}").exists()
     finally:
         fork_safe_threads._after_fork()
-    assert begun[0] not in fork_safe_threads._ended  # nothing is kept of threads that are gone
+    assert begun[0] not in fork_safe_threads._shutdown  # ended threads are forgotten
 
 
 def test_a_fork_does_not_wait_for_a_thread_that_waits_for_it() -> None:
-    """Its pool has ended when the thread had a job already."""
-    pool = Threads(1)
+    """The pool is shut down while its thread waits to begin a job."""
+    pool = ForkSafeThreadPool(1)
     pool.submit(int).result()
     fork_safe_threads._gate.forking.add(0)  # another thread forks
     try:
         job = pool.submit(lambda: 6)
-        while not fork_safe_threads._gate.standing:
+        while not fork_safe_threads._gate.waiting:
             time.sleep(0.01)
         pool.shutdown(wait=False)
         start = time.monotonic()
         child = os.fork()
         if child == 0:
             os._exit(3)
-        assert time.monotonic() - start < fork_safe_threads._PATIENCE / 2
+        assert time.monotonic() - start < fork_safe_threads._MAX_WAIT / 2
     finally:
         fork_safe_threads._gate.forking.discard(0)
     assert status_of(child) == 3
-    assert job.result(2 * fork_safe_threads._PATIENCE) == 6
+    assert job.result(2 * fork_safe_threads._MAX_WAIT) == 6
 
 
 def test_no_job_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_safe_threads, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fork_safe_threads, "_MAX_WAIT", 0.1)
     fork_safe_threads._gate.forking.add(0)  # a fork that never ended
     try:
-        with Threads(1) as pool:
+        with ForkSafeThreadPool(1) as pool:
             assert pool.submit(lambda: 6).result(10) == 6
     finally:
         fork_safe_threads._gate.forking.discard(0)
@@ -127,7 +126,7 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
             os._exit(len(done))
         time.sleep(10)
 
-    with Threads(1) as pool:
+    with ForkSafeThreadPool(1) as pool:
         pool.submit(job)
         begun.wait()
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
@@ -138,15 +137,15 @@ def test_ctrl_c_while_a_fork_waits_comes_after_it() -> None:
     assert status_of(children[0]) == 1
 
 
-def test_what_follows_a_job_belongs_to_it() -> None:
-    """A fork waits for what was added to a future, too; cancelled jobs are cancelled, errors arrive."""
+def test_callbacks_belong_to_their_job() -> None:
+    """A fork waits for a future's callbacks too; cancelled jobs are cancelled, and the future raises errors."""
     log = []
 
     def slowly(_: Any) -> None:
         time.sleep(0.3)
         log.append(1)
 
-    pool = Threads(1)
+    pool = ForkSafeThreadPool(1)
     first = pool.submit(time.sleep, 0.1)
     first.add_done_callback(slowly)
     later = [pool.submit(int) for _ in range(3)]
@@ -166,14 +165,14 @@ def test_what_follows_a_job_belongs_to_it() -> None:
 
 
 def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_safe_threads, "_PATIENCE", 0.1)
+    monkeypatch.setattr(fork_safe_threads, "_MAX_WAIT", 0.1)
     go, begun = threading.Event(), threading.Event()
 
     def job() -> None:
         begun.set()
         go.wait(60)
 
-    with Threads(1) as pool:
+    with ForkSafeThreadPool(1) as pool:
         pool.submit(job)
         begun.wait()
         child = os.fork()
@@ -188,18 +187,18 @@ def indexing(root: Path) -> Callable[[], Any]:
 
 
 def reading(root: Path) -> Callable[[], Any]:
-    batches = read_batches(root, BatchOptions())
+    batches = read_batches(root)
     return lambda: next(batches)
 
 
 def reading_in_order(root: Path) -> Callable[[], Any]:
-    batches = read_batches(root, BatchOptions(shuffle=False))
+    batches = read_batches(root, shuffle=False)
     return lambda: next(batches)
 
 
 def counting(root: Path) -> Callable[[], Any]:
     data, _ = open_data(root)
-    return lambda: make_read_plan(data, None, "id BETWEEN 3 AND 50").counts
+    return lambda: view_of(data, None, "id BETWEEN 3 AND 50").counts
 
 
 @pytest.mark.parametrize("prepare", [indexing, reading, reading_in_order, counting])

@@ -304,7 +304,7 @@ def _send_views(asked: Any, sent: Any) -> None:
     torch.set_num_threads(1)
     pool = worker_pool()
     for places, shared in iter(asked.get, None):
-        memory = torch.from_numpy(pool.lend(256)) if shared else torch.empty(256, dtype=torch.uint8)
+        memory = torch.from_numpy(pool.borrow(256)) if shared else torch.empty(256, dtype=torch.uint8)
         memory[:] = torch.arange(256)
         sent.put(views_of(memory, places))
 
@@ -404,7 +404,7 @@ def _send_many(there: Any, back: Any) -> None:
     torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP does not survive a fork
     pool = worker_pool()
     for number in range(40):
-        memory = torch.from_numpy(pool.lend(400_000))
+        memory = torch.from_numpy(pool.borrow(400_000))
         memory[:] = number
         batch = Batch({"a": memory[:200_000].view(torch.int32), "b": memory[200_000:], "c": torch.full((3,), number)})
         del memory
@@ -444,14 +444,14 @@ def test_shared_memory_is_reused_but_never_under_a_batch() -> None:
 
 def test_free_shared_memory_of_up_to_twice_the_size_is_reused() -> None:
     pool = SharedPool()
-    block = pool.lend(300_000)
+    block = pool.borrow(300_000)
     address = block.ctypes.data
     del block
-    smaller = pool.lend(250_000)
+    smaller = pool.borrow(250_000)
     assert smaller.ctypes.data == address
-    assert pool.lend(250_000).ctypes.data != address, "it is in use"
+    assert pool.borrow(250_000).ctypes.data != address, "it is in use"
     del smaller
-    assert pool.lend(100_000).ctypes.data != address, "much too large for this"
+    assert pool.borrow(100_000).ctypes.data != address, "much too large for this"
 
 
 def test_long_rows_are_received_as_they_were_sent(tmp_path: Path) -> None:

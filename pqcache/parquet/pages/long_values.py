@@ -21,7 +21,7 @@ from pqcache.parquet.binary_views import INLINE, LONG
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.page_reader import UNREADABLE, ByteArrays, Reader, log_decoded_by_arrow
 from pqcache.parquet.schema_merge import is_text
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 _READABLE = {"PLAIN", "RLE", "PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # a column's encodings, levels among them
 
@@ -116,7 +116,9 @@ def long_columns_of(files: Sequence[tuple[pq.FileMetaData, pa.Schema]], schema: 
             text = pt.is_string(field.type) or pt.is_large_string(field.type)
             kinds[field.name] = pa.string_view() if text else pa.binary_view()
     clear = len(set(schema.names)) == len(schema) and not any("." in name for name in schema.names)
-    return LongColumns(kinds, Reader(Pool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
+    return (
+        LongColumns(kinds, Reader(BufferPool(), checked=True)) if kinds and clear and len(kinds) < len(schema) else None
+    )
 
 
 def _is_long(metadata: pq.FileMetaData, own: pa.Schema, field: pa.Field) -> bool:

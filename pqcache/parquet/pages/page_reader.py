@@ -26,7 +26,7 @@ from pqcache.parquet.codecs import IN_METADATA
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.pages.leaf_column import LeafColumn
 from pqcache.parquet.thrift import Struct
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 Values = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -65,7 +65,7 @@ class Reader:
     ``checked`` compares pages with their checksums, where they have any.
     """
 
-    memory: Pool
+    memory: BufferPool
     checked: bool = False
     _known: dict[tuple[Any, ...], bool] = field(default_factory=dict)
 
@@ -99,7 +99,7 @@ class Reader:
         """Return memory for all values of a chunk that begins with those that were ``decoded``; the rest is plain."""
         if not 0 <= (chunk.num_values - len(decoded)) * leaf.stored.itemsize <= chunk.total_uncompressed_size:
             raise page_format.NotRead("fewer bytes than its values take")
-        found = (into or self.memory).lend(chunk.num_values * leaf.held.itemsize).view(leaf.held)
+        found = (into or self.memory).borrow(chunk.num_values * leaf.held.itemsize).view(leaf.held)
         found[: len(decoded)] = decoded
         return found
 
@@ -206,7 +206,7 @@ class Reader:
     def _pages(self, file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes."""
         for header, at, length in page_format.bodies(file, chunk):
-            body = self.memory.lend(length)
+            body = self.memory.borrow(length)
             if length and os.preadv(file, [body.data], at) != length:
                 raise page_format.NotRead("the file ends within a page")
             if (

@@ -21,7 +21,7 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.pages.write_binary import EncodedColumn
 from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list
 _PAGE, _ROWS = 1 << 19, 20_000  # bytes and rows of a page: what is compressed remains in the processor's cache
@@ -58,7 +58,7 @@ def _path(field: pa.Field) -> str:
 
 
 def pages_of_lists(
-    field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: Pool
+    field: pa.Field, column: pa.ChunkedArray, length: int, encodings: Encodings, memory: BufferPool
 ) -> EncodedColumn:
     """Return the pages of a column whose lists are all of ``length``."""
     codec, special = CODECS[encodings.codecs[_path(field)]], encodings.special.get(_path(field))
@@ -86,7 +86,7 @@ def pages_of_lists(
             else:
                 waiting.insert(-1, head)
         if waiting:
-            kept = memory.lend(sum(map(len, waiting)))
+            kept = memory.borrow(sum(map(len, waiting)))
             kept[:] = np.frombuffer(b"".join(waiting), np.uint8)
             data.append(kept.data)
     total = len(column) * length
@@ -114,7 +114,7 @@ def _cut(column: pa.ChunkedArray, length: int) -> list[pa.Array]:
     return [part.slice(first, rows * length) for part in parts for first in range(0, len(part), rows * length)]
 
 
-def _flat(pages: list[pa.Array], special: str | None, memory: Pool) -> Iterator[tuple[int, int, memoryview]]:
+def _flat(pages: list[pa.Array], special: str | None, memory: BufferPool) -> Iterator[tuple[int, int, memoryview]]:
     """Yield the number of values, the encoding and the bytes of each of ``pages``, without levels."""
     schema = pa.schema([pa.field("", pages[0].type, nullable=False)])
     plain = Encodings(special={"": special} if special else {})

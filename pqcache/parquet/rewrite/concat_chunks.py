@@ -40,7 +40,7 @@ from pqcache.parquet.thrift_fields import (
     UNCOMPRESSED,
     VALUES,
 )
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -89,9 +89,9 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None = None) -> EncodedRows:
+def encode(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> EncodedRows:
     """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
-    memory, apart = memory or Pool(), dict[int, EncodedColumn]()
+    memory, apart = memory or BufferPool(), dict[int, EncodedColumn]()
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
         if is_direct(field.name, column, encodings):
             apart[n] = pages_of(field, column)
@@ -115,7 +115,7 @@ def encode(table: pa.Table, encodings: Encodings, name: str, memory: Pool | None
     return EncodedRows(table.num_rows, [chunk for n in range(table.num_columns) for chunk in found[n]])
 
 
-def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: Pool) -> list[Chunk]:
+def _chunks(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool) -> list[Chunk]:
     data = encodings.file(table, memory, page_index=True)
     end = len(data) - 8
     length = int.from_bytes(data[end : end + 4], "little")

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pqcache.system.checksum import Checksum, text_of
-from pqcache.system.disk import BLOCK, past_cache, write_at
+from pqcache.system.checksum import Checksum, checksum_text
+from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 
 WRITERS = 3  # threads: one that fills a buffer, and one for each buffer on its way
 _BUFFER = 2 << 20  # bytes
@@ -37,10 +37,10 @@ class DirectIoFile:
         try:
             self._buffers = deque(mmap.mmap(-1, _BUFFER) for _ in range(WRITERS))  # which begin at a page
             size = os.fstat(self._file).st_size
-            self._at = size // BLOCK * BLOCK  # where the first buffer goes
+            self._at = size // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK  # where the first buffer goes
             self._have = size - self._at
             self._buffers[0][: self._have] = os.pread(self._file, self._have, self._at)
-            self._direct = not cached and past_cache(self._file)
+            self._direct = not cached and enable_direct_io(self._file)
         except BaseException:
             os.close(self._file)
             raise
@@ -74,9 +74,9 @@ class DirectIoFile:
 
     def skip(self, count: int) -> None:
         """Leave ``count`` bytes out, which read as zeros; whole blocks of them take no place on the disk."""
-        first = min(count, -self._have % BLOCK)
+        first = min(count, -self._have % DIRECT_IO_BLOCK)
         self.write(bytes(first))
-        if whole := (count - first) // BLOCK * BLOCK:
+        if whole := (count - first) // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK:
             self._send()
             self._checksum.update(bytes(whole))
             self._at += whole
@@ -90,9 +90,9 @@ class DirectIoFile:
             write_at(self._file, rest, self._at, self._direct)
             os.fsync(self._file)
             whole = self._checksum.copy()
-            self._checksum.update(rest[: self._have // BLOCK * BLOCK])
+            self._checksum.update(rest[: self._have // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK])
             whole.update(rest)
-            return text_of(whole)
+            return checksum_text(whole)
         finally:
             self.abandon()
 

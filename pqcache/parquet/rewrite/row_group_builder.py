@@ -16,7 +16,7 @@ from pqcache.parquet.rewrite.file_writer import OutputSchema, footer_schema_of
 from pqcache.parquet.rewrite.source_reader import RowBatch
 from pqcache.parquet.rewrite.split_work import split_work
 from pqcache.parquet.sizes import Floats
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
 PAGE_HEADER = 64  # bytes, about
@@ -81,7 +81,7 @@ class Encoder:
         self.types = output_schema.working.types
         self.footer_schema = footer_schema_of(output_schema, plain)
         self.dictionaries: dict[str, int] = {}
-        self.memory = Pool()
+        self.memory = BufferPool()
         self.encoded = self.again = 0
 
     def part(self, table: pa.Table) -> EncodedRows:

@@ -33,7 +33,7 @@ from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.system.disk import write_durably
-from pqcache.system.fork_safe_threads import Threads
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 COUNTS = "_pqcache/counts"
 FORMAT = 1
@@ -274,7 +274,7 @@ def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
         parts = reader.parts(number, selection.columns, int(at_once[number]))
         return len(selection.positions(int(groups[number]), parts))
 
-    with Threads(cpu_count()) as pool:
+    with ForkSafeThreadPool(cpu_count()) as pool:
         return np.fromiter(pool.map(count, range(len(groups))), np.int64, len(groups))
 
 

@@ -25,7 +25,7 @@ from pqcache.reader.columns import (
 )
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.shuffle.scatter import Bucket, Buckets, ReadContext, arena_rows, bucket_column
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 _PACKED = 8 << 20  # bytes of a column, about, that are packed by one call
 
@@ -40,7 +40,7 @@ class BatchBuilder:
         self.rows = rows
         self.arrays: list[Bytes] = []
         if not complete:
-            self.arrays = context.layout.arrays(context.batches.lend(context.layout.bytes(rows)), rows)
+            self.arrays = context.layout.arrays(context.batches.borrow(context.layout.bytes(rows)), rows)
         self._parts: dict[int, dict[int, ColumnData]] = {}  # by column, then by first row
         self._missing = rows
         self._lock = threading.Lock()
@@ -130,7 +130,7 @@ def gather(
 
 
 def _packed_together(
-    column: ColumnData, spans: Sequence[BatchSpan], shared: Pool | None
+    column: ColumnData, spans: Sequence[BatchSpan], shared: BufferPool | None
 ) -> Iterator[tuple[int, ColumnData, Sequence[BatchSpan]]]:
     """Yield (first row, rows, their spans): views are packed for several complete batches by one call.
 
@@ -160,14 +160,14 @@ def _gather_fixed(
     layout, rows = context.layout, len(order)
     if not layout.groups:
         return
-    arrays = layout.arrays(context.batches.lend(layout.bytes(rows)), rows)
+    arrays = layout.arrays(context.batches.borrow(layout.bytes(rows)), rows)
     short = layout.short.groups
-    scratch = context.memory.take(max((rows * group.width * len(group.positions) for group in short), default=0))
+    scratch = context.memory.acquire(max((rows * group.width * len(group.positions) for group in short), default=0))
     for number, group in enumerate(short):
         (joined,) = BatchLayout((group,)).arrays(scratch, rows)
         np.concatenate([chunk.arrays[number][:, start:stop] for chunk, start, stop in buckets], axis=1, out=joined)
         joined.take(order, axis=1, out=arrays[number], mode="clip")
-    context.memory.give(scratch)
+    context.memory.release(scratch)
     for group, array in zip(layout.groups[len(short) :], arrays[len(short) :], strict=True):
         for position, place in zip(group.positions, array, strict=True):
             _gather_long(context, buckets, order, position, place)

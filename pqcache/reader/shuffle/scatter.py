@@ -16,7 +16,7 @@ from pqcache.reader.column_forms import ColumnForm
 from pqcache.reader.columns import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
-from pqcache.system.buffer_pool import Arena, Block, Pool
+from pqcache.system.buffer_pool import Arena, Block, BufferPool
 
 Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
@@ -40,15 +40,15 @@ class ReadContext(Generic[Done]):
     load: Load
     forms: Sequence[ColumnForm]
     finish: Callable[[GatheredBatch], Done]
-    memory: Pool
-    batches: Pool
+    memory: BufferPool
+    batches: BufferPool
     threads: Executor
     ahead: int
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
 
     @property
-    def shared(self) -> Pool | None:
+    def shared(self) -> BufferPool | None:
         """The memory that another process reads: that of a worker's batches; None outside of workers."""
         return None if self.batches is self.memory else self.batches
 
@@ -83,14 +83,14 @@ class ScatterChunk:
         self._left = buckets
         self._lock = threading.Lock()
 
-    def release_bucket(self, memory: Pool) -> None:
+    def release_bucket(self, memory: BufferPool) -> None:
         """Note that one bucket has been gathered; after the last one the chunk's block goes back to ``memory``."""
         with self._lock:
             self._left -= 1
             if self._left:
                 return
         self.arrays, self.long, self.columns = [], {}, {}
-        memory.give(self.block)
+        memory.release(self.block)
 
 
 class Bucket(NamedTuple):
@@ -133,10 +133,10 @@ def scatter_columns(
     layout, memory = context.scattered_layout, context.memory
     chunks = []
     for order, count in zip(orders, buckets, strict=True):
-        block = memory.take(layout.bytes(len(order)))
+        block = memory.acquire(layout.bytes(len(order)))
         chunks.append(ScatterChunk(block, layout.arrays(block, len(order)), count))
     places = {p: (g, i) for g, group in enumerate(context.layout.groups) for i, p in enumerate(group.positions)}
-    near = memory.take(NEAR)
+    near = memory.acquire(NEAR)
     for position, form in enumerate(context.forms):
         column = columns[position]
         columns[position] = ColumnData(form, None)  # decoded memory is freed as soon as it is scattered
@@ -156,7 +156,7 @@ def scatter_columns(
             kept = context.keep_decoded and bytes_of_views(column) >= LONG * len(column)
             for order, chunk in zip(orders, chunks, strict=True):
                 chunk.columns[position] = take(column, order) if kept else compact(take(column, order))
-    memory.give(near)
+    memory.release(near)
     return chunks
 
 
@@ -166,7 +166,7 @@ def arena_rows(arena: Arena, bucket: Bucket, position: int, width: int) -> Ints 
     if position not in chunk.long:
         return None
     values, order = chunk.long[position]
-    begin = arena.at(values)
+    begin = arena.offset_of(values)
     return None if begin is None else order[start:stop] + begin // width
 
 

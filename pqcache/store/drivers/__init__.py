@@ -1,1 +1,1 @@
-"""One module per store; each turns the store's own client into a ``Source``."""
+"""One module a store; each implements ``base.Source``, and ``base.Target`` where it can write."""

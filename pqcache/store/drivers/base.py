@@ -1,7 +1,18 @@
-"""What a driver is: the contract of a source, which is listed and read, and of a target, which is written.
+"""The contract of a driver: a source, which is listed and read, and a target, which is written.
 
-Every driver lists, stats, reads and writes in the same terms and raises the same errors, so nothing else in pqcache
-knows which store it talks to. ``registry.py`` picks the driver of a URL.
+All drivers list, stat, read and write in the same terms and raise the same errors, so that nothing else in pqcache
+knows which store it works with. ``registry.py`` picks the driver of a URL.
+
+What holds for every method of both:
+
+- Paths are relative to ``url``, with ``/`` between segments, spelled as in the store: not percent-encoded.
+- Every method may be called from several threads at once, also on the same file. A driver is used in the process that
+  opened it, not in a child forked later.
+- Errors are SourceErrors, whose subject is the URL of the file or directory: SourceNotFound for what is not there,
+  SourceDenied for credentials and permissions, SourceChanged for another version than the one asked for, and
+  SourceUnavailable for what another try may get over. Names that a store's client cannot handle raise UsageError.
+- A source does not try again by itself; its caller does, through ``retries.with_retries``. A store that sends nothing
+  for the timeout that the driver was opened with counts as unavailable.
 """
 
 from __future__ import annotations
@@ -15,60 +26,78 @@ from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
 
 TIMEOUT = 30.0  # seconds without a byte
-FIRST = 10.0  # seconds until the first answer: a server that is down should not take three tries of TIMEOUT
+FIRST_ANSWER_TIMEOUT = 10.0  # seconds: a server that is down must not take three tries of TIMEOUT
+
 HDFS_NATIVE = "hdfs-native"
 HDFS3 = "hdfs3"
-HIDDEN = "_pqcache"  # what pqcache keeps in a target until it is finished; readers skip it
+HIDDEN = "_pqcache"  # directory of a target for what is not published yet; readers skip it
 STAGING = f"{HIDDEN}/tmp"
 
 
 class Source(Protocol):
-    """One dataset at a source. All methods may be called from several threads at once.
+    """A dataset in a store, or a single file, which then is the only one listed.
 
-    ``url`` is fit to be shown: it never holds a password. Paths are relative to it, with ``/`` between
-    segments.
+    Attributes:
+        url: the dataset's URL without passwords and keys, fit to be shown.
     """
 
     url: str
 
     def list(self) -> Iterator[SourceFile]:
-        """Yield every file below the source, hidden ones included; a failure raises SourceError."""
+        """Yield every file below the source, hidden ones included, in any order.
+
+        Nothing at ``url`` raises SourceNotFound, or yields nothing in a store without directories. An error may come
+        after some files have been yielded; then the list is not complete.
+        """
 
     def stat(self, path: str) -> Identity:
-        """Return a file's identity now; raises SourceNotFound when it is gone."""
+        """Return the identity that a file has now; raises SourceNotFound when it is gone.
+
+        It equals the identity in a listing as long as the file is the same: size in bytes, time of modification in
+        nanoseconds as precisely as the store gives it, and the ETag where the store has one.
+        """
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        """Yield ``length`` bytes from ``offset`` in pieces of at most a few MiB.
+        """Yield ``length`` bytes from ``offset`` on, in chunks of at most a few MiB.
 
-        The range must lie within the file. Fewer bytes than asked for mean that the connection broke. Given
-        the identity's ``tag``, a store that can raises SourceChanged when it holds another version.
+        The range lies within the file as it was listed. Fewer bytes than ``length`` mean that the connection broke or
+        that the file is shorter now; chunks before an error are valid. With the identity's ``tag``, a store that has
+        ETags raises SourceChanged when the file is another version; other stores ignore it.
         """
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close connections; nothing else may be called afterwards."""
 
 
 @runtime_checkable
-class ExactSource(Source, Protocol):
-    """A source whose ``read`` with a tag gives that version or fails, and that tells of many files at once."""
+class VersionedSource(Source, Protocol):
+    """A source whose ``read`` with a tag returns bytes of that version alone, and that can stat many files at once."""
 
     def stat_all(self, paths: Sequence[str]) -> Mapping[str, Identity]:
-        """Return the identities that files have now; those that are gone are missing."""
+        """Return the identity that each file has now; files that are gone have none."""
 
 
-class FillingSource(Source, Protocol):
-    """A source that can read into memory that it is given, which saves a copy of everything."""
+class ReadIntoSource(Source, Protocol):
+    """A source that can read into the caller's memory, which saves a copy of every byte."""
 
     def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
-        """Fill ``buffer`` as often as there is need; yield each time how many bytes of it are the file's next.
+        """Fill ``buffer`` with the next bytes of the range, again and again; yield how many are valid each time.
 
-        They are fewer than it holds only at the end, or before an error. Everything else is as for ``read``.
+        The count is less than the buffer's length only at the end of the range and before an error. The rest is as
+        for ``read``.
         """
 
 
 @dataclass(frozen=True)
-class Staged:
-    """A file that the store has, or has a place for, and that readers do not see: ``path`` is where it will be."""
+class StagedFile:
+    """A file that a target has, or has a place for, and that readers do not see yet.
+
+    Attributes:
+        path: where readers will see it.
+        file: the local file with the same bytes.
+        size: its length in bytes.
+        handle: what the driver needs to commit or discard it.
+    """
 
     path: str
     file: Path
@@ -77,53 +106,56 @@ class Staged:
 
 
 class Target(Protocol):
-    """A dataset being written. All methods may be called from several threads at once; errors are SourceErrors.
+    """A dataset being written, partition by partition.
 
-    ``url`` is fit to be shown. ``scratch`` is a local directory on the target's own file system, where what is to be
-    published is best written, or None. Paths are relative to the target, with ``/`` between segments.
+    A partition's files are staged, then committed together. Several processes may write one target, also the same
+    partition twice; each attempt has a ``token`` of its own, which is unique and fit for a file name.
     """
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """The target's URL without passwords and keys, fit to be shown."""
 
     @property
-    def scratch(self) -> Path | None: ...
+    def scratch(self) -> Path | None:
+        """A local directory on the target's own file system, where new files are best written; None elsewhere."""
 
     def list(self) -> Iterator[SourceFile]:
-        """Yield every file there, hidden ones included; nothing where nothing is yet."""
+        """Yield every file in the target, hidden ones included; nothing where there is no target yet."""
 
     def begin(self) -> None:
-        """Make the target, and remove what dead runs were in the middle of."""
+        """Make the target, and remove what runs that were killed have staged."""
 
     def read(self, path: str, size: int) -> bytes:
-        """Return a small file."""
+        """Return the first ``size`` bytes of a small file; raises SourceNotFound when it is not there."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a small file, whole or not at all."""
+        """Write a small file, in place of one that is there; readers see all of it or nothing."""
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove files; those that are gone already are fine."""
+        """Remove files; those that are not there are skipped."""
 
-    def put(self, file: Path, token: str, path: str) -> Staged:
-        """Bring a local file to the store, out of readers' sight; ``token`` is one attempt at one partition."""
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
+        """Copy a local file to the store, hidden from readers."""
 
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
-        """Let readers see a partition's files. May be called again after an error, and by two who made the same.
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
+        """Publish all files that were staged for ``directory`` with ``token``.
 
-        With ``whole`` nothing else will ever be in the directory.
+        May be called again after an error, and by two processes whose files are the same. ``exclusive`` means that
+        nothing else will ever be in the directory, so that all files can appear in one step.
         """
 
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
-        """Remove what was put and will not be committed; never fails."""
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
+        """Remove staged files that will not be committed; never fails."""
 
     def finish(self) -> None:
-        """Remove what pqcache keeps there for itself: everything is published."""
+        """Remove pqcache's own files from a target of which all is published."""
 
     def abandon(self) -> None:
-        """Remove what pqcache keeps there for itself: nothing is published."""
+        """Remove pqcache's own files from a target of which nothing is published."""
 
     def close(self) -> None:
-        """Give connections back."""
+        """Close connections and release locks; nothing else may be called afterwards."""
 
 
 def file_url(source: Source, path: str) -> str:
@@ -131,7 +163,7 @@ def file_url(source: Source, path: str) -> str:
     return source.url if source.url.endswith(f"/{path}") else f"{source.url}/{path}"
 
 
-def option_names(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
+def check_options(driver: str, options: Mapping[str, str], known: Mapping[str, str]) -> None:
     """Raise UsageError when ``options`` holds a name that is not in ``known`` (name -> what it means)."""
     for name in options:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Hadoop's configuration files, found and read as Hadoop's own clients do."""
+"""Finds and reads Hadoop's configuration files as Hadoop's own clients do."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _VARIABLE = re.compile(r"\$\{([^${}\s]+)\}")
 
 
 def site_configuration() -> dict[str, str]:
-    """Return what core-site.xml and hdfs-site.xml say, the last one that has a key, variables replaced.
+    """Return the properties in core-site.xml and hdfs-site.xml, with variables replaced; the last value counts.
 
-    They are in HADOOP_CONF_DIR, else in HADOOP_HOME/etc/hadoop; without either there are none.
+    The files are in HADOOP_CONF_DIR, else in HADOOP_HOME/etc/hadoop; without either there are no properties.
     """
-    return replaced(site_files())
+    return with_variables_replaced(site_files())
 
 
 def site_files() -> dict[str, str]:
-    """Return the properties of the site's files as they are written."""
+    """Return the properties in the site's files, with ``${variables}`` as they are written."""
     home = os.environ.get("HADOOP_HOME")
     directory = os.environ.get("HADOOP_CONF_DIR") or (os.path.join(home, "etc", "hadoop") if home else "")
     values: dict[str, str] = {}
@@ -29,7 +29,7 @@ def site_files() -> dict[str, str]:
     return values
 
 
-def replaced(values: dict[str, str]) -> dict[str, str]:
+def with_variables_replaced(values: dict[str, str]) -> dict[str, str]:
     """Return properties with ``${variables}`` replaced by other properties, or by ``${env.NAME}``."""
     found = dict(values)
 
@@ -46,10 +46,10 @@ def replaced(values: dict[str, str]) -> dict[str, str]:
 
 
 def read_xml(path: str, *, strict: bool = False, missing: str = "") -> dict[str, str]:
-    """Return the properties in a Hadoop configuration file; one that is not there has none.
+    """Return the properties in a Hadoop configuration file; a file that is not there has none.
 
-    ``strict`` takes nothing that libhdfs3's own reader would not survive. ``missing`` says what to do about a
-    file that is not there, where it must be.
+    ``strict`` refuses what libhdfs3's own reader cannot parse. With ``missing``, a file that is not there raises
+    UsageError with that as its advice. A file that cannot be read, or is none of Hadoop's, raises UsageError.
     """
     try:
         root = ElementTree.parse(path).getroot()
@@ -60,7 +60,7 @@ def read_xml(path: str, *, strict: bool = False, missing: str = "") -> dict[str,
             raise UsageError(path, "no such file", missing) from error
         return {}
     except (OSError, SyntaxError, ValueError, LookupError) as error:
-        raise UsageError(path, f"{error}", "it must be readable XML") from error
+        raise UsageError(path, str(error), "it must be readable XML") from error
     if root.tag != "configuration" or (
         strict and any(item.tag != "property" or not item.findtext("name") for item in root)
     ):

@@ -1,10 +1,11 @@
-"""A dataset on HDFS, through hdfs-native: no JVM, with HA nameservices and Kerberos.
+"""A source and a target on HDFS, through hdfs-native: no JVM, with HA nameservices and Kerberos.
 
 ``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as everywhere; any Hadoop key can be given with ``-o``.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -15,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import hdfs_native
+
 from pqcache.errors import (
     PqcacheError,
     SourceDenied,
@@ -24,46 +27,43 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST, HIDDEN, STAGING, TIMEOUT, Staged
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, STAGING, TIMEOUT, StagedFile
 from pqcache.store.drivers.hadoop_site import site_configuration
-from pqcache.store.drivers.stall import Stalled, watched
+from pqcache.store.drivers.stall import Stalled, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
-try:
-    import hdfs_native
-except ImportError as error:
-    raise UsageError("", "hdfs:// needs hdfs-native", "install it with: pip install 'pqcache[hdfs]'") from error
+log = logging.getLogger("pqcache.store")
 
-_CHUNK = 1 << 20  # written at once
-_BATCH = 512  # files handed on at once while listing
-_PACKETS = 16  # handed on at once while reading,
-_AT_LEAST_EVERY = 0.05  # seconds: what has come is not lost with a connection that stalls
+_CHUNK = 1 << 20  # bytes of a write
+_BATCH = 512  # files that a listing passes between threads at once
+_PACKETS = 16  # that a read passes between threads at once,
+_PASS_ON_AFTER = 0.05  # seconds, or fewer of them: a connection that stalls must not hold them back
 
 
 class HdfsSource:
     """A Source over hdfs-native; see ``pqcache.store.drivers.base.Source``.
 
-    Built in the process that uses it: hdfs-native hangs in a child forked after a client was built.
+    It is built in the process that uses it: hdfs-native hangs in a child that is forked after a client was built.
     """
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         parts = urlsplit(url)
         user, _ = userinfo(url)
         if user:
-            os.environ.setdefault("HADOOP_USER_NAME", user)  # hdfs-native takes the user from nowhere else
+            os.environ.setdefault("HADOOP_USER_NAME", user)  # hdfs-native takes the user from there alone
         self.url = redact(url).rstrip("/")
         self._host = parts.netloc.rpartition("@")[2]
         self._root = "/" + url.partition("://")[2].partition("/")[2].strip("/")
         self._only = ""
         _check_name(self.url, self._root)
-        # a NameNode that does not answer fails in seconds instead of three minutes
         self._timeout = timeout
+        # more attempts take minutes with a NameNode that does not answer
         attempts = "1" if ":" in self._host else "4"
-        # the site's, because hdfs-native reads the files without replacing ${variables}
+        # the site's configuration is in it, as hdfs-native reads the files without replacing ${variables}
         self._config = {**site_configuration(), "dfs.client.failover.max.attempts": attempts, **options}
         self._orders = _namenode_orders(self._host, self._config)
-        self._turn()
+        self._use_next_namenode()
 
     def list(self) -> Iterator[SourceFile]:
         with self._errors(self._root):
@@ -76,7 +76,7 @@ class HdfsSource:
                 yield SourceFile(self._only, _identity(info), info.blocksize or 0)
                 return
             start = len(self._root.rstrip("/")) + 1
-            for batch in watched(lambda: self._list(self._root), self._timeout):
+            for batch in with_time_limit(lambda: self._list(self._root), self._timeout):
                 for status in batch:
                     if not status.isdir:
                         yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
@@ -91,22 +91,22 @@ class HdfsSource:
         with self._errors(name):
             received = False
             try:
-                for packets in watched(lambda: self._read(name, offset, length), self._timeout):
+                for packets in with_time_limit(lambda: self._read(name, offset, length), self._timeout):
                     received = True
                     yield from packets
             except Stalled:
-                if not received:  # perhaps it is the NameNode: the next try asks another
-                    self._turn()
+                if not received:  # the NameNode may be why: the next try asks another one
+                    self._use_next_namenode()
                 raise
 
     def close(self) -> None:
         pass
 
-    def _turn(self) -> None:
+    def _use_next_namenode(self) -> None:
         """Build a client that asks the next NameNode first.
 
-        hdfs-native goes on to another where one refuses, but waits forever for one that takes connections and
-        does not answer.
+        hdfs-native turns to another NameNode where one refuses, but waits forever for one that accepts connections
+        and does not answer.
         """
         config = {**self._config, **self._orders[0]}
         self._orders.rotate(-1)
@@ -114,22 +114,23 @@ class HdfsSource:
             self.client = hdfs_native.Client(f"hdfs://{self._host}" if self._host else None, config)
         except (RuntimeError, ValueError, OSError) as error:
             raise UsageError(
-                self.url, f"{first_line(error)}", "write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
+                self.url, first_line(error), "write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR"
             ) from error
 
     def _first_info(self) -> hdfs_native.FileStatus:
-        """Return what is at the root; each NameNode has a few seconds to say so."""
+        """Return the status of the root; each NameNode has a few seconds to answer."""
         for others in reversed(range(len(self._orders))):
             try:
-                return self._info(self._root, min(FIRST, self._timeout))
+                return self._info(self._root, min(FIRST_ANSWER_TIMEOUT, self._timeout))
             except Stalled:
-                self._turn()
+                self._use_next_namenode()
                 if not others:
                     raise
+                log.debug("hdfs: no answer from a NameNode of %s; asking the next one", self._host)
         raise AssertionError
 
     def _info(self, name: str, seconds: float | None = None) -> hdfs_native.FileStatus:
-        return next(watched(lambda: iter([self.client.get_file_info(name)]), seconds or self._timeout))
+        return next(with_time_limit(lambda: iter([self.client.get_file_info(name)]), seconds or self._timeout))
 
     def _list(self, name: str) -> Iterator[Sequence[hdfs_native.FileStatus]]:
         found = iter(self.client.list_status(name, recursive=True))
@@ -137,14 +138,14 @@ class HdfsSource:
             yield batch
 
     def _read(self, name: str, offset: int, length: int) -> Iterator[Sequence[bytes]]:
-        """Yield packets of 64 KiB, some together: to hand each over costs as much as to fetch it, to join them more."""
+        """Yield packets of 64 KiB, several at once: passing one between threads takes as long as receiving it."""
         reader = self.client.read(name)
         length = min(length, max(0, len(reader) - offset))  # hdfs-native panics beyond the end
         packets: list[bytes] = []
         since = time.monotonic()
         for packet in reader.read_range_stream(offset, length) if length else ():
             packets.append(packet)
-            if len(packets) == _PACKETS or time.monotonic() - since > _AT_LEAST_EVERY:
+            if len(packets) == _PACKETS or time.monotonic() - since > _PASS_ON_AFTER:
                 yield packets
                 packets, since = [], time.monotonic()
         if packets:
@@ -160,7 +161,7 @@ class HdfsSource:
 
     @contextmanager
     def _errors(self, name: str) -> Iterator[None]:
-        """Turn what hdfs-native raises into pqcache's errors; it panics with a BaseException of its own."""
+        """Turn what hdfs-native raises into pqcache's errors; its panics are a BaseException of its own."""
         try:
             yield
         except PqcacheError:
@@ -173,13 +174,14 @@ class HdfsSource:
             raise
 
     def _error(self, name: str, error: BaseException) -> PqcacheError:
-        text, show = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0], self._show(name)  # a stack names many classes
+        show = self._show(name)
+        text = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0]  # without Java's stack, which names many classes
         if isinstance(error, Stalled):
             return SourceUnavailable(show, "no answer in time", "check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:
             return SourceNotFound(show, "no such file or directory", "check the URL")
         if isinstance(error, PermissionError) or "AccessControl" in text or "ermission denied" in text:
-            if inode := re.search(r'inode=\\?"([^"\\]+)', text):  # the very directory, not the dataset
+            if inode := re.search(r'inode=\\?"([^"\\]+)', text):  # the directory that is denied, not the dataset
                 show = self._show(inode[1])
             return SourceDenied(
                 show,
@@ -187,24 +189,24 @@ class HdfsSource:
                 "check HADOOP_USER_NAME, the Kerberos ticket (klist) and the directory's permissions",
             )
         if "min-block-size" in text or "not a multiple of" in text:
-            return UsageError(show, f"{_reason(text)}", "give another --block-size")
+            return UsageError(show, _reason(text), "give another --block-size")
         if "QuotaExceeded" in text or "NSQuota" in text or "DSQuota" in text:
-            return SourceError(show, f"{_reason(text)}", "free some space or have the quota raised, then run again")
+            return SourceError(show, _reason(text), "free some space or have the quota raised, then run again")
         if "SafeMode" in text:
             return SourceUnavailable(show, "the NameNode is in safe mode and takes no writes", "try again later")
         if isinstance(error, FileExistsError) or "ParentNotDirectory" in text or "not empty" in text:
-            return SourceError(show, f"{_reason(text)}", "check the path")
+            return SourceError(show, _reason(text), "check the path")
         if not isinstance(error, Exception):
             return SourceError(show, f"the HDFS client failed ({first_line(error)})")
         return SourceUnavailable(
-            show, f"{first_line(error)}", "check that the NameNode runs and that the port is its RPC port"
+            show, first_line(error), "check that the NameNode runs and that the port is its RPC port"
         )
 
 
 class HdfsTarget:
-    """A Target over hdfs-native; see ``pqcache.store.repartition.target.Target``.
+    """A Target over hdfs-native; see ``pqcache.store.drivers.base.Target``.
 
-    Files are written to a directory of their own in ``_pqcache/tmp``; one rename makes that the partition.
+    Files of an attempt are staged in a directory of their own in ``_pqcache/tmp``; one rename makes it the partition.
     """
 
     scratch = None
@@ -227,36 +229,36 @@ class HdfsTarget:
 
     def write(self, path: str, data: bytes) -> None:
         staged = f"{STAGING}/{os.urandom(8).hex()}"
-        self._put(staged, [data])
-        self._make(path.rpartition("/")[0])
+        self._write(staged, [data])
+        self._make_directory(path.rpartition("/")[0])
         self._rename(staged, path)
 
     def remove(self, paths: Sequence[str]) -> None:
         for path in paths:
             self._delete(path)
 
-    def put(self, file: Path, token: str, path: str) -> Staged:
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
         name = f"{STAGING}/{token}/{path.rpartition('/')[2]}"
         with file.open("rb") as data:
-            size = self._put(name, iter(lambda: data.read(_CHUNK), b""))
-        return Staged(path, file, size, name)
+            size = self._write(name, iter(lambda: data.read(_CHUNK), b""))
+        return StagedFile(path, file, size, name)
 
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         try:
-            if whole:
-                self._make(directory.rpartition("/")[0])
+            if exclusive:
+                self._make_directory(directory.rpartition("/")[0])
                 self._rename(f"{STAGING}/{token}", directory)  # takes the place of an empty directory
             else:
-                self._make(directory)
+                self._make_directory(directory)
                 for item in staged:
                     self._rename(item.handle, item.path)
                 self._delete(f"{STAGING}/{token}")
         except SourceError:
-            if not self._is_there(staged):  # another who made the same was faster, or the answer was lost
+            if not self._is_published(staged):  # by another process, or by this call, whose answer was lost
                 raise
             self.discard(token, staged)
 
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
         with suppress(SourceError):
             self._delete(f"{STAGING}/{token}")
 
@@ -269,25 +271,23 @@ class HdfsTarget:
     def close(self) -> None:
         self._source.close()
 
-    def _put(self, path: str, data: Iterable[bytes]) -> int:
-        """Write a new file and return its size, once the NameNode says the same."""
+    def _write(self, path: str, data: Iterable[bytes]) -> int:
+        """Write a new file; return its size, which the NameNode has confirmed."""
         name = self._source._name(path)
         with self._source._errors(name):
-            size = sum(watched(lambda: self._written(name, data), self._source._timeout))
-        if (held := self._source.stat(path).size) != size:
-            raise SourceUnavailable(
-                f"{self._source._show(name)}", f"holds {held:,} bytes of {size:,} that were written"
-            )
+            size = sum(with_time_limit(lambda: self._write_chunks(name, data), self._source._timeout))
+        if (stored := self._source.stat(path).size) != size:
+            raise SourceUnavailable(self._source._show(name), f"has {stored:,} bytes of {size:,} that were written")
         return size
 
-    def _written(self, name: str, data: Iterable[bytes]) -> Iterator[int]:
+    def _write_chunks(self, name: str, data: Iterable[bytes]) -> Iterator[int]:
         options = hdfs_native.WriteOptions(block_size=self._block_size, overwrite=True, create_parent=True)
         with self._source.client.create(name, options) as file:
             for chunk in data:
                 file.write(chunk)
                 yield len(chunk)
 
-    def _make(self, path: str) -> None:
+    def _make_directory(self, path: str) -> None:
         self._call(path, lambda name: self._source.client.mkdirs(name, create_parent=True))
 
     def _rename(self, path: str, to: str) -> None:
@@ -297,24 +297,24 @@ class HdfsTarget:
     def _delete(self, path: str) -> None:
         self._call(path, lambda name: self._source.client.delete(name, recursive=True))
 
-    def _is_there(self, staged: Sequence[Staged]) -> bool:
+    def _is_published(self, staged: Sequence[StagedFile]) -> bool:
         try:
             return all(self._source.stat(item.path).size == item.size for item in staged)
         except SourceError:
             return False
 
     def _call(self, path: str, call: Callable[[str], object]) -> None:
-        """Call with the full name of ``path``, within the time limit, and turn what it raises into our errors."""
+        """Run ``call`` with the full name of ``path``, within the time limit; its errors become pqcache's."""
         name = self._source._name(path).rstrip("/") or "/"
         with self._source._errors(name):
-            next(watched(lambda: iter([call(name)]), self._source._timeout))
+            next(with_time_limit(lambda: iter([call(name)]), self._source._timeout))
 
 
-def _namenode_orders(host: str, told: Mapping[str, str]) -> deque[dict[str, str]]:
-    """Return for each NameNode of an HA nameservice the option that puts it first; one empty one without HA."""
-    service = host or urlsplit(told.get("fs.defaultFS", "")).netloc
+def _namenode_orders(host: str, configuration: Mapping[str, str]) -> deque[dict[str, str]]:
+    """Return, for each NameNode of an HA nameservice, the option that puts it first; without HA one empty dict."""
+    service = host or urlsplit(configuration.get("fs.defaultFS", "")).netloc
     key = f"dfs.ha.namenodes.{service}"
-    names = [name.strip() for name in told.get(key, "").split(",") if name.strip()]
+    names = [name.strip() for name in configuration.get(key, "").split(",") if name.strip()]
     return deque([{key: ",".join(names[first:] + names[:first])} for first in range(len(names))] or [{}])
 
 
@@ -330,6 +330,6 @@ def _check_name(show: str, name: str) -> None:
 
 
 def _reason(text: str) -> str:
-    """Return what the NameNode says without the name of Java's exception."""
+    """Return the NameNode's message without the name of Java's exception."""
     match = re.match(r'RPCError\("[\w.$]+", "(.*)', text)
     return (match[1] if match else text).strip()

@@ -1,10 +1,10 @@
-"""A dataset on HDFS, through hdfs3 0.3.1 and the C++ library libhdfs3, for sites that have them.
+"""A source on HDFS, through hdfs3 0.3.1 and the C++ library libhdfs3, for sites that have them.
 
-hdfs3's Python layer takes a denied directory or a dead NameNode for "nothing is there". So it only connects;
-to list, stat and read, the library's own functions are called, and asked for the reason when they fail.
+hdfs3's Python layer takes a denied directory or a dead NameNode for a missing file. So it only connects; listing, stat
+and reading call the library's own functions, and ask for the reason when one fails.
 
-``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as everywhere; any Hadoop key can be given with ``-o``. Times
-of modification are whole seconds here, so a cache that changes its driver fetches its files once more.
+``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as everywhere; any Hadoop key can be given with ``-o``. Times of
+modification have a resolution of one second here, so a cache that changes its driver downloads its files once more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
 
 _NEEDS = "--hdfs-driver hdfs3 needs hdfs3 and libhdfs3 (conda install -c conda-forge hdfs3)"
-_PIECE = 1 << 20
+_CHUNK = 1 << 20
 _DIRECTORY = ord("D")
 _importing = threading.Lock()
 
@@ -36,7 +36,7 @@ _importing = threading.Lock()
 class Hdfs3Source:
     """A Source over libhdfs3; see ``pqcache.store.drivers.base.Source``.
 
-    It belongs to the process that built it: after a fork, libhdfs3 answers with what others asked for.
+    It belongs to the process that built it: after a fork, libhdfs3 mixes up the answers of both processes.
     """
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
@@ -89,7 +89,7 @@ class Hdfs3Source:
         if length <= 0:
             return
         with self._connected(name) as handle:
-            # one per call: two threads on one reader crash, and one that failed once fails for ever
+            # a file handle per call: two threads on one crash, and one that failed once keeps failing
             file = self._lib.hdfsOpenFile(handle, encoded, os.O_RDONLY, 0, 0, 0)
             if not file:
                 raise self._failure(name)
@@ -97,11 +97,11 @@ class Hdfs3Source:
                 if offset and self._lib.hdfsSeek(handle, file, offset) != 0:
                     error = self._reason()
                     if error.startswith("HdfsEndOfStream"):
-                        return  # the file has become shorter
+                        return  # the file is shorter now
                     raise self._error(name, error)
-                buffer = ctypes.create_string_buffer(min(_PIECE, length))
+                buffer = ctypes.create_string_buffer(min(_CHUNK, length))
                 while length > 0:
-                    count = self._fill(handle, file, buffer, min(_PIECE, length), name)
+                    count = self._fill(handle, file, buffer, min(_CHUNK, length), name)
                     if not count:
                         return
                     yield ctypes.string_at(buffer, count)
@@ -115,12 +115,12 @@ class Hdfs3Source:
             return
         with self._lock:
             if self._users:
-                self._fs._handle = None  # a call hangs in it; it ends with the process
+                self._fs._handle = None  # a call is still using it; it ends with the process
             else:
                 self._fs.disconnect()
 
     def _fill(self, handle: Any, file: Any, buffer: Any, size: int, name: str) -> int:
-        """Read ``size`` bytes, or what is left of the file, into ``buffer``; return how many."""
+        """Read ``size`` bytes, or up to the end of the file, into ``buffer``; return how many."""
         filled = 0
         while filled < size:
             got = self._lib.hdfsRead(handle, file, ctypes.byref(buffer, filled), size - filled)
@@ -131,28 +131,28 @@ class Hdfs3Source:
             filled += got
         return filled
 
-    def _info(self, handle: Any, name: str) -> _Entry:
+    def _info(self, handle: Any, name: str) -> _PathInfo:
         found = self._lib.hdfsGetPathInfo(handle, self._encoded(name))
         if not found:
             raise self._failure(name)
         try:
-            return _entry(found[0], name)
+            return _path_info(found[0], name)
         finally:
             self._lib.hdfsFreeFileInfo(found, 1)
 
-    def _entries(self, handle: Any, directory: str) -> Sequence[_Entry]:
+    def _entries(self, handle: Any, directory: str) -> Sequence[_PathInfo]:
         count = ctypes.c_int(0)
         found = self._lib.hdfsListDirectory(handle, self._encoded(directory), ctypes.byref(count))
         if not found:  # an empty directory is not NULL
             raise self._failure(directory)
         try:
-            return [_entry(found[position], directory) for position in range(count.value)]
+            return [_path_info(found[position], directory) for position in range(count.value)]
         finally:
             self._lib.hdfsFreeFileInfo(found, count.value)
 
     @contextmanager
     def _connected(self, name: str) -> Iterator[Any]:
-        """Give the connection, made on first use, and keep ``close`` from freeing it meanwhile."""
+        """Give the connection, which is made on first use; ``close`` does not free it inside the block."""
         if os.getpid() != self._pid:
             raise self._forked()
         with self._lock:
@@ -174,7 +174,7 @@ class Hdfs3Source:
 
     def _encoded(self, name: str) -> bytes:
         if "\0" in name:
-            raise UsageError(self.url, "a path cannot hold a NUL character")  # it would be cut there
+            raise UsageError(self.url, "a path cannot hold a NUL character")  # C would cut it there
         return name.encode("utf-8", "surrogateescape")
 
     def _forked(self) -> SourceError:
@@ -185,7 +185,7 @@ class Hdfs3Source:
         )
 
     def _reason(self) -> str:
-        """Return why the last call failed; only right after it, and in the same thread."""
+        """Return why the last call failed; valid right after it, on the same thread."""
         return bytes(self._lib.hdfsGetLastError() or b"").decode("utf-8", "replace")
 
     def _failure(self, name: str) -> SourceError:
@@ -209,8 +209,8 @@ class Hdfs3Source:
         return SourceUnavailable(show, text, "check that the NameNode runs and that the port is its RPC port")
 
 
-class _Entry(NamedTuple):
-    """What the library says about one path; ``name`` is empty for the path that was asked for."""
+class _PathInfo(NamedTuple):
+    """The library's record of one path; ``name`` is empty for the path that was asked for."""
 
     name: str
     is_directory: bool
@@ -218,15 +218,15 @@ class _Entry(NamedTuple):
     block_size: int
 
 
-def _entry(info: Any, asked: str) -> _Entry:
-    """Copy the library's record, which is freed right after.
+def _path_info(info: Any, asked: str) -> _PathInfo:
+    """Return a copy of the library's record, which is freed right after.
 
-    It writes ``//name`` below the root, and ``name/`` for a file that was to be listed like a directory.
+    The library writes ``//name`` below the root, and ``name/`` for a file that is listed like a directory.
     """
     full = info.name.decode("utf-8", "surrogateescape")
     name = "" if full.rstrip("/") == asked.rstrip("/") else full.rstrip("/").rpartition("/")[2]
     identity = Identity(info.size, info.last_mod * 1_000_000_000)
-    return _Entry(name, info.kind == _DIRECTORY, identity, info.block_size)
+    return _PathInfo(name, info.kind == _DIRECTORY, identity, info.block_size)
 
 
 def _load(url: str) -> Any:
@@ -236,7 +236,7 @@ def _load(url: str) -> Any:
             with _as_hdfs3_expects():
                 import hdfs3.core
         except ImportError as error:
-            raise UsageError(url, _NEEDS, f"{_first_line(str(error))}") from error
+            raise UsageError(url, _NEEDS, _first_line(str(error))) from error
         try:
             hdfs3.core.get_lib()
         except (ImportError, OSError, AttributeError) as error:  # AttributeError: it is too old
@@ -247,12 +247,12 @@ def _load(url: str) -> Any:
 
 @contextmanager
 def _as_hdfs3_expects() -> Iterator[None]:
-    """Let hdfs3 find what left Python in 3.10, and no Hadoop configuration: its parser fails on good ones."""
+    """Let hdfs3 find names that Python 3.10 removed, and no Hadoop configuration: its parser fails on valid ones."""
     if "hdfs3" in sys.modules:
         yield
         return
-    shimmed = not hasattr(collections, "MutableMapping")
-    if shimmed:
+    patched = not hasattr(collections, "MutableMapping")
+    if patched:
         collections.MutableMapping = collections.abc.MutableMapping  # type: ignore[attr-defined]
     before = {name: os.environ.pop(name, None) for name in ("LIBHDFS3_CONF", "HADOOP_CONF_DIR")}
     try:
@@ -260,7 +260,7 @@ def _as_hdfs3_expects() -> Iterator[None]:
             os.environ["HADOOP_CONF_DIR"] = empty
             yield
     finally:
-        if shimmed:
+        if patched:
             del collections.MutableMapping  # type: ignore[attr-defined]
         for name, value in before.items():
             os.environ.pop(name, None)
@@ -269,6 +269,6 @@ def _as_hdfs3_expects() -> Iterator[None]:
 
 
 def _first_line(text: str) -> str:
-    """Return what libhdfs3 says without C++ name spaces, causes and Java's stack."""
+    """Return libhdfs3's message without C++ name spaces, causes and Java's stack."""
     line = text.strip().partition("\n")[0]
-    return line.replace("Hdfs::", "").replace("\t", " ").strip() or "it does not say why"
+    return line.replace("Hdfs::", "").replace("\t", " ").strip() or "no reason given"

@@ -1,7 +1,7 @@
-"""What libhdfs3 is told: the site's Hadoop configuration and the user's options, checked.
+"""The configuration that libhdfs3 gets: the site's Hadoop configuration and the user's options, checked.
 
-libhdfs3 ends the whole process over a value that it cannot parse, and hdfs3's own reader of configuration
-files fails on good ones. So they are read and checked here.
+libhdfs3 ends the process over a value that it cannot parse, and hdfs3's own reader of configuration files fails on
+valid ones. So the files are read and checked here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from pqcache.errors import UsageError
-from pqcache.store.drivers.hadoop_site import read_xml, replaced, site_files
+from pqcache.store.drivers.hadoop_site import read_xml, site_files, with_variables_replaced
 from pqcache.store.urls import redact, userinfo
 
 OPTIONS = {
@@ -21,7 +21,7 @@ OPTIONS = {
     "token": "delegation token",
 }
 
-# What libhdfs3 reads as something else than text:
+# Keys whose values libhdfs3 does not read as text:
 # https://github.com/ContinuumIO/libhdfs3-downstream, src/common/SessionConfig.cpp
 _TRUE_OR_FALSE = """rpc.client.connect.tcpnodelay dfs.client.read.shortcircuit output.replace-datanode-on-failure
     output.replace-datanode-on-failure.best-effort input.notretry-another-node input.localread.mappedfile
@@ -52,7 +52,10 @@ _HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", re.ASCII)
 
 
 def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, str]:
-    """Return Hadoop's keys and values as libhdfs3 gets them: the site's, then pqcache's, then ``options``."""
+    """Return Hadoop's keys and values for libhdfs3: the site's, over them pqcache's, and over these ``options``.
+
+    An unknown option, and a value that libhdfs3 cannot parse, raise UsageError.
+    """
     for name, value in options.items():
         if name not in OPTIONS and "." not in name:
             choices = ", ".join(sorted(OPTIONS))
@@ -62,7 +65,7 @@ def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, 
     site = _site_configuration()
     milliseconds = max(2, int(timeout * 1000))
     limits = {
-        # without these it tries for up to an hour; an RPC takes twice its timeout
+        # its own limits allow for an hour of tries; an RPC takes twice its timeout
         **dict.fromkeys(
             ("rpc.client.timeout", "rpc.client.connect.timeout", "rpc.client.write.timeout"),
             str(milliseconds // 2),
@@ -74,17 +77,17 @@ def settings(url: str, options: Mapping[str, str], timeout: float) -> dict[str, 
         "dfs.client.read.shortcircuit": "false",
         "dfs.client.log.severity": "FATAL",  # else it writes to standard error
     }
-    given = {name: value for name, value in options.items() if name not in OPTIONS}
-    told = {**site, **limits, **given}
-    return {name: _checked(url, name, value) for name, value in told.items() if _needed(name, value)}
+    chosen = {name: value for name, value in options.items() if name not in OPTIONS}
+    merged = {**site, **limits, **chosen}
+    return {name: _checked(url, name, value) for name, value in merged.items() if _is_needed(name, value)}
 
 
-def _needed(name: str, value: str) -> bool:
+def _is_needed(name: str, value: str) -> bool:
     return "." in name and (value != "" or name in _BOOLEANS or name in _NUMBERS or name in _WORDS)
 
 
 def _checked(url: str, name: str, value: str) -> str:
-    """Return a value that libhdfs3 can parse; else it would end the process."""
+    """Return a value as libhdfs3 can parse it; raises UsageError for one that would end the process."""
     if name in _BOOLEANS:
         if value.lower() not in ("true", "false", "1", "0"):
             raise UsageError(url, f"{name}={value!r} is neither true nor false", f"correct it, or use -o {name}=")
@@ -104,28 +107,28 @@ def _checked(url: str, name: str, value: str) -> str:
     return value
 
 
-def login(url: str, options: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
-    """Return who to connect as, in hdfs3's words."""
-    words = {name: value for name, value in options.items() if name in OPTIONS}
-    if "token" in words and "ticket_cache" in words:
-        raise UsageError(f"{redact(url)}", "give -o token= or -o ticket_cache=, not both")
-    user = words.get("user") or userinfo(url)[0]
-    if not user and told.get("hadoop.security.authentication", "simple").lower() == "simple":
+def login(url: str, options: Mapping[str, str], configuration: Mapping[str, str]) -> dict[str, str]:
+    """Return the user, ticket or token to connect with, under the names of hdfs3's parameters."""
+    parameters = {name: value for name, value in options.items() if name in OPTIONS}
+    if "token" in parameters and "ticket_cache" in parameters:
+        raise UsageError(redact(url), "has a token and a ticket cache", "give -o token= or -o ticket_cache=, not both")
+    user = parameters.get("user") or userinfo(url)[0]
+    if not user and configuration.get("hadoop.security.authentication", "simple").lower() == "simple":
         user = os.environ.get("HADOOP_USER_NAME", "")
-    if user and "token" not in words:
-        words["user"] = user
-    return words
+    if user and "token" not in parameters:
+        parameters["user"] = user
+    return parameters
 
 
-def name_node(url: str, host: str, told: Mapping[str, str]) -> tuple[str, int | None]:
+def name_node(url: str, host: str, configuration: Mapping[str, str]) -> tuple[str, int | None]:
     """Return the host and port to connect to, or the HA nameservice and None."""
-    default = told.get("fs.defaultFS") or told.get("fs.default.name") or ""
+    default = configuration.get("fs.defaultFS") or configuration.get("fs.default.name") or ""
     if not host and default.startswith("hdfs://"):
         host = default.removeprefix("hdfs://").partition("/")[0]
     match = _HOST.fullmatch(host)
     if match is None:
         raise UsageError(url, "no host", "write hdfs://HOST:PORT/PATH or set HADOOP_CONF_DIR")
-    services = [name.strip() for name in told.get("dfs.nameservices", "").split(",")]
+    services = [name.strip() for name in configuration.get("dfs.nameservices", "").split(",")]
     if match[2] is None and match[1] in services:
         return match[1], None
     port = int(match[2] or 8020)
@@ -135,8 +138,8 @@ def name_node(url: str, host: str, told: Mapping[str, str]) -> tuple[str, int | 
 
 
 def _site_configuration() -> dict[str, str]:
-    """Return what the site's configuration files say, and before them libhdfs3's own."""
-    own = os.environ.get("LIBHDFS3_CONF", "")  # libhdfs3 reads this one by itself, from after a '='
-    own = own.partition("=")[2] or own
-    values = read_xml(own or "hdfs-client.xml", strict=True, missing="correct LIBHDFS3_CONF" if own else "")
-    return replaced({**values, **site_files()})
+    """Return the properties in the site's configuration files, and where these have none, in libhdfs3's own file."""
+    file = os.environ.get("LIBHDFS3_CONF", "")  # libhdfs3 reads this one by itself, from after a '='
+    file = file.partition("=")[2] or file
+    values = read_xml(file or "hdfs-client.xml", strict=True, missing="correct LIBHDFS3_CONF" if file else "")
+    return with_variables_replaced({**values, **site_files()})

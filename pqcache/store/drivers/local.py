@@ -1,4 +1,4 @@
-"""A dataset in a local (or mounted) directory, or one local file; and a new directory for one."""
+"""A source in a local or mounted directory, or one local file; a target that is a new directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pqcache.errors import (
     UsageError,
     disk_errors,
 )
-from pqcache.store.drivers.base import HIDDEN, STAGING, Staged, option_names
+from pqcache.store.drivers.base import HIDDEN, STAGING, StagedFile, check_options
 from pqcache.store.hive import is_hidden
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Identity, SourceFile
@@ -31,13 +31,13 @@ class LocalSource:
     """A Source over ``os``; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
-        option_names("a local path", options, {})
+        check_options("a local path", options, {})
         self._root = os.path.abspath(os.path.expanduser(path))
         self._only = ""
         if os.path.isfile(self._root):
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
-        if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # each snapshot would count
+        if not self._only and os.path.isfile(os.path.join(self._root, CONFIG)):  # all its snapshots would be read
             raise UsageError(self.url, "is a pqcache", f"for what it holds now name {self.url}/current")
 
     def list(self) -> Iterator[SourceFile]:
@@ -78,13 +78,13 @@ class LocalSource:
         pass
 
     def _listed(self, path: str, entry: os.DirEntry[str]) -> Identity | None:
-        """Return the identity of what a listing met, or None for what is gone or nobody reads."""
+        """Return the identity of a listed entry, or None for a file that is gone or that readers skip."""
         try:
             return self._identity(path, entry.stat())
         except FileNotFoundError:
             if is_hidden(entry.name) or not os.path.lexists(self._name(path)):
-                return None  # an editor's dangling link, or a file that vanished between two looks
-            raise SourceError(f"{self._name(path)}", "is a link to nothing", "mend or remove it") from None
+                return None  # an editor's dangling link, or a file that was removed since it was listed
+            raise SourceError(self._name(path), "is a link to nothing", "repair or remove it") from None
         except SourceError:
             if is_hidden(entry.name):
                 return None
@@ -92,7 +92,7 @@ class LocalSource:
 
     def _identity(self, path: str, status: os.stat_result) -> Identity:
         if not stat_module.S_ISREG(status.st_mode):
-            raise SourceError(f"{self._name(path)}", "not a regular file", "move it away")
+            raise SourceError(self._name(path), "not a regular file", "move it away")
         return Identity(status.st_size, status.st_mtime_ns)
 
     def _name(self, path: str) -> str:
@@ -106,17 +106,17 @@ class LocalSource:
             return SourceNotFound(name, "not a directory", "check the path")
         if isinstance(error, PermissionError):
             return SourceDenied(name, "permission denied", "make it readable for this user")
-        return SourceUnavailable(name, f"{error.strerror}")
+        return SourceUnavailable(name, error.strerror or str(error))
 
 
 class LocalTarget:
-    """A Target over ``os``; see ``pqcache.store.repartition.target.Target``.
+    """A Target over ``os``; see ``pqcache.store.drivers.base.Target``.
 
-    All of it is put together in ``.NAME.pqcache`` beside the directory, which appears as a whole when it is finished.
+    Everything is written to ``.NAME.pqcache`` beside the final directory, and renamed to it when it is complete.
     """
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
-        option_names("a local path", options, {})
+        check_options("a local path", options, {})
         self._final = Path(os.path.abspath(os.path.expanduser(path)))
         self._root = self._final.with_name(f".{self._final.name}.pqcache")
         self._lock: int | None = None
@@ -146,7 +146,7 @@ class LocalTarget:
             try:
                 return (self._root / path).read_bytes()
             except FileNotFoundError:
-                raise SourceNotFound(f"{self._root / path}", "no such file") from None
+                raise SourceNotFound(self._root / path, "no such file") from None
 
     def write(self, path: str, data: bytes) -> None:
         with disk_errors(self._root):
@@ -158,26 +158,26 @@ class LocalTarget:
             for path in paths:
                 (self._root / path).unlink(missing_ok=True)
 
-    def put(self, file: Path, token: str, path: str) -> Staged:
-        return Staged(path, file, file.stat().st_size)  # it was written on this file system
+    def stage(self, file: Path, token: str, path: str) -> StagedFile:
+        return StagedFile(path, file, file.stat().st_size)  # it is on this file system already
 
-    def commit(self, token: str, directory: str, staged: Sequence[Staged], whole: bool) -> None:
+    def commit(self, token: str, directory: str, staged: Sequence[StagedFile], exclusive: bool) -> None:
         final = self._root / directory
         try:
-            if whole:
+            if exclusive:
                 make_directory(final.parent)
                 os.rename(staged[0].file.parent, final)  # takes the place of an empty directory
             else:
                 make_directory(final)
                 for item in staged:
                     os.replace(item.file, self._root / item.path)
-            fsync_path(final.parent if whole else final)
+            fsync_path(final.parent if exclusive else final)
         except OSError:
-            if not self._is_there(staged):  # another who made the same was faster
+            if not self._is_published(staged):  # by another process that made the same files
                 with disk_errors(self._root):
                     raise
 
-    def discard(self, token: str, staged: Sequence[Staged]) -> None:
+    def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
         pass
 
     def finish(self) -> None:
@@ -196,7 +196,7 @@ class LocalTarget:
             os.close(self._lock)
             self._lock = None
 
-    def _is_there(self, staged: Sequence[Staged]) -> bool:
+    def _is_published(self, staged: Sequence[StagedFile]) -> bool:
         try:
             return all((self._root / item.path).stat().st_size == item.size for item in staged)
         except OSError:

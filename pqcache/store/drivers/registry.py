@@ -1,8 +1,9 @@
-"""Opens the driver for a URL: the source or the target of its scheme."""
+"""Opens the driver of a URL: the source or the target of its scheme."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE, TIMEOUT, Source, Target
@@ -12,62 +13,68 @@ from pqcache.store.urls import check_url, local_path, redact, url_scheme
 def open_source(
     url: str, options: Mapping[str, str] | None = None, timeout: float = TIMEOUT, hdfs_driver: str = HDFS_NATIVE
 ) -> Source:
-    """Open the dataset at ``url`` with the store options ``options`` (``-o key=value``).
+    """Return the source at ``url``, opened with the store options ``options`` (``-o key=value``).
 
-    A server that sends nothing for ``timeout`` seconds counts as unavailable. Nothing is contacted yet. An
-    unknown scheme, a malformed URL or a missing extra raises UsageError.
+    A server that sends nothing for ``timeout`` seconds counts as unavailable. Nothing is contacted yet. An unknown
+    scheme or option, a malformed URL or a missing extra raises UsageError.
     """
     check_url(url)
-    known = dict(options or {})
+    options = options or {}
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         from pqcache.store.drivers.local import LocalSource
 
-        return LocalSource(local_path(url), known)
+        return LocalSource(local_path(url), options)
     if scheme == "s3":
-        from pqcache.store.drivers.s3 import S3Source
-
-        return S3Source(url, known, timeout)
+        with _installed(url, "botocore", "s3"):
+            from pqcache.store.drivers.s3 import S3Source
+        return S3Source(url, options, timeout)
     if scheme == "hdfs" and hdfs_driver == HDFS3:
         from pqcache.store.drivers.hdfs3 import Hdfs3Source
 
-        return Hdfs3Source(url, known, timeout)
+        return Hdfs3Source(url, options, timeout)
     if scheme == "hdfs":
-        from pqcache.store.drivers.hdfs import HdfsSource
-
-        return HdfsSource(url, known, timeout)
+        with _installed(url, "hdfs-native", "hdfs"):
+            from pqcache.store.drivers.hdfs import HdfsSource
+        return HdfsSource(url, options, timeout)
     if scheme == "webhdfs":
-        from pqcache.store.drivers.webhdfs import WebHdfsSource
-
-        return WebHdfsSource(url, known, timeout)
-    raise UsageError(
-        f"{redact(url)}", f"unknown scheme {scheme}://", "use hdfs://, webhdfs://, s3://, file:// or a path"
-    )
+        with _installed(url, "fsspec and requests", "hdfs"):
+            from pqcache.store.drivers.webhdfs import WebHdfsSource
+        return WebHdfsSource(url, options, timeout)
+    raise UsageError(redact(url), f"unknown scheme {scheme}://", "use hdfs://, webhdfs://, s3://, file:// or a path")
 
 
 def open_target(
     url: str, options: Mapping[str, str] | None = None, block_size: int | None = None, timeout: float = TIMEOUT
 ) -> Target:
-    """Return the target at ``url``; nothing is contacted yet.
+    """Return the target at ``url``; ``options``, ``timeout`` and errors are as for ``open_source``.
 
-    On HDFS its files get blocks of ``block_size`` bytes, by default the cluster's. A scheme that cannot be written
+    On HDFS its files get blocks of ``block_size`` bytes; None takes the cluster's. A scheme that cannot be written
     raises UsageError.
     """
-    known, scheme = dict(options or {}), url_scheme(url)
+    options, scheme = options or {}, url_scheme(url)
     if scheme in ("", "file"):
         from pqcache.store.drivers.local import LocalTarget
 
-        return LocalTarget(local_path(url), known)
+        return LocalTarget(local_path(url), options)
     if scheme == "hdfs":
-        from pqcache.store.drivers.hdfs import HdfsTarget
-
-        return HdfsTarget(url, known, block_size, timeout)
+        with _installed(url, "hdfs-native", "hdfs"):
+            from pqcache.store.drivers.hdfs import HdfsTarget
+        return HdfsTarget(url, options, block_size, timeout)
     if scheme == "s3":
-        from pqcache.store.drivers.s3 import S3Target
-
-        return S3Target(url, known, timeout)
+        with _installed(url, "botocore", "s3"):
+            from pqcache.store.drivers.s3 import S3Target
+        return S3Target(url, options, timeout)
     if scheme == "webhdfs":
-        raise UsageError(
-            f"{redact(url)}", "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead"
-        )
-    raise UsageError(f"{redact(url)}", f"unknown scheme {scheme}://", "a target is hdfs://, s3://, file:// or a path")
+        raise UsageError(redact(url), "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead")
+    raise UsageError(redact(url), f"unknown scheme {scheme}://", "a target is hdfs://, s3://, file:// or a path")
+
+
+@contextmanager
+def _installed(url: str, libraries: str, extra: str) -> Iterator[None]:
+    """Raise UsageError about ``url`` when an import inside the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        advice = f"install the extra with: pip install 'pqcache[{extra}]'"
+        raise UsageError(redact(url), f"needs {libraries}", advice) from error

@@ -1,4 +1,4 @@
-"""Tries again what a store may answer the next time."""
+"""Retries calls to a store whose error may pass."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def with_retries(
     progress: Callable[[], int] = lambda: 0,
     within: float = math.inf,
 ) -> T:
-    """Return what ``call`` returns; run it again, after growing jittered waits, while its error may pass.
+    """Return what ``call`` returns; after SourceUnavailable call it again, with growing jittered waits in between.
 
-    After ``retries`` tries in a row without any ``progress`` (a number that grows), or once ``within`` seconds
-    have passed, the error is raised.
+    The error is raised after ``retries`` tries in a row during which ``progress`` (a number that grows) did not change,
+    or when ``within`` seconds have passed. ``on_event`` gets a Retried before each wait, about ``path``.
     """
     began, seen, idle = time.monotonic(), progress(), 0
     failed: list[SourceUnavailable] = []
     try:
         return call()
     except SourceUnavailable as error:
-        failed.append(error)  # the usual case needs neither tenacity nor the time that importing it takes
+        failed.append(error)  # tenacity, which takes time to import, is needed from here on only
     import tenacity
 
     def again() -> T:

@@ -1,218 +1,227 @@
-"""GETs from S3 by botocore's own signer and connections, without what its client works out anew for each request.
+"""Downloads ranges of S3 objects: requests are signed by botocore and sent by Python's own HTTP client.
 
-A client's call takes 1.4 ms of CPU, of which building the same URL, user agent and context again is most; a signature
-takes 0.1, and what urllib3 does for a request as much again. So the first GET goes through the client, endpoint rules,
-redirects and all, and those after it are made like the one that was answered, but for key, range and ETag, on
-connections that are made like that one's and spoken to by Python's own HTTP client. Where the first one looks in any
-way strange, or a proxy is in between, all of them go through the client.
+For each call, botocore's client resolves the endpoint, headers and signature anew, which takes longer than all else
+about a small download. So the first GET goes through the client, endpoint rules, redirects and all, and an event
+handler keeps what the client was about to sign. Later requests differ in key, range and ETag only. They are signed by
+the client's signer and sent on connections of ``http.client``. Where the client does more than is known here, where a
+proxy is in between, and where an answer needs the client's rules, the request goes through the client.
 """
 
 from __future__ import annotations
 
 import http.client
-import re
+import logging
+import ssl
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-import botocore.parsers
-import urllib3
-from botocore.auth import S3SigV4Auth
+from botocore import UNSIGNED
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ClientError
-from botocore.utils import percent_encode
-from urllib3.util.connection import is_connection_dropped
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies, percent_encode
+from urllib3.util import wait_for_read
 
-_SCOPE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^/]+/\d{8}/([^/]+)/s3/aws4_request,")
-_LONG_WAY = {301, 302, 303, 307, 308, 400}  # redirects, and what a bucket in another region answers
-_SIGNED = {"authorization", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"}
-_OF_A_CALL = {"range", "if-match", "amz-sdk-invocation-id", "amz-sdk-request", "host", "content-length"}
-_USUAL = {"user-agent", "x-amz-request-payer", "accept-encoding"}
+log = logging.getLogger("pqcache.store")
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Like:
-    """What all GETs of a bucket share: the URL before the key, headers, and the region they are signed for."""
-
-    base: str
-    origin: int  # how much of the URL is scheme and host
-    headers: Mapping[str, str]
-    region: str  # empty: not signed
-    connections: _Connections
+_SHARED_HEADERS = {"user-agent", "x-amz-request-payer", "accept-encoding"}
+_CALL_HEADERS = {"range", "if-match", "amz-sdk-invocation-id", "amz-sdk-request"}
+_SIGNATURES = {UNSIGNED, "s3v4"}
 
 
-class _Connections:
-    """Connections like the client's own, with its TLS and its timeouts, used again and again."""
+class Body(Protocol):
+    """The body of a response; both methods return nothing at its end, and where the connection broke."""
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
-        self._idle: list[Any] = []
+    def read(self, size: int, /) -> bytes: ...
 
-    def get(self, target: str, headers: Mapping[str, str]) -> tuple[Any, http.client.HTTPResponse]:
-        """Send a GET; return the connection and the answer, of which the head has come."""
-        lines = [f"GET {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "\r\n"]
-        connection = self._connected()
-        try:
-            connection.sock.sendall("\r\n".join(lines).encode("ascii"))
-            answer = http.client.HTTPResponse(connection.sock, method="GET")
-            answer.begin()
-        except BaseException:
-            connection.close()
-            raise
-        return connection, answer
-
-    def keep(self, connection: Any) -> None:
-        """Take a connection back of which an answer has been read to its end."""
-        self._idle.append(connection)
-
-    def close(self) -> None:
-        """Close those that are not in use."""
-        while self._idle:
-            self._idle.pop().close()
-
-    def _connected(self) -> Any:
-        with suppress(IndexError):
-            while True:
-                connection = self._idle.pop()
-                if not is_connection_dropped(connection):
-                    return connection
-                connection.close()
-        connection = self._pool._new_conn()
-        try:
-            connection.connect()
-            connection.sock.settimeout(self._pool.timeout.read_timeout)
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, ValueError):  # a certificate of another host's
-                raise urllib3.exceptions.SSLError(error) from error
-            raise
-        return connection
+    def readinto(self, buffer: memoryview, /) -> int: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The head of an answer, ``read`` or ``readinto`` for its body, ``close`` for when that is no longer wanted."""
+@dataclass(frozen=True)
+class Response:
+    """Headers, by lower-case name, and body of a response; ``close`` it in the end."""
 
-    content_range: str
-    content_length: str  # empty: not said
-    etag: str
-    read: Callable[[int], bytes]
-    readinto: Callable[[memoryview], int]
+    headers: Mapping[str, str] | http.client.HTTPMessage
+    body: Body
     close: Callable[[], None]
 
 
-class Getter:
-    """Gets ranges of one bucket's objects; raises what the client would."""
+@dataclass(frozen=True, kw_only=True)
+class _Template:
+    """What all GETs of a bucket share, and the connections that they are sent on."""
 
-    def __init__(self, client: Any, credentials: Any, bucket: str, extra: Mapping[str, str]) -> None:
-        self._client, self._credentials, self._bucket, self._extra = client, credentials, bucket, extra
-        self._shape = client.meta.service_model.operation_model("GetObject").output_shape
-        self._sent = threading.local()
-        self._like: _Like | None = None
-        self._strange = False
-        client.meta.events.register("before-send.s3.GetObject", self._note)
+    url: str  # before the key
+    headers: Mapping[str, str]
+    sign: Callable[[AWSRequest], None]
+    connect: Callable[[], http.client.HTTPConnection]
+    idle: list[http.client.HTTPConnection] = field(default_factory=list)
 
-    def get(self, key: str, first: int, last: int, tag: str) -> Answer:
-        """Return the answer to a GET of the bytes ``first`` to ``last``; with ``tag``, of that version only."""
-        like = self._like
-        if like is None or not (tag.isascii() and tag.isprintable()):
-            return self._by_client(key, first, last, tag)
-        headers = {**like.headers, "Range": f"bytes={first}-{last}", **({"If-Match": f'"{tag}"'} if tag else {})}
-        request = AWSRequest("GET", like.base + _quoted(key), headers)
-        if like.region:
-            S3SigV4Auth(self._credentials.get_frozen_credentials(), "s3", like.region).add_auth(request)
-        connection, answer = like.connections.get(request.url[like.origin :], dict(request.headers.items()))
-
-        def close() -> None:
-            if answer.isclosed() and not answer.will_close:
-                like.connections.keep(connection)
-            else:
-                answer.close()
-                connection.close()
-
-        if answer.status in _LONG_WAY:
-            answer.close()
+    def connection(self) -> http.client.HTTPConnection:
+        """Return an idle connection that the server has not closed, or a new one."""
+        while True:
+            try:
+                connection = self.idle.pop()
+            except IndexError:
+                return self.connect()
+            if connection.sock is not None and not wait_for_read(connection.sock, 0):
+                return connection
             connection.close()
-            return self._by_client(key, first, last, tag)
-        if answer.status >= 300:
-            with closing(
-                Answer(
-                    content_range="",
-                    content_length="",
-                    etag="",
-                    read=answer.read,
-                    readinto=answer.readinto,
-                    close=close,
-                )
-            ):
-                found = {"status_code": answer.status, "headers": answer.headers, "body": answer.read()}
-            parsed = botocore.parsers.create_parser("rest-xml").parse(found, self._shape)
-            raise ClientError(parsed, "GetObject")
-        return _answer(answer.headers, answer.read, answer.readinto, close)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self.idle:
+            self.idle.pop().close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unsigned:
+    """A request of the client's before it is signed, and how it will be."""
+
+    url: str
+    headers: Mapping[str, str]
+    signer: Any  # botocore.signers.RequestSigner
+    signature: Any
+    name: str
+    region: str
+
+
+class RangeReader:
+    """Sends GETs for ranges of one bucket's objects; raises what botocore's client or ``http.client`` raises."""
+
+    def __init__(self, client: Any, bucket: str, extra: Mapping[str, str], ca_bundle: str | None) -> None:
+        self._client, self._bucket, self._extra, self._ca_bundle = client, bucket, extra, ca_bundle
+        self._template: _Template | None = None
+        self._learning = threading.Lock()
+        self._signed = threading.local()  # its ``last`` is what the client signed last on this thread
+        self._obstacle = ""
+        client.meta.events.register_last("before-sign.s3.GetObject", self._note)
+
+    def open(self, key: str, first: int, last: int, tag: str) -> Response:
+        """Return the response to a GET of the bytes ``first`` to ``last``; with ``tag``, of that version only."""
+        template = self._template
+        if template is None or not (tag.isascii() and tag.isprintable()):
+            return self._open_by_client(key, first, last, tag)
+        headers = {**template.headers, "Range": f"bytes={first}-{last}", **({"If-Match": f'"{tag}"'} if tag else {})}
+        request = AWSRequest("GET", template.url + _quoted(key), headers)
+        template.sign(request)
+        return self._send(template, request) or self._open_by_client(key, first, last, tag)
 
     def close(self) -> None:
         """Close connections that are not in use."""
-        if self._like is not None:
-            self._like.connections.close()
+        if self._template is not None:
+            self._template.close()
 
-    def _by_client(self, key: str, first: int, last: int, tag: str) -> Answer:
+    def _send(self, template: _Template, request: AWSRequest) -> Response | None:
+        """Return the response to a signed request, or None where the client has to ask."""
+        connection = template.connection()
+        try:
+            target = request.url[request.url.index("/", len("https://")) :]
+            connection.request("GET", target, headers=dict(request.headers.items()))
+            response = connection.getresponse()
+        except BaseException:
+            connection.close()
+            raise
+
+        def close() -> None:
+            reusable = response.isclosed() and not response.will_close  # read to its end
+            if reusable and template is self._template:
+                template.idle.append(connection)
+            else:
+                response.close()
+                connection.close()
+
+        if response.status < 300:
+            return Response(response.headers, response, close)
+        response.close()
+        connection.close()
+        if response.status >= 500 or response.status == 429:  # to ask again at once would not help
+            raise ClientError(
+                {"Error": {"Code": response.reason}, "ResponseMetadata": {"HTTPStatusCode": response.status}},
+                "GetObject",
+            )
+        log.debug("s3: the server answers %d to a GET; asking through botocore's client", response.status)
+        if response.status <= 400:  # a redirect, or the bucket is in another region: the client finds out
+            self._template = None
+            template.close()
+        return None
+
+    def _open_by_client(self, key: str, first: int, last: int, tag: str) -> Response:
+        condition = {"IfMatch": f'"{tag}"'} if tag else {}
         found = self._client.get_object(
-            Bucket=self._bucket,
-            Key=key,
-            Range=f"bytes={first}-{last}",
-            **({"IfMatch": f'"{tag}"'} if tag else {}),
-            **self._extra,
+            Bucket=self._bucket, Key=key, Range=f"bytes={first}-{last}", **condition, **self._extra
         )
-        if self._like is None and not self._strange:
-            self._like = _like(self._sent.request, key, getattr(found["Body"], "_raw_stream", None))
-            self._strange = self._like is None
-        body = found["Body"]
+        with self._learning:
+            if self._template is None:
+                self._learn(key)
+        return Response(found["ResponseMetadata"]["HTTPHeaders"], found["Body"], found["Body"].close)
 
-        def readinto(buffer: memoryview) -> int:  # urllib3's own does no better
-            chunk: bytes = body.read(len(buffer))
-            buffer[: len(chunk)] = chunk
-            return len(chunk)
+    def _note(self, request: AWSRequest, signature_version: Any, request_signer: Any, **given: Any) -> None:
+        signing = request.context.get("signing", {})
+        self._signed.last = _Unsigned(
+            url=request.url,
+            headers={name.lower(): _text(value) for name, value in request.headers.items()},
+            signer=request_signer,
+            signature=signature_version,
+            name=signing.get("signing_name", given["signing_name"]),
+            region=signing.get("region", given["region_name"]),
+        )
 
-        return _answer(found["ResponseMetadata"]["HTTPHeaders"], body.read, readinto, body.close)
+    def _learn(self, key: str) -> None:
+        """Make the template from what the client signed last, if that was a plain GET of ``key``."""
+        last: _Unsigned = self._signed.last
+        obstacle = _obstacle(last, key)
+        if not obstacle:
+            self._template = self._template_like(last, key)
+        elif obstacle != self._obstacle:
+            log.debug("s3: every GET goes through botocore's client: %s", obstacle)
+        self._obstacle = obstacle
 
-    def _note(self, request: Any, **_: Any) -> None:
-        self._sent.request = request
+    def _template_like(self, request: _Unsigned, key: str) -> _Template:
+        config, server = self._client.meta.config, urlsplit(request.url)
+        make: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if server.scheme == "https":
+            make = partial(http.client.HTTPSConnection, context=_tls_context(self._ca_bundle))
+
+        def sign(unsigned: AWSRequest) -> None:
+            if request.signature is not UNSIGNED:
+                request.signer.get_auth_instance(request.name, request.region, request.signature).add_auth(unsigned)
+
+        def connect() -> http.client.HTTPConnection:
+            connection = make(server.hostname, server.port, timeout=config.connect_timeout)
+            try:
+                connection.connect()
+                connection.sock.settimeout(config.read_timeout)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+
+        headers = {name: request.headers[name] for name in sorted(_SHARED_HEADERS & set(request.headers))}
+        return _Template(url=request.url.removesuffix(_quoted(key)), headers=headers, sign=sign, connect=connect)
 
 
-def _answer(
-    headers: Mapping[str, str] | http.client.HTTPMessage,
-    read: Callable[[int], bytes],
-    readinto: Callable[[memoryview], int],
-    close: Callable[[], None],
-) -> Answer:
-    content_range, length, etag = (headers.get(name, "") for name in ("content-range", "content-length", "etag"))
-    return Answer(
-        content_range=content_range, content_length=length, etag=etag, read=read, readinto=readinto, close=close
-    )
+def _obstacle(request: _Unsigned, key: str) -> str:
+    """Return why requests like this one cannot be sent without the client; empty if they can."""
+    if unknown := set(request.headers) - _SHARED_HEADERS - _CALL_HEADERS:
+        return f"it sends the header {min(unknown)}"
+    if request.signature not in _SIGNATURES:
+        return f"the signature is {request.signature}"
+    if not request.url.endswith(f"/{_quoted(key)}"):
+        return "its URL does not end with the key"
+    if urlsplit(request.url).scheme in get_environ_proxies(request.url):
+        return "there is a proxy"
+    return ""
 
 
-def _like(request: Any, key: str, answer: Any) -> _Like | None:
-    """Return what is to be done like ``request``, which got ``answer``; None where it is not a plain GET of ``key``."""
-    pool = getattr(answer, "_pool", None)
-    if not isinstance(pool, urllib3.HTTPConnectionPool) or not hasattr(pool, "_new_conn") or pool.proxy is not None:
-        return None
-    headers = {name.lower(): _text(value) for name, value in request.headers.items()}
-    quoted, region = _quoted(key), ""
-    if "authorization" in headers:
-        scope = _SCOPE.match(headers["authorization"])
-        if scope is None:
-            return None
-        region = scope[1]
-    if not request.url.endswith(f"/{quoted}") or set(headers) - _SIGNED - _OF_A_CALL - _USUAL:
-        return None
-    base, usual = request.url[: -len(quoted)], {name: headers[name] for name in sorted(_USUAL & set(headers))}
-    origin = base.index("/", base.index("://") + 3)
-    host = base[:origin].rpartition("/")[2].rpartition("@")[2]
-    return _Like(
-        base=base, origin=origin, headers={"host": host, **usual}, region=region, connections=_Connections(pool)
-    )
+def _tls_context(ca_bundle: str | None) -> ssl.SSLContext:
+    """Return a context that trusts whom botocore's client trusts."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cafile=get_cert_path(ca_bundle or True))
+    return context
 
 
 def _quoted(key: str) -> str:

@@ -1,11 +1,12 @@
-"""Listings from S3 by botocore's client, but for their entries, of which it takes 0.05 ms of CPU each to parse.
+"""Parses the entries of S3 listings, which botocore's client does slowly, with dates and shapes for every field.
 
-What it spends there is dates above all, and looking up the shape of every field. So the entries are taken out of each
-answer before it is parsed, and the rest is left to it: errors, retries, paging, how keys are encoded.
+An event handler takes the entries out of each response before the client parses it. The rest is the client's: errors,
+retries, paging, the encoding of keys. A response in which the entries are not found is left to the client as it is.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -17,32 +18,36 @@ from botocore.utils import parse_timestamp
 
 from pqcache.store.manifest import Identity
 
-_TAKEN = "pqcache"  # under which a page has its entries
+log = logging.getLogger("pqcache.store")
+
+_ENTRIES = "pqcache"  # the key of a page under which the handler puts them
 
 
 def take_entries(client: Any) -> None:
-    """Have every page of ``list_objects_v2`` of a client's carry its entries as ``entries`` reads them."""
+    """Make a client put the entries of ``list_objects_v2`` where ``entries`` finds them."""
     client.meta.events.register("before-parse.s3.ListObjectsV2", _take)
 
 
 def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:
-    """Yield key and identity of all objects on a page."""
-    if _TAKEN not in page:  # a botocore that does not ask before it parses
+    """Yield the key and the identity of each object on a page."""
+    if _ENTRIES not in page:  # an unknown response, or a botocore without the event
+        if page.get("Contents"):
+            log.debug("s3: botocore parsed the entries of a listing")
         for item in page.get("Contents", ()):
             yield item["Key"], identity(item["Size"], item["LastModified"], item["ETag"])
         return
     encoded = page.get("EncodingType") == "url"
-    for fields in page[_TAKEN]:
+    for fields in page[_ENTRIES]:
         key = fields["Key"]
         if encoded:
-            slash = "%2F" if "%2F" in key else "/"  # Ceph encodes it, Amazon does not
+            slash = "%2F" if "%2F" in key else "/"  # Ceph encodes a slash, Amazon does not
             directory, slash, name = key.rpartition(slash)
             key = _decoded(directory + slash) + unquote_plus(name)
         yield key, Identity(int(fields["Size"]), _nanoseconds(fields["LastModified"]), fields["ETag"].strip('"'))
 
 
 def identity(size: int, modified: datetime, etag: str) -> Identity:
-    """Return an identity from what botocore has parsed."""
+    """Return the identity of an object from values that botocore has parsed."""
     return Identity(size, int(modified.timestamp()) * 1_000_000_000, etag.strip('"'))
 
 
@@ -52,7 +57,7 @@ def _take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
     try:
         root = ElementTree.fromstring(response_dict["body"])
     except ElementTree.ParseError:
-        return  # botocore says what is wrong with it
+        return  # botocore reports it
     space = root.tag.rpartition("ListBucketResult")[0]
     if root.tag != f"{space}ListBucketResult":
         return
@@ -63,7 +68,7 @@ def _take(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
     rest = ElementTree.Element(root.tag)
     rest.extend(child for child in root if child.tag != contents)
     response_dict["body"] = ElementTree.tostring(rest)
-    customized_response_dict[_TAKEN] = found
+    customized_response_dict[_ENTRIES] = found
 
 
 _decoded = lru_cache(1024)(unquote_plus)
@@ -71,7 +76,7 @@ _decoded = lru_cache(1024)(unquote_plus)
 
 @lru_cache(1024)
 def _nanoseconds(text: str) -> int:
-    """Return a time like 2026-11-20T04:00:03.000Z in nanoseconds since 1970, whole seconds as in ``identity``."""
+    """Return a time like 2026-11-20T04:00:03.000Z in nanoseconds since 1970, rounded down to a second."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

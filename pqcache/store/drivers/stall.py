@@ -1,4 +1,4 @@
-"""A time limit for clients that have none: what comes from a blocking iterator, or an error."""
+"""A time limit for blocking iterators of clients that have none."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from queue import SimpleQueue
 from typing import ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
-_AHEAD = 4  # items that may wait to be taken
-_IDLE = 1.0  # seconds after which a thread without work ends
+_QUEUED = 4  # items that may wait to be taken
+_IDLE_SECONDS = 1.0  # after which a thread without work ends
 
 
 class Stalled(Exception):
     """Nothing came within the time limit."""
 
 
-class _End(Generic[T]):
+class _EndOfItems(Generic[T]):
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class _Thread(threading.Thread):
-    """A thread that makes calls for others, one after the other: to start one takes as long as asking for a file."""
+    """A thread that is used again for one call after another, as starting one takes as long as a small request."""
 
     idle: ClassVar[list[_Thread]] = []
 
@@ -36,71 +36,71 @@ class _Thread(threading.Thread):
 
     @classmethod
     def take(cls) -> _Thread:
-        """Return a thread that has nothing to do."""
+        """Return an idle thread, or a new one."""
         with suppress(IndexError):
             return cls.idle.pop()
         return cls()
 
-    def call(self, what: Callable[[], None]) -> None:
-        """Have it make a call; then it is free for others."""
-        self._calls.put(what)
+    def submit(self, call: Callable[[], None]) -> None:
+        """Run ``call`` on this thread, which is idle again afterwards."""
+        self._calls.put(call)
 
     def run(self) -> None:
         while True:
             try:
-                what = self._calls.get(timeout=_IDLE)
+                call = self._calls.get(timeout=_IDLE_SECONDS)
             except queue.Empty:
                 try:
                     self.idle.remove(self)
                 except ValueError:  # taken just now
-                    what = self._calls.get()
+                    call = self._calls.get()
                 else:
                     return
-            what()
-            del what
+            call()
+            del call  # and what it refers to
             self.idle.append(self)
 
 
 os.register_at_fork(after_in_child=_Thread.idle.clear)  # a child has only the thread that forked
 
 
-def watched(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
+def with_time_limit(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
     """Yield what ``make()`` yields; raise Stalled when ``seconds`` pass without anything.
 
-    ``make`` runs in a thread of its own, a few items ahead of whoever takes them. A stalled thread is left
-    behind: it ends with its call, or with the process.
+    ``make`` runs on a thread of its own, a few items ahead of the caller. A stalled thread is abandoned: it ends
+    with its call, or with the process.
     """
-    items: SimpleQueue[T | _End[T]] = SimpleQueue()
-    room: SimpleQueue[None] = SimpleQueue()  # as a semaphore, but in C
-    left = threading.Event()
-    for _ in range(_AHEAD):
-        room.put(None)
+    items: SimpleQueue[T | _EndOfItems[T]] = SimpleQueue()
+    free_slots: SimpleQueue[None] = SimpleQueue()  # a semaphore, but implemented in C
+    closed = threading.Event()
+    for _ in range(_QUEUED):
+        free_slots.put(None)
 
     def produce() -> None:
         error: BaseException | None = None
         try:
             for item in make():
-                room.get()
-                if left.is_set():
+                free_slots.get()
+                if closed.is_set():
                     break
                 items.put(item)
-        except BaseException as failure:  # noqa: BLE001  handed to the taker, which raises it
+        except BaseException as failure:  # noqa: BLE001  the caller raises it
             error = failure
-        items.put(_End(error))
+        items.put(_EndOfItems(error))
 
-    _Thread.take().call(produce)
+    _Thread.take().submit(produce)
     try:
         while True:
             try:
                 item = items.get(timeout=seconds)
             except queue.Empty:
                 raise Stalled from None
-            if isinstance(item, _End):
+            if isinstance(item, _EndOfItems):
                 if item.error is not None:
                     raise item.error
                 return
-            room.put(None)
+            free_slots.put(None)
             yield item
     finally:
-        left.set()
-        room.put(None)
+        closed.set()
+        free_slots.put(None)

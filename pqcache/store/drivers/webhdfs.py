@@ -1,4 +1,4 @@
-"""A dataset on HDFS over HTTP (WebHDFS or HttpFS), through fsspec."""
+"""A source on HDFS over HTTP (WebHDFS or HttpFS), through fsspec."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import requests
+from fsspec.implementations.webhdfs import WebHDFS
+
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import FIRST, TIMEOUT, option_names
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
-
-try:
-    import requests
-    from fsspec.implementations.webhdfs import WebHDFS
-except ImportError as error:
-    raise UsageError("", "webhdfs:// needs requests", "install it with: pip install 'pqcache[hdfs]'") from error
 
 OPTIONS = {
     "user": "user name, as in webhdfs://USER@HOST:PORT",
@@ -34,7 +31,7 @@ class WebHdfsSource:
     """A Source over fsspec's WebHDFS; see ``pqcache.store.drivers.base.Source``."""
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
-        option_names("webhdfs://", options, OPTIONS)
+        check_options("webhdfs://", options, OPTIONS)
         parts = urlsplit(url.replace("?", "%3F").replace("#", "%23"))
         user, password = userinfo(url)
         self.url = redact(url).rstrip("/")
@@ -49,9 +46,9 @@ class WebHdfsSource:
         try:
             self._fs = self._connect(parts.hostname, parts.port or 9870, user, password, options)
         except (ValueError, ImportError) as error:
-            raise UsageError(self.url, f"{error}") from error
+            raise UsageError(self.url, str(error)) from error
         self._request = self._fs.session.request
-        self._fs.session.request = functools.partial(self._request, timeout=(5, timeout))  # it has none of its own
+        self._fs.session.request = functools.partial(self._request, timeout=(5, timeout))  # fsspec sets none
 
     @staticmethod
     def _connect(host: str, port: int, user: str, password: str, options: Mapping[str, str]) -> Any:
@@ -73,7 +70,7 @@ class WebHdfsSource:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            with self._patience(min(FIRST, self._timeout)):
+            with self._limited_to(min(FIRST_ANSWER_TIMEOUT, self._timeout)):
                 info = self._fs.info(self._root)
             if info["type"] != "directory":
                 self._root, _, self._only = self._root.rpartition("/")
@@ -84,7 +81,7 @@ class WebHdfsSource:
                 directory = pending.pop()
                 name = f"{self._root}/{directory}".rstrip("/") or "/"
                 for item in self._fs.ls(name, detail=True):
-                    # the server's own name: fsspec decodes nothing, but joins with a '/' too many at times
+                    # fsspec's own ``name`` has one '/' too many at times
                     path = f"{directory}/{item['pathSuffix']}" if directory else item["pathSuffix"]
                     if item["type"] == "directory":
                         pending.append(path)
@@ -107,7 +104,7 @@ class WebHdfsSource:
         try:
             answer = self._fs._call("OPEN", path=name, redirect=False, offset=offset, length=length)
             location = answer.headers.get("Location")
-            if location:  # fsspec would follow it without a look at the status, and take an error for data
+            if location:  # fsspec would follow it without checking the status, and return an error's body as data
                 answer.close()
                 answer = self._fs.session.get(self._fs._apply_proxy(location), stream=True)
             with answer:
@@ -126,14 +123,14 @@ class WebHdfsSource:
         self._fs.session.close()
 
     @contextmanager
-    def _patience(self, seconds: float) -> Iterator[None]:
-        """Wait no longer than this for answers meanwhile."""
-        usual = self._fs.session.request
+    def _limited_to(self, seconds: float) -> Iterator[None]:
+        """Wait no longer than ``seconds`` for an answer inside the block."""
+        before = self._fs.session.request
         self._fs.session.request = functools.partial(self._request, timeout=(5, seconds))
         try:
             yield
         finally:
-            self._fs.session.request = usual
+            self._fs.session.request = before
 
     def _name(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}"

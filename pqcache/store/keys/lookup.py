@@ -31,7 +31,7 @@ from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, mixed, want
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.checksum import checksum_of, is_true
+from pqcache.system.checksum import checksum_matches, checksum_of
 from pqcache.system.disk import fsync_path
 
 FORMAT = 1
@@ -284,14 +284,14 @@ def check_key_index(directory: Path, deep: bool = False) -> KeyIndex:
     """
     sums = read_checksums(directory)
     try:
-        if not is_true(sums.get(_INDEX, ""), directory / _INDEX):
+        if not checksum_matches(sums.get(_INDEX, ""), directory / _INDEX):
             raise _damaged(directory / _INDEX)
         index = read_key_index(directory)
         for run in index.runs:
             path = directory / run.file
             if run.keys and not (0 < path.stat().st_size - run.size <= _HEADER):
                 raise _damaged(path)
-            if run.keys and deep and not is_true(sums.get(run.file, ""), path):
+            if run.keys and deep and not checksum_matches(sums.get(run.file, ""), path):
                 raise _damaged(path)
     except OSError as error:
         raise _damaged(Path(str(error.filename))) from error

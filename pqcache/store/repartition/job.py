@@ -18,7 +18,7 @@ from pqcache.errors import SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import KnownOfSources
-from pqcache.store.drivers.base import Source, Staged, Target, file_url
+from pqcache.store.drivers.base import Source, StagedFile, Target, file_url
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
@@ -133,7 +133,7 @@ def do_job(job: PartitionJob, context: JobContext) -> DirectoryResult:
     """
     target = context.target
     token = os.urandom(8).hex()
-    staged: list[Staged] = []
+    staged: list[StagedFile] = []
     with context.spool.reserve(token, job.spool_size, job.name, job.shuffles) as scratch:
         try:
             done, new = _rewrite(job, context, scratch)
@@ -200,7 +200,7 @@ def _publish(
     context: JobContext,
     token: str,
     new: list[Path],
-    staged: list[Staged],
+    staged: list[StagedFile],
     record: DirectoryRecord,
 ) -> None:
     """Send the new files, write their record, and let readers see them."""
@@ -211,7 +211,7 @@ def _publish(
 
     def send(file: Path) -> None:
         path = f"{job.directory}/{file.name}" if job.directory else file.name
-        retried(lambda: staged.append(target.put(file, token, path)))
+        retried(lambda: staged.append(target.stage(file, token, path)))
 
     retried(lambda: check_claim(target, job.run))
     write_record = partial(retried, lambda: target.write(record.path, record.encoded()))

@@ -16,7 +16,7 @@ from shutil import disk_usage
 
 from pqcache.errors import PqcacheError, disk_errors
 from pqcache.store.drivers.base import Target
-from pqcache.system.disk import bytes_below, remove_tree
+from pqcache.system.disk import remove_tree, tree_size
 from pqcache.units import format_size
 
 _PREFIX = "pqcache-spool-"
@@ -69,7 +69,7 @@ class Spool:
 
     def _space(self) -> int:
         """Return the bytes that are free, or taken by jobs that reserved them."""
-        taken = sum(bytes_below(self.path / token) for token in self.jobs)
+        taken = sum(tree_size(self.path / token) for token in self.jobs)
         return disk_usage(self.path).free + taken
 
 

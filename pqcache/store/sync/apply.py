@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Published, Started, Warned
-from pqcache.store.drivers.base import ExactSource, Source
+from pqcache.store.drivers.base import Source, VersionedSource
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
@@ -30,7 +30,7 @@ from pqcache.store.sync.snapshot_job import BuiltFile, SnapshotJob, keys_of
 from pqcache.store.sync.subset import EVERYTHING, Subset
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.workdir import adopt, make_workdir
-from pqcache.system.disk import bytes_below, fsync_path, link_or_copy, remove_tree
+from pqcache.system.disk import fsync_path, link_or_copy, remove_tree, tree_size
 from pqcache.units import format_count
 
 log = logging.getLogger("pqcache.sync")
@@ -76,7 +76,7 @@ def build_snapshot(
             # only INT96 that is kept could be of another type to a rewrite
             job = job if job.rewrite.keep_int96 else replace(job, table=uniform_table_schema(known.data_schema))
         adopt(cache, job.workdir, *keys_of(job))
-        check_space(cache.path, plan, bytes_below(job.workdir))
+        check_space(cache.path, plan, tree_size(job.workdir))
         index = IndexBuilder()
         target, entries = _assemble(job, job.workdir / "snapshot", list(_make_files(job, index)))
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
@@ -170,7 +170,7 @@ def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
         subset=job.subset,
         retries=job.run.options.retries,
         checksum=job.run.config.checksum,
-        confirm=not (isinstance(job.source, ExactSource) and job.subset.is_all),
+        confirm=not (isinstance(job.source, VersionedSource) and job.subset.is_all),
         stopped=stopped,
         on_event=job.on_event,
     )

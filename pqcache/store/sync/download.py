@@ -34,12 +34,12 @@ from pqcache.errors import (
     disk_error,
 )
 from pqcache.events import Advanced, OnEvent, ignore
-from pqcache.store.drivers.base import FillingSource, Source, file_url
+from pqcache.store.drivers.base import ReadIntoSource, Source, file_url
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.subset import EVERYTHING, Subset
-from pqcache.system.checksum import checksum_of, feed, new_checksum, text_of
-from pqcache.system.disk import BLOCK, past_cache, write_at
+from pqcache.system.checksum import add_file, checksum_of, checksum_text, new_checksum
+from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -237,11 +237,11 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
             held = os.fstat(descriptor).st_size
             if held > size:
                 os.ftruncate(descriptor, size)
-            written = durable = size if held >= size else held // BLOCK * BLOCK
+            written = durable = size if held >= size else held // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK
             seen = new_checksum()
-            feed(seen, descriptor, written)
+            add_file(seen, descriptor, written)
             direct = not transfer.cached and size >= MIN_DIRECT
-            if direct and not past_cache(descriptor):
+            if direct and not enable_direct_io(descriptor):
                 direct = False
                 log.debug("%s is written through the page cache: its file system has no direct writes", part)
             for chunk in _read_range(source, file, written):
@@ -268,7 +268,7 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
         if error.errno not in DISK_FULL:  # what fsync could not write is not reported twice: do not build on it
             part.unlink(missing_ok=True)
         raise disk_error(part, error) from error
-    return text_of(seen), tail
+    return checksum_text(seen), tail
 
 
 def _read_range(source: Source, file: SourceFile, offset: int) -> Iterator[memoryview]:
@@ -278,7 +278,7 @@ def _read_range(source: Source, file: SourceFile, offset: int) -> Iterator[memor
         return
     if hasattr(source, "read_into"):  # isinstance of a protocol is slow, and this is asked for each file
         buffer = _buffer()
-        for count in cast(FillingSource, source).read_into(buffer, file.path, offset, length, file.identity.tag):
+        for count in cast(ReadIntoSource, source).read_into(buffer, file.path, offset, length, file.identity.tag):
             yield buffer[:count]
     else:
         yield from in_chunks(source.read(file.path, offset, length, file.identity.tag))

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 
 from pqcache.errors import CacheError
 from pqcache.events import Advanced, Fetched
-from pqcache.store.drivers.base import ExactSource, Source
+from pqcache.store.drivers.base import Source, VersionedSource
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download import (
@@ -60,7 +60,7 @@ class Downloader:
     def confirm(self, copies: dict[SourceFile, Downloaded]) -> None:
         """Ask the source for all ``copies`` again; what has changed since is downloaded again, in their place."""
         source, options = self.source, self.options
-        assert isinstance(source, ExactSource)
+        assert isinstance(source, VersionedSource)
         asked = list(copies)
         for _ in range(MAX_VERSIONS + 1):
             ask = partial(source.stat_all, [file.path for file in asked])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pqcache.errors import SourceIncomplete
 from pqcache.events import Listed, OnEvent
-from pqcache.store.drivers.base import FIRST, Source
+from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.hive import is_data
 from pqcache.store.manifest import SourceFile
@@ -42,7 +42,9 @@ def list_source(
     def list_once() -> None:
         found[:] = source.list()
 
-    with_retries(list_once, source.url, min(retries, 2), on_event, within=FIRST / 2)  # a silent server is asked once
+    with_retries(
+        list_once, source.url, min(retries, 2), on_event, within=FIRST_ANSWER_TIMEOUT / 2
+    )  # a silent server is asked once
     check_listing(found, source.url)
     files = [file for file in found if is_data(file.path)]
     if not files:

@@ -23,8 +23,8 @@ from pqcache.errors import PqcacheError, first_line
 from pqcache.parquet.row_group_stats import columns_table, read_footer, row_group_columns
 from pqcache.store.row_group_index import rows_by_file
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.checksum import is_true
-from pqcache.system.startup import without_pandas
+from pqcache.system.checksum import checksum_matches
+from pqcache.system.startup import hide_pandas
 
 MEMORY = 2 << 30  # bytes that a file may take to be decoded, a page or a batch at a time
 _BATCH = 16 << 20  # bytes of a column decoded at once
@@ -43,7 +43,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints
     if not sys.argv[2:]:  # the second engine needs it
-        without_pandas()
+        hide_pandas()
     snapshot = Snapshot(Path(sys.argv[1]))
     tables: dict[str, pa.Table] = {}
     limit_memory()
@@ -150,7 +150,7 @@ def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, re
         return
     size = path.stat().st_size
     report(step="checksum", seconds=seconds + size / _SLOWEST)
-    same = not request["checksum"] or is_true(request["checksum"], path)
+    same = not request["checksum"] or checksum_matches(request["checksum"], path)
     if not same:
         report(damage="its checksum is not the one that was recorded")
     if footer is not None:
@@ -164,7 +164,7 @@ def check_file(root: Path, request: dict[str, Any], indexed: pa.Table | None, re
 def _report_index(path: Path, request: dict[str, Any], footer: pa.Table, indexed: pa.Table, report: Report) -> None:
     """Compare the index's rows with the footer; where the file has its recorded checksum, the index is damaged."""
     wrong = list(compare_index(footer, indexed))
-    intact = bool(wrong and request["checksum"]) and is_true(request["checksum"], path)
+    intact = bool(wrong and request["checksum"]) and checksum_matches(request["checksum"], path)
     for damage, group, column in wrong:
         report(damage=damage, row_group=group, column=column, index=intact)
 

@@ -22,7 +22,7 @@ from pqcache.parquet.rewrite import source_reader
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.parquet.source_footer import sources_of
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]
 
@@ -194,4 +194,4 @@ def test_what_is_not_read_as_views(tmp_path: Path, names: list[str], types: list
     metadata = pq.read_metadata(tmp_path / "t.parquet")
     schema = pq.read_schema(tmp_path / "t.parquet")
     assert long_columns_of([(metadata, schema)], schema) is None
-    assert Reader(Pool(), checked=True).checked
+    assert Reader(BufferPool(), checked=True).checked

@@ -19,7 +19,7 @@ from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Reader
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 
 KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
 
@@ -33,7 +33,7 @@ def read(path: Path, length: int, reader: Reader | None = None) -> np.ndarray[An
     """Return the values of the first column of all row groups, or None as soon as one of them is not read."""
     metadata, leaf = opened(path)
     assert leaf is not None
-    reader = reader or Reader(Pool())
+    reader = reader or Reader(BufferPool())
     file = os.open(path, os.O_RDONLY)
     try:
         found = [
@@ -101,12 +101,12 @@ def test_values_are_put_where_they_are_wanted(tmp_path: Path, limit: int | None,
     pq.write_table(table, path, compression=codec, data_page_size=200, write_batch_size=50, **how)
     metadata, leaf = opened(path)
     assert leaf is not None
-    arena = Arena(Pool(), 2048, 2)
+    arena = Arena(BufferPool(), 2048, 2)
     with path.open("rb") as file:
-        found = Reader(Pool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3, arena)
+        found = Reader(BufferPool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3, arena)
     assert found is not None
     assert np.array_equal(found, values)
-    assert arena.at(found) is not None
+    assert arena.offset_of(found) is not None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_nulls_of_later_pages_are_seen(tmp_path: Path) -> None:
 
 def test_one_reader_tells_lengths_apart(tmp_path: Path) -> None:
     """Levels are remembered, so those of another length must not pass for them."""
-    reader = Reader(Pool())
+    reader = Reader(BufferPool())
     for length in (2, 3, 6):
         path = tmp_path / f"{length}.parquet"
         pq.write_table(
@@ -212,7 +212,7 @@ def test_long_rows_are_what_pyarrow_reads(
     assert leaf is not None
     file = os.open(path, os.O_RDONLY)
     try:
-        found = Reader(Pool()).byte_arrays(file, metadata.row_group(0).column(0), leaf)
+        found = Reader(BufferPool()).byte_arrays(file, metadata.row_group(0).column(0), leaf)
     finally:
         os.close(file)
     assert found is not None
@@ -227,7 +227,7 @@ def test_byte_arrays_with_nulls_are_left_to_pyarrow(tmp_path: Path) -> None:
     metadata, leaf = opened(path)
     assert leaf is not None
     with path.open("rb") as file:
-        assert Reader(Pool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf) is None
+        assert Reader(BufferPool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf) is None
 
 
 @pytest.mark.parametrize("distinct", [1, 2, 3, 255, 256, 257, 3000])
@@ -238,7 +238,7 @@ def test_indices_of_any_width_are_read(tmp_path: Path, distinct: int) -> None:
     metadata, leaf = opened(path)
     assert leaf is not None
     with path.open("rb") as file:
-        found = Reader(Pool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf)
+        found = Reader(BufferPool()).byte_arrays(file.fileno(), metadata.row_group(0).column(0), leaf)
     assert found is not None
     assert views_of(found).cast(pa.binary()).to_pylist() == rows
 
@@ -270,7 +270,7 @@ def test_damage_is_never_an_exception(
     whole = bytearray(path.read_bytes())
     whole[4 + int(place * (metadata.row_group(0).column(0).total_compressed_size - 1))] = byte
     path.write_bytes(whole)
-    reader = Reader(Pool())
+    reader = Reader(BufferPool())
     with path.open("rb") as file:
         chunk = metadata.row_group(0).column(0)
         if binary:
@@ -314,7 +314,7 @@ def test_a_file_that_ends_early_is_left_to_pyarrow(tmp_path: Path) -> None:
     assert leaf is not None
     path.write_bytes(path.read_bytes()[:1000])
     with path.open("rb") as file:
-        assert Reader(Pool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3) is None
+        assert Reader(BufferPool()).values(file.fileno(), metadata.row_group(0).column(0), leaf, 3) is None
 
 
 def test_checksums_of_pages_do_not_matter_here(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_no_byte_of_a_page_header_or_level_gives_other_values(
         for at in range(chunk.data_page_offset, end):
             for byte in range(0, 256, 1 if codec == "none" else 8):
                 os.pwrite(file.fileno(), bytes([byte]), at)
-                found = Reader(Pool()).values(file.fileno(), chunk, leaf, 0)
+                found = Reader(BufferPool()).values(file.fileno(), chunk, leaf, 0)
                 if found is not None and found.tolist() != values.tolist():
                     assert found.tolist() == pq.read_table(path)["t"].to_pylist()  # values that were compressed
             os.pwrite(file.fileno(), good[at : at + 1], at)

@@ -21,7 +21,7 @@ from pqcache.parquet.rewrite import concat_chunks
 from pqcache.parquet.rewrite.concat_chunks import Chunk
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
-from pqcache.system.buffer_pool import Pool
+from pqcache.system.buffer_pool import BufferPool
 
 HOW = Encodings(codecs={"x": "none"}, statistics=["x"])
 KINDS = [
@@ -58,7 +58,7 @@ def array_of(kind: pa.DataType, rows: int, seed: int) -> pa.Array:
 def both(table: pa.Table) -> tuple[Chunk, Chunk]:
     """Return the chunk that is made here, and pyarrow's."""
     assert write_numbers.is_plain("x", table["x"], HOW)
-    return concat_chunks.encode(table, HOW, "a").chunks[0], concat_chunks._chunks(table, HOW, "a", Pool())[0]
+    return concat_chunks.encode(table, HOW, "a").chunks[0], concat_chunks._chunks(table, HOW, "a", BufferPool())[0]
 
 
 @pytest.mark.skipif(not LIMITED, reason="this pyarrow cuts pages elsewhere")

@@ -12,17 +12,22 @@ from hypothesis import strategies as st
 from pqcache.parquet.rewrite import direct_io_file
 from pqcache.parquet.rewrite.direct_io_file import WRITERS, DirectIoFile
 from pqcache.system.checksum import checksum_of, new_checksum
-from pqcache.system.disk import BLOCK
+from pqcache.system.disk import DIRECT_IO_BLOCK
 
-SIZES = st.one_of(st.integers(0, 30), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK, 11 * BLOCK + 7]))
+SIZES = st.one_of(
+    st.integers(0, 30),
+    st.sampled_from(
+        [DIRECT_IO_BLOCK - 1, DIRECT_IO_BLOCK, DIRECT_IO_BLOCK + 1, 3 * DIRECT_IO_BLOCK, 11 * DIRECT_IO_BLOCK + 7]
+    ),
+)
 STEPS = st.lists(st.tuples(st.sampled_from(["write", "skip", "again"]), SIZES), max_size=9)
 
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_io_file, "_BUFFER", 2 * BLOCK)
-    monkeypatch.setattr(direct_io_file, "_LARGE", BLOCK)
-    monkeypatch.setattr(direct_io_file, "_TOGETHER", BLOCK)
+    monkeypatch.setattr(direct_io_file, "_BUFFER", 2 * DIRECT_IO_BLOCK)
+    monkeypatch.setattr(direct_io_file, "_LARGE", DIRECT_IO_BLOCK)
+    monkeypatch.setattr(direct_io_file, "_TOGETHER", DIRECT_IO_BLOCK)
     path = tmp_path / "file"
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -26,7 +26,7 @@ from pqcache.reader.order.order import Order
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.shuffle import gather as gather_module
-from pqcache.system.buffer_pool import Arena, Pool
+from pqcache.system.buffer_pool import Arena, BufferPool
 from tests.reader.reading import loader_of, long_rows, plain, read, read_table, write
 
 KEPT = DecodeBudget(2, keep_decoded=True)
@@ -65,8 +65,8 @@ def fixed_rows(first: int, rows: int) -> pa.Table:
 
 
 def all_slots_are_free(arena: Arena) -> bool:
-    slots = [arena.lend(arena.size) for _ in range(arena.count)]
-    return all(arena.at(slot) is not None for slot in slots)
+    slots = [arena.borrow(arena.size) for _ in range(arena.count)]
+    return all(arena.offset_of(slot) is not None for slot in slots)
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy"])
@@ -179,7 +179,7 @@ def test_strings_are_packed_alike_for_one_batch_or_many_at_once(
     loader = loader_of(tmp_path)
     order = Order(counts=loader.plan.counts, batch_size=batch_size, window=3)
     total = order.batches()
-    into = Pool() if in_worker else None
+    into = BufferPool() if in_worker else None
     seen = []
     for index, batch in epoch_batches(loader, order, range(total), total, DecodeBudget(1), into):
         row_groups, rows = order.batch(index)
@@ -228,7 +228,7 @@ def test_workers_take_less_memory_where_it_is_scarce(tmp_path: Path) -> None:
     order = Order(counts=loader.plan.counts, batch_size=60, window=4)
     total = order.batches()
     rows, held = [], []
-    for into in (None, Pool()):
+    for into in (None, BufferPool()):
         before = pa.total_allocated_bytes()
         found = epoch_batches(loader, order, range(total), total, DecodeBudget(1), into)
         columns = [next(found)[1].columns() for _ in range(total // 2)][-1]

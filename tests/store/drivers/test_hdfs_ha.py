@@ -94,15 +94,15 @@ def shop(hdfs: Hdfs, hdfs_dir: str, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("first", ["silent", "refused"])
-@pytest.mark.parametrize("told", ["options", "conf"])
+@pytest.mark.parametrize("given_by", ["options", "conf"])
 def test_the_second_namenode_serves_when_the_first_does_not(
-    first: str, told: str, hdfs: Hdfs, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: str, given_by: str, hdfs: Hdfs, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = hdfs.url.removeprefix("hdfs://")
     with silent() as mute:
         keys = nameservice(mute if first == "silent" else refused(), real)
         url = f"hdfs://lake{shop}"
-        if told == "conf":
+        if given_by == "conf":
             write_conf(tmp_path / "conf", {**keys, "fs.defaultFS": "hdfs://${dfs.nameservices}"})
             monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "conf"))
             url, keys = f"hdfs://{shop}", {}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.hdfs
 OTHER = "nobody2"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lake:
     """A dataset on HDFS that belongs to the superuser, and how the other user reads it."""
 
@@ -47,7 +47,7 @@ def lake(request: pytest.FixtureRequest, hdfs: Hdfs, hdfs_dir: str, tmp_path: Pa
         if request.param == "hdfs"
         else (http.replace("://", f"://{OTHER}@"), http, {})
     )
-    made = Lake(hdfs, native, url, shown, env, write_shop(tmp_path / "made"))
+    made = Lake(server=hdfs, native=native, url=url, shown=shown, env=env, shop=write_shop(tmp_path / "made"))
     made.upload()
     return made
 

@@ -1,4 +1,4 @@
-"""Listings from S3: what is taken out of an answer is what botocore would have made of it."""
+"""Listings from S3: the entries are those that botocore would have parsed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Item = Mapping[str, str]
 
 
 class Canned:
-    """A client that answers every listing with ``body`` and asks no server."""
+    """A client whose listings are all answered with ``body``, without a server."""
 
     def __init__(self, taking: bool) -> None:
         self.body, self.status = b"", 200
@@ -107,7 +107,7 @@ def test_entries_are_those_of_botocore(
         assert ours[name] == plain[name]
 
 
-def test_a_botocore_that_does_not_ask_is_read_all_the_same(clients: tuple[Canned, Canned]) -> None:
+def test_entries_that_botocore_parsed_are_read(clients: tuple[Canned, Canned]) -> None:
     page = clients[1].page(body_of([item_of("a b+c%"), item_of("x")]))
     assert "Contents" in page
     assert list(entries(page)) == by_botocore(page)
@@ -124,7 +124,7 @@ def test_a_botocore_that_does_not_ask_is_read_all_the_same(clients: tuple[Canned
         ("<html/>", 200, False),
     ],
 )
-def test_what_is_no_listing_is_left_to_botocore(
+def test_responses_without_a_listing_are_left_to_botocore(
     body: str, status: int, is_error: bool, clients: tuple[Canned, Canned]
 ) -> None:
     said = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import pqcache
-from pqcache.store.drivers.stall import Stalled, watched
+from pqcache.store.drivers.stall import Stalled, with_time_limit
 from tests.datasets import rows_of, write_day, write_shop
 from tests.remote import make_remote
 
@@ -53,15 +53,15 @@ class Client:
 
 
 @pytest.mark.parametrize("items", [0, 1, 8, 9, 1000])
-def test_everything_comes_in_order(items: int) -> None:
+def test_items_keep_their_order(items: int) -> None:
     client = Client(items)
-    assert list(watched(client, 5)) == list(range(items))
+    assert list(with_time_limit(client, 5)) == list(range(items))
     assert soon(lambda: client.gone)
 
 
 def test_nothing_starts_before_it_is_asked_for() -> None:
     client = Client(1)
-    taken = watched(client, 5)
+    taken = with_time_limit(client, 5)
     time.sleep(0.05)
     assert client.thread is None
     assert next(taken) == 0
@@ -72,14 +72,14 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [OSError(5, "lost"), Panic("index out of range"), KeyboardInterrupt()])
-def test_an_error_comes_after_what_came_before_it(error: BaseException) -> None:
+def test_an_error_comes_after_the_items_before_it(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
     taken: list[int] = []
     client = Client(20, fail)
     with pytest.raises(type(error)) as raised:
-        taken.extend(watched(client, 5))
+        taken.extend(with_time_limit(client, 5))
     assert raised.value is error
     assert taken == list(range(20))
     assert soon(lambda: client.gone)
@@ -90,7 +90,7 @@ def test_an_error_before_the_first_item() -> None:
         raise PermissionError("no")
 
     with pytest.raises(PermissionError):
-        next(watched(fail, 5))
+        next(with_time_limit(fail, 5))
 
 
 @pytest.mark.parametrize("items", [0, 3])
@@ -100,10 +100,10 @@ def test_silence_is_an_error(items: int) -> None:
     client = Client(items, lambda: release.wait(30))
     start = time.monotonic()
     with pytest.raises(Stalled):
-        taken.extend(watched(client, 0.3))
+        taken.extend(with_time_limit(client, 0.3))
     assert 0.3 <= time.monotonic() - start < 3
     assert taken == list(range(items))
-    assert not client.gone  # nobody can end a call that hangs
+    assert not client.gone  # a call that hangs cannot be ended
     release.set()
     assert soon(lambda: client.gone)  # but when it returns, so does its thread
 
@@ -114,12 +114,12 @@ def test_slow_is_not_silent() -> None:
             time.sleep(0.1)
             yield number
 
-    assert list(watched(drip, 0.5)) == list(range(6))
+    assert list(with_time_limit(drip, 0.5)) == list(range(6))
 
 
-def test_a_slow_taker_is_no_stall_and_bounds_what_is_ahead() -> None:
+def test_a_slow_caller_is_no_stall_and_bounds_the_queue() -> None:
     client = Client(100)
-    taken = watched(client, 0.2)
+    taken = with_time_limit(client, 0.2)
     for number in range(3):
         assert next(taken) == number
         time.sleep(0.4)
@@ -130,7 +130,7 @@ def test_a_slow_taker_is_no_stall_and_bounds_what_is_ahead() -> None:
 @pytest.mark.parametrize("how", ["close", "drop", "throw"])
 def test_an_abandoned_client_is_closed(how: str) -> None:
     client = Client(1_000_000)
-    taken = watched(client, 5)
+    taken = with_time_limit(client, 5)
     assert next(taken) == 0
     if how == "close":
         taken.close()  # type: ignore[attr-defined]
@@ -148,7 +148,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     release = threading.Event()
     client = Client(0, lambda: release.wait(30))
     with pytest.raises(Stalled):
-        next(watched(client, 0.1))
+        next(with_time_limit(client, 0.1))
     assert client.thread is not None
     assert client.thread.daemon
     release.set()
@@ -159,7 +159,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
 @pytest.mark.parametrize("kind", ["hdfs", "webhdfs"])
 @pytest.mark.parametrize("part", ["namenode", "datanode"])
 def test_a_server_that_stalls(kind: str, part: str, hdfs: Hdfs, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """The names are known and the data does not come, or not even the names: the old snapshot stays."""
+    """The names are known and the data does not come, or not even the names: the old snapshot is kept."""
     shop, cache = write_shop(tmp_path / "shop"), tmp_path / "cache"
     places = make_remote(kind, request, tmp_path)
     remote = next(places)

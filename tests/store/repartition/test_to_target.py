@@ -204,12 +204,12 @@ def test_large_files_go_up_in_parts(
     file = tmp_path / "big"
     file.write_bytes(os.urandom((12 << 20) + 7))
     target = open_target(f"{s3_bucket.url}/out")
-    staged = target.put(file, "token", "dt=1/big.parquet")
+    staged = target.stage(file, "token", "dt=1/big.parquet")
     assert not list(target.list())
     target.commit("token", "dt=1", [staged], True)
     target.commit("token", "dt=1", [staged], True)  # as after an answer that was lost
     assert contents(f"{s3_bucket.url}/out") == {"dt=1/big.parquet": file.read_bytes()}
-    gone = target.put(file, "token", "dt=2/big.parquet")
+    gone = target.stage(file, "token", "dt=2/big.parquet")
     target.discard("token", [gone])
     assert "Uploads" not in s3_bucket.client.list_multipart_uploads(Bucket=s3_bucket.name)
     target.close()
@@ -221,7 +221,7 @@ def test_what_a_dead_run_was_writing_goes(hdfs_dir: str, shop: Path, tmp_path: P
     target.begin()
     file = tmp_path / "half"
     file.write_bytes(b"half")
-    target.put(file, "token", "dt=1/half.parquet")
+    target.stage(file, "token", "dt=1/half.parquet")
     assert [f.path for f in target.list()] == ["_pqcache/tmp/token/half.parquet"]
     target.close()
     pqcache.repartition(shop, f"{hdfs_dir}/out", row_group_size=LIMIT)

@@ -16,10 +16,10 @@ import pqcache
 from pqcache.errors import SourceUnavailable
 from pqcache.store.sync import download
 from pqcache.store.sync.download import CHUNK, in_chunks
-from pqcache.system.disk import BLOCK, past_cache, write_at
+from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 from tests.datasets import rows_of, write_shop
 
-LENGTHS = st.lists(st.sampled_from([0, 1, 100, BLOCK, 65_536, CHUNK - 1, CHUNK, CHUNK + 1]), max_size=6)
+LENGTHS = st.lists(st.sampled_from([0, 1, 100, DIRECT_IO_BLOCK, 65_536, CHUNK - 1, CHUNK, CHUNK + 1]), max_size=6)
 
 
 def parts(lengths: Sequence[int], error: Exception | None = None) -> Iterator[bytes]:
@@ -60,7 +60,7 @@ def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    on = past_cache(descriptor)
+    on = enable_direct_io(descriptor)
     offset = 0
     for chunk in in_chunks(iter([data])):
         write_at(descriptor, chunk, offset, on)
@@ -70,15 +70,18 @@ def written(path: Path, data: bytes, refuse: bool, monkeypatch: pytest.MonkeyPat
     return direct
 
 
-@pytest.mark.parametrize("length", [1, BLOCK, BLOCK + 1, CHUNK - BLOCK, CHUNK, 2 * CHUNK + 5 * BLOCK + 17])
+@pytest.mark.parametrize(
+    "length",
+    [1, DIRECT_IO_BLOCK, DIRECT_IO_BLOCK + 1, CHUNK - DIRECT_IO_BLOCK, CHUNK, 2 * CHUNK + 5 * DIRECT_IO_BLOCK + 17],
+)
 @pytest.mark.parametrize("refuse", [False, True])
 def test_the_same_bytes_either_way(length: int, refuse: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = os.urandom(length)
     with open(tmp_path / "probe", "w") as probe:
-        able = past_cache(probe.fileno())
+        able = enable_direct_io(probe.fileno())
     direct = written(tmp_path / "file", data, refuse, monkeypatch)
     if able and not refuse:
-        assert direct.count(False) == (1 if length % BLOCK else 0), (
+        assert direct.count(False) == (1 if length % DIRECT_IO_BLOCK else 0), (
             "only the last, partial block goes through the cache"
         )
     else:
