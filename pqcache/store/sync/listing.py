@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pqcache.errors import SourceIncomplete
 from pqcache.events import Listed, OnEvent
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.hive import is_data
 from pqcache.store.manifest import SourceFile
