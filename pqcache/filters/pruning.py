@@ -7,6 +7,7 @@ match, and only taken whole when every row must. Works on all row groups of an i
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,8 @@ import pyarrow.types as pt
 from pqcache.filters.expression import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema_merge import working
+
+log = logging.getLogger("pqcache.filters")
 
 Flags = npt.NDArray[np.bool_]
 
@@ -136,7 +139,8 @@ def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: It
     try:
         whole = dataset.FileSystemDataset(fragments, working(as_lists(index.schema)), kind, store)
         some[[int(fragment.path) for fragment in whole.get_fragments(expression)]] = True
-    except pa.ArrowException:
+    except pa.ArrowException as error:
+        log.debug("no row group is skipped: pyarrow cannot prove anything of %s: %s", expression, error)
         some[:] = True
     return some & (index.rows > 0)
 

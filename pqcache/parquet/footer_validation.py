@@ -217,6 +217,8 @@ def _metadata(data: bytes, at: int, about: tuple[_ColumnRules, list[bool]]) -> i
 
 
 def _type(data: bytes, at: int, rules: _ColumnRules) -> int:
+    if data[at] == rules.kind << 1:
+        return at + 1
     kind, at = read_varint(data, at)
     if kind != rules.kind << 1:
         raise ValueError(f"a column chunk has type {kind >> 1}, the schema {rules.kind}")
@@ -224,6 +226,8 @@ def _type(data: bytes, at: int, rules: _ColumnRules) -> int:
 
 
 def _codec(data: bytes, at: int, rules: _ColumnRules) -> int:
+    if data[at] <= _LAST_CODEC << 1 and not data[at] & 1:
+        return at + 1
     codec, at = read_varint(data, at)
     if codec & 1 or codec >> 1 > _LAST_CODEC:
         raise ValueError("a codec that does not exist")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer_validation import check_footer
+
+log = logging.getLogger("pqcache.parquet")
 
 _SCHEMAS = 16
 _MAX_STATISTIC = 256  # bytes; longer strings prune nothing that a prefix would not
@@ -202,5 +205,6 @@ def _column_type(name: str, schema: pa.Schema) -> pa.DataType:
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        return pa.nulls(len(values), kind)  # statistics in a type of their own (old writers): prune nothing
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        log.debug("minima or maxima that are not %s prune nothing: %s", kind, error)  # as old writers have them
+        return pa.nulls(len(values), kind)

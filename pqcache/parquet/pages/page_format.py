@@ -141,7 +141,7 @@ def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     at = done = 0
     kind = np.uint8 if width <= 8 else np.uint32
     weights = (1 << np.arange(width)).astype(kind)
-    whole = -(-width // 8)  # bytes of a run's number
+    width_bytes = -(-width // 8)  # bytes of a run's number
     while done < count and at < len(data):
         head, at = thrift.read_varint(data, at)
         if head & 1:
@@ -150,8 +150,8 @@ def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
             part = bits[: len(bits) // width * width].reshape(-1, width) @ weights
             at += size
         else:
-            part = np.full(min(head >> 1, count - done), int.from_bytes(data[at : at + whole], "little"), kind)
-            at += whole
+            part = np.full(min(head >> 1, count - done), int.from_bytes(data[at : at + width_bytes], "little"), kind)
+            at += width_bytes
         if not len(part):
             break
         parts.append(part[: count - done])

@@ -74,13 +74,17 @@ def pages_of_lists(
         waiting: list[bytes] = []
         for count, encoding, body in _flat(pages[first : first + _TOGETHER], special, memory):
             levels = _repetitions(count // length, length) + run_of(count, deepest)
-            whole = stored = len(levels) + len(body)
+            plain_size = stored = len(levels) + len(body)
             if compress is not None:
                 waiting.append(compress.compress(b"".join((levels, body)), asbytes=True))
                 stored = len(waiting[-1])
-            head = data_page_header(count, encoding, whole, stored)
+            head = data_page_header(count, encoding, plain_size, stored)
             places.append({1: (I64, at), 2: (I32, len(head) + stored), 3: (I64, row)})
-            at, row, uncompressed = at + len(head) + stored, row + count // length, uncompressed + len(head) + whole
+            at, row, uncompressed = (
+                at + len(head) + stored,
+                row + count // length,
+                uncompressed + len(head) + plain_size,
+            )
             if compress is None:
                 data += [memoryview(head + levels), body]
             else:

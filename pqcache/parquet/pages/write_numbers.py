@@ -62,16 +62,16 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn 
     if bounds is None:
         return None
     count, width = len(values), values.itemsize
-    whole = count // _ROWS * _ROWS
-    rows = [_ROWS] * (whole // _ROWS) + ([count - whole] if whole < count else [])
+    in_full_pages = count // _ROWS * _ROWS
+    rows = [_ROWS] * (in_full_pages // _ROWS) + ([count - in_full_pages] if in_full_pages < count else [])
     heads = {own: _head(own, width, field.nullable) for own in rows[-2:]}
     sizes = [len(heads[own]) + own * width for own in rows]
     block = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
-    at = whole // _ROWS * sizes[0]
-    if whole:
-        _fill(block[:at], heads[_ROWS], values[:whole])
-    if whole < count:
-        _fill(block[at:], heads[count - whole], values[whole:])
+    at = in_full_pages // _ROWS * sizes[0]
+    if in_full_pages:
+        _fill(block[:at], heads[_ROWS], values[:in_full_pages])
+    if in_full_pages < count:
+        _fill(block[at:], heads[count - in_full_pages], values[in_full_pages:])
     places = [{1: (I64, n * sizes[0]), 2: (I32, size), 3: (I64, n * _ROWS)} for n, size in enumerate(sizes)]
     physical = _PHYSICAL[values.dtype.str]
     path = [field.name.encode()]
@@ -107,9 +107,9 @@ def _fill(block: Block, head: bytes, values: _Numbers) -> None:
 
 def _bounds(values: _Numbers) -> tuple[_Numbers, _Numbers] | None:
     """Return the least and the largest value of each page; None where there are values that are not numbers."""
-    whole = values[: len(values) // _ROWS * _ROWS].reshape(-1, _ROWS)
-    low, high = whole.min(axis=1), whole.max(axis=1)
-    if len(rest := values[whole.size :]):
+    full_pages = values[: len(values) // _ROWS * _ROWS].reshape(-1, _ROWS)
+    low, high = full_pages.min(axis=1), full_pages.max(axis=1)
+    if len(rest := values[full_pages.size :]):
         low, high = np.append(low, rest.min()), np.append(high, rest.max())
     if values.dtype.kind == "f":
         if np.isnan(low).any():

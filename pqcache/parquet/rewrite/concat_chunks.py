@@ -156,14 +156,14 @@ def _moved(meta: Struct, delta: int) -> Struct:
 
 
 def concatenated(
-    counts: Sequence[Sequence[int]], slices: Sequence[Sequence[Chunk]], orders: Sequence[Order]
+    counts: Sequence[Sequence[int]], chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequence[Order]
 ) -> RowGroup:
-    """Return the row group that holds, for each leaf column, the chunks ``slices`` has of it, one after the other.
+    """Return the row group that holds, for each leaf column, the chunks of ``chunks_of_leaves``, one after the other.
 
     Args:
         counts: for each leaf column the rows of its chunks.
-        slices: for each leaf column of the row group its chunks, in the order of the rows; a dictionary can be that of
-            the first alone.
+        chunks_of_leaves: for each leaf column of the row group its chunks, in the order of the rows; only
+            the first can have a dictionary.
         orders: for each leaf column how its minima and maxima compare.
     """
     rows = sum(counts[0])
@@ -173,11 +173,11 @@ def concatenated(
     columns: dict[int, bytes] = {}
     begin = at = len(footer.MAGIC)
     uncompressed = 0
-    for number, (some, own, order) in enumerate(zip(slices, counts, orders, strict=True)):
+    for number, (some, rows_of, order) in enumerate(zip(chunks_of_leaves, counts, orders, strict=True)):
         meta = _moved(_added([chunk.fields[3][1] for chunk in some], order), at)
         fields = {field: value for field, value in some[0].fields.items() if field not in (4, 5, 6, 7)}
         chunks.append({**fields, 2: (I64, 0), 3: (STRUCT, meta)})
-        if (found := _offsets(some, own, at)) is not None:
+        if (found := _offsets(some, rows_of, at)) is not None:
             offsets[number] = found
         if (index := _columns(some, order)) is not None and number in offsets:
             columns[number] = index

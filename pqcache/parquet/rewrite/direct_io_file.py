@@ -28,7 +28,7 @@ class DirectIoFile:
     """A file at ``path``, new if ``fresh`` and else one that was closed, whose bytes threads of ``disk`` write.
 
     ``cached`` says that the file is read next: then it is written as usual, as where the file system has no other way.
-    ``checksum`` is that of the whole blocks so far. One thread at a time may use it; every method may raise OSError.
+    ``checksum`` is that of the complete blocks so far. One thread at a time may use it; every method may raise OSError.
     """
 
     def __init__(self, path: Path, disk: Executor, checksum: Checksum, cached: bool, fresh: bool) -> None:
@@ -73,14 +73,14 @@ class DirectIoFile:
                 self._send()
 
     def skip(self, count: int) -> None:
-        """Leave ``count`` bytes out, which read as zeros; whole blocks of them take no place on the disk."""
+        """Leave ``count`` bytes out, which read as zeros; complete blocks of them take no place on the disk."""
         first = min(count, -self._have % DIRECT_IO_BLOCK)
         self.write(bytes(first))
-        if whole := (count - first) // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK:
+        if blocks := (count - first) // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK:
             self._send()
-            self._checksum.update(bytes(whole))
-            self._at += whole
-        self.write(bytes(count - first - whole))
+            self._checksum.update(bytes(blocks))
+            self._at += blocks
+        self.write(bytes(count - first - blocks))
 
     def close(self) -> str:
         """Write and fsync everything; return the checksum of the file."""
@@ -89,10 +89,10 @@ class DirectIoFile:
             rest = memoryview(self._buffers[0])[: self._have]
             write_at(self._file, rest, self._at, self._direct)
             os.fsync(self._file)
-            whole = self._checksum.copy()
+            final = self._checksum.copy()
             self._checksum.update(rest[: self._have // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK])
-            whole.update(rest)
-            return checksum_text(whole)
+            final.update(rest)
+            return checksum_text(final)
         finally:
             self.abandon()
 
@@ -103,7 +103,7 @@ class DirectIoFile:
         os.close(self._file)
 
     def _send(self) -> None:
-        """Have the first buffer written, which holds whole blocks, and go on with another."""
+        """Have the first buffer written, which holds complete blocks, and go on with another."""
         data = memoryview(self._buffers[0])[: self._have]
         self._writing.append(self._disk.submit(self._put, data, self._at))
         self._checksum.update(data)  # while it is in the processor's cache

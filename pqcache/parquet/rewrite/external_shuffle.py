@@ -187,9 +187,9 @@ def _in_order(parts: Iterator[_KeyedRows], bits: int, limit: int, place: Path) -
             break
     else:
         if held:
-            whole = _joined(held)
+            rows_held = _joined(held)
             held.clear()
-            yield whole.taken(np.argsort(whole.keys, kind="stable"))
+            yield rows_held.taken(np.argsort(rows_held.keys, kind="stable"))
         return
     schema = held[0].table.schema
     buckets = _Buckets(place=place, shift=bits - _BITS, limit=limit)

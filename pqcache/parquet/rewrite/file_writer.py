@@ -1,4 +1,4 @@
-"""A Parquet file that grows by whole row groups, and gets its one footer at the end."""
+"""A Parquet file that grows row group by row group, and gets its one footer at the end."""
 
 from __future__ import annotations
 

@@ -260,8 +260,8 @@ def _declared(opened: list[SourceFooter], schema: pa.Schema | None) -> pa.Schema
     own = unified(named)
     if schema is None:
         return own
-    whole = as_lists(schema).remove_metadata()
-    return own if own.equals(whole) else unified([("the table's schema", whole), *named])
+    table = as_lists(schema).remove_metadata()
+    return own if own.equals(table) else unified([("the table's schema", table), *named])
 
 
 def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:

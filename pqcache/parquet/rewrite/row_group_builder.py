@@ -31,7 +31,7 @@ class RowGroupPart:
 
     rows: int
     size: int
-    encoded_parts: Encoded
+    encoded: Encoded
     batches: list[RowBatch]
 
 
@@ -48,7 +48,7 @@ class OpenRowGroup:
         wanting: it has to grow, whatever the estimate.
         probed: its encodings were chosen from its own rows.
         fits, over: rows with which the row group is known to fit, and not to fit.
-        tries: how often ``whole`` has been encoded.
+        tries: how often the ``dictionary`` columns have been encoded.
         force: add so many rows, whatever the estimate.
     """
 

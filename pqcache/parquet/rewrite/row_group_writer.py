@@ -335,7 +335,7 @@ class _Writer:
         """Return ``group`` as it is to be written."""
         found: list[list[Chunk]] = [[] for _ in self.footer_schema.paths]
         counts: list[list[int]] = [[] for _ in self.footer_schema.paths]
-        parts, more = ([pair for batch in some for pair in batch.encoded_parts] for some in (group.parts, added))
+        parts, more = ([pair for part in some for pair in part.encoded] for some in (group.parts, added))
         for leaves, part in [*parts, *coded, *more]:
             for leaf, chunk in zip(leaves, part.chunks, strict=True):
                 found[leaf].append(chunk)

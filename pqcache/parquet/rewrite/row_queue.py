@@ -56,9 +56,9 @@ class RowQueue:
         for batch in self.batches:
             if rows <= 0:
                 break
-            whole = rows >= batch.table.num_rows
+            entire = rows >= batch.table.num_rows
             result = result + (
-                batch.weights if whole else weigh(batch.table.slice(0, rows), batch.ratios, batch.widths)
+                batch.weights if entire else weigh(batch.table.slice(0, rows), batch.ratios, batch.widths)
             )
             rows -= batch.table.num_rows
         return result
@@ -132,8 +132,8 @@ class RowQueue:
         step = self.rows / places
         if rows >= step:
             return without_views(self.first(self.rows))
-        whole = pa.concat_tables([batch.table for batch in self.batches])
-        table = without_views(pa.concat_tables([whole.slice(int(turn * step), rows) for turn in range(places)]))
+        queued = pa.concat_tables([batch.table for batch in self.batches])
+        table = without_views(pa.concat_tables([queued.slice(int(turn * step), rows) for turn in range(places)]))
         return table.unify_dictionaries().combine_chunks()
 
 
