@@ -23,7 +23,7 @@ test: $(READY)
 
 test-deep: $(READY)
 	$(BIN)/python -m tests.servers.install
-	PQCACHE_TEST_PROFILE=deep $(PYTEST) -m deep
+	PQCACHE_TEST_PROFILE=deep $(PYTEST) -m deep -o faulthandler_timeout=900
 
 lint: $(READY)
 	$(BIN)/ruff check .
