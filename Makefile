@@ -23,12 +23,14 @@ test: $(READY)
 
 test-deep: $(READY)
 	$(BIN)/python -m tests.servers.install
-	PQCACHE_TEST_PROFILE=deep $(PYTEST) -m deep
+	PQCACHE_TEST_PROFILE=deep $(PYTEST) -m deep -o faulthandler_timeout=900
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python tools/words.py
+	$(BIN)/python tools/house.py
 
 types: $(READY)
 	$(BIN)/mypy
