@@ -85,14 +85,14 @@ class Cache(CacheDirectory):
         options = BatchOptions(
             columns=columns,
             filters=filters,
-            batch_size=_count(batch_size),
+            batch_size=parse_count(batch_size),
             shuffle=shuffle,
             seed=seed,
             epoch=epoch,
             drop_last=drop_last,
             memory=parse_size(memory),
-            window=None if window is None else _count(window),
-            lanes=None if lanes is None else _count(lanes),
+            window=None if window is None else parse_count(window),
+            lanes=None if lanes is None else parse_count(lanes),
             num_replicas=num_replicas,
             rank=rank,
             start=start,
@@ -123,7 +123,3 @@ class Cache(CacheDirectory):
         a snapshot that is gone raises CacheError.
         """
         return read_rows(self.path, rows, columns)
-
-
-def _count(value: str | int) -> int:
-    return parse_count(value) if isinstance(value, str) else value

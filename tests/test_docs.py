@@ -125,7 +125,9 @@ def run_block(block: Block, directory: Path, stand_ins: Mapping[str, str]) -> No
         pqcache = shlex.join([sys.executable, "-m", "pqcache"])
         words = ["env", "-i", f"HOME={directory}", f"PYTHONPATH={ROOT}", "sh", "-euc"]
         words.append("\n".join(f"{pqcache} {line}" for line in lines))
-    if block.kind == "python":
+    if text.startswith("# torchrun "):
+        result = run_under_torchrun(["example.py"], directory, ranks=2)
+    elif block.kind == "python":
         result = run_script(directory / "example.py", cwd=directory, env=environment())
     else:
         result = subprocess.run(words, cwd=directory, env=environment(), capture_output=True, text=True, timeout=300)

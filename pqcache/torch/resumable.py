@@ -24,7 +24,7 @@ Count = int | str  # a whole number, or text of one
 
 def count_or_none(value: Count | None) -> int | None:
     """Return a number that may be given as text; UsageError for other text."""
-    return parse_count(value) if isinstance(value, str) else value
+    return None if value is None else parse_count(value)
 
 
 class ResumableDataset(IterableDataset[Batch]):

@@ -30,7 +30,7 @@ from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.filter_rows import RowFilter, condition_schema, write_matching
+from pqcache.store.sync.filter_rows import MatchingRows, condition_schema, write_matching
 from pqcache.store.sync.subset import Subset
 
 _GAP = 64 << 10  # bytes that are cheaper to read and discard than to skip with another request
@@ -120,7 +120,7 @@ def download_columns(
             os.replace(part, target)
             return
     assert subset.where is not None
-    rows = RowFilter(
+    rows = MatchingRows(
         where=subset.where,
         partitions=partitions,
         columns=[keep for keep, copied in zip(wanted, needed, strict=True) if copied],

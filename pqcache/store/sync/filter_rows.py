@@ -50,7 +50,7 @@ def condition_schema(schema: pa.Schema, partitions: Mapping[str, pa.Scalar]) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowFilter:
+class MatchingRows:
     """Which rows and columns of a Parquet file are kept.
 
     Attributes:
@@ -66,7 +66,7 @@ class RowFilter:
     every: Sequence[bool]
 
 
-def write_matching(source: Path, target: Path, rows: RowFilter, name: str, stopped: Callable[[], bool]) -> None:
+def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, stopped: Callable[[], bool]) -> None:
     """Write the rows of ``source`` that ``rows`` keeps to ``target``, durably.
 
     Args:
