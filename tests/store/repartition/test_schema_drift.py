@@ -405,7 +405,7 @@ def test_int96_has_one_unit_in_a_cache(tmp_path: Path, finer: int) -> None:
     (source / "day=2").mkdir()
     pq.write_table(pa.table({"at": far}), source / "day=2" / "part-0.parquet", use_deprecated_int96_timestamps=True)
     if finer:
-        with pytest.raises(pqcache.ParquetError, match=r"day=2/part-0\.parquet: column at cannot be brought"):
+        with pytest.raises(pqcache.ParquetError, match=r"day=2/part-0\.parquet: column at cannot be converted"):
             pqcache.sync(cache)
     else:
         pqcache.sync(cache)
