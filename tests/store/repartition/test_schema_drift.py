@@ -196,7 +196,7 @@ def test_int96_that_no_unit_holds_is_refused_across_partitions(tmp_path: Path) -
         use_deprecated_int96_timestamps=True,
     )
     # pyarrow itself would write the year 9999 only from microseconds, and does
-    with pytest.raises(pqcache.ParquetError, match=r"day=1/part-0\.parquet has INT96 .*day=0/part-0\.parquet"):
+    with pytest.raises(pqcache.ParquetError, match=r"day=1/part-0\.parquet: has INT96 .*day=0/part-0\.parquet"):
         pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
 
 
