@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import select
@@ -22,6 +23,8 @@ from pqcache.errors import PqcacheError
 _START = 120.0  # seconds in which a process has to have loaded its libraries
 _ROOT = Path(__file__).resolve().parents[3]
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX")  # each thread reserves address space
+
+log = logging.getLogger("pqcache.verify")
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
@@ -146,6 +149,8 @@ def ask_all(
                 request = waiting.get_nowait()
                 several = request.get("files", ())
                 well = bool(several) and list(checker.ask(request)) == [WELL]
+                if several and not well:
+                    log.debug("%s files are checked one by one: something is wrong with one of them", len(several))
                 for one in several or (request,):
                     for answer in () if well or stopped.is_set() else checker.ask(one):
                         on_answer(one, answer)
