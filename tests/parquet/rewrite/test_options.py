@@ -214,7 +214,7 @@ def test_recipes_and_texts() -> None:
         (["--compression", "zstd:99"], "compression level 99: zstd takes levels 1 to 22"),
         (["--compression", "zstd:x"], "the level has to be a whole number, as in zstd:3"),
         (["--compression", "lz4:3"], "compression level 3: lz4 takes no level"),
-        (["--dense", "nope"], "--dense nope: that column is not there"),
+        (["--dense", "nope"], "--dense nope: there is no column of this name"),
         (["--dense", "title"], "--dense title: it is string"),
         (["--dense", "title", "--dense", "auto"], "--dense auto: excludes other columns"),
         (["--narrow"], "--narrow: no column is dense"),
