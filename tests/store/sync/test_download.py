@@ -94,8 +94,8 @@ def test_only_what_nobody_reads_next_goes_past_the_cache(
 ) -> None:
     """Files that are rewritten as they come are read again at once."""
     asked: list[bool] = []
-    real = download.past_cache
-    monkeypatch.setattr(download, "past_cache", lambda descriptor: asked.append(True) or real(descriptor))
+    real = download.enable_direct_io
+    monkeypatch.setattr(download, "enable_direct_io", lambda descriptor: asked.append(True) or real(descriptor))
     monkeypatch.setattr(download, "MIN_DIRECT", 1)
     shop = write_shop(tmp_path / "shop")
     pqcache.sync(str(shop), tmp_path / "cache", row_group_size=size)
