@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet import footer
-from pqcache.parquet.source_footer import SourceFooter
+from pqcache.parquet.footer import footer
+from pqcache.parquet.footer.source_footer import SourceFooter
 
 Place = tuple[str, int]
 """A leaf: its top-level column, and its position within that."""

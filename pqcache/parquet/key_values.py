@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pqcache.parquet.source_footer import SourceFooter
+from pqcache.parquet.footer.source_footer import SourceFooter
 
 PANDAS = b"pandas"
 SPARK = b"org.apache.spark.sql.parquet.row.metadata"

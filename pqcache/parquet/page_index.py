@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from pqcache.parquet import thrift
-from pqcache.parquet.thrift_fields import ASCENDING, COLUMN_INDEX, DESCENDING, OFFSET_INDEX
+from pqcache.parquet.footer import thrift
+from pqcache.parquet.footer.thrift_fields import ASCENDING, COLUMN_INDEX, DESCENDING, OFFSET_INDEX
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer import not_parquet, read_local_tail
-from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.footer.footer import not_parquet, read_local_tail
+from pqcache.parquet.footer.footer_validation import check_footer
 
 log = logging.getLogger("pqcache.parquet")
 

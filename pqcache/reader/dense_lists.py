@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.column_forms import ColumnForm
+from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_sizes import first_rows
 from pqcache.store.row_group_index import Index

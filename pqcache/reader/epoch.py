@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from pqcache.reader.batch_layout import FinishedBatch
+from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.order.epoch_share import batches_by_lane
 from pqcache.reader.order.order import Order

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import Dense, as_list, dense_in
-from pqcache.reader.column_forms import ColumnForm, form_of, stored_as
+from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
 from pqcache.reader.open import Data
 from pqcache.reader.order.order import Ints
 from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows, select_row_groups

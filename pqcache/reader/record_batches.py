@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.column_forms import form_of
-from pqcache.reader.columns import to_arrow
+from pqcache.reader.columns.column_forms import form_of
+from pqcache.reader.columns.columns import to_arrow
 from pqcache.reader.epoch import batches
 from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
 from pqcache.reader.open import Data, open_data

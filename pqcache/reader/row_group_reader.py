@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.reader.column_forms import ColumnForm
-from pqcache.reader.columns import ColumnData, NotConstant, compact, cut, from_arrow, take
+from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.columns import ColumnData, NotConstant, compact, cut, from_arrow, take
+from pqcache.reader.columns.page_columns import PageColumns
 from pqcache.reader.open import Data
 from pqcache.reader.order.order import Ints
-from pqcache.reader.page_columns import PageColumns
 from pqcache.system.buffer_pool import Arena, BufferPool
 
 log = logging.getLogger("pqcache.reader")

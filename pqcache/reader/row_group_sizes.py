@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.dense import as_list
-from pqcache.reader.column_forms import form_of
+from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.order.order import Ints
 from pqcache.reader.read_plan import ReadPlan

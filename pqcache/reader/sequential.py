@@ -6,9 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
-from pqcache.reader.batch_layout import BatchLayout, GatheredBatch
-from pqcache.reader.column_forms import ColumnForm
-from pqcache.reader.columns import cut, join
+from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatch
+from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.columns import cut, join
 from pqcache.reader.order.order import Order
 from pqcache.reader.shuffle.scatter import Done, ReadContext, Rows
 

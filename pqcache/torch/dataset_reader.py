@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.batch_layout import FinishedBatch
+from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window

@@ -32,8 +32,8 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.column_forms import form_of, number_dtype, storage_type
-from pqcache.reader.columns import Bools, ColumnData, Packed, from_arrow, is_views, packed, to_arrow
+from pqcache.reader.columns.column_forms import form_of, number_dtype, storage_type
+from pqcache.reader.columns.columns import Bools, ColumnData, Packed, from_arrow, is_views, packed, to_arrow
 from pqcache.torch.ragged import Ragged
 
 Value = torch.Tensor | Ragged | dict[str, Any]

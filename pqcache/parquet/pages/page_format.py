@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import thrift
-from pqcache.parquet import thrift_fields as fields
 from pqcache.parquet.codecs import IN_METADATA
-from pqcache.parquet.thrift import Struct
+from pqcache.parquet.footer import thrift
+from pqcache.parquet.footer import thrift_fields as fields
+from pqcache.parquet.footer.thrift import Struct
 
 Bytes = npt.NDArray[np.uint8]
 

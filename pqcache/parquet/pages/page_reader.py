@@ -21,11 +21,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet import footer, thrift, thrift_fields
 from pqcache.parquet.codecs import IN_METADATA
+from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.footer.thrift import Struct
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.pages.leaf_column import LeafColumn
-from pqcache.parquet.thrift import Struct
 from pqcache.system.buffer_pool import Arena, BufferPool
 
 Values = npt.NDArray[Any]

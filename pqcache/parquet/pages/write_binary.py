@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pqcache.parquet import thrift_fields as fields
 from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, offsets_of, page_spans
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.footer import thrift_fields as fields
+from pqcache.parquet.footer.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.schema_merge import is_text
-from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 
 _PAGE = 1 << 20
 _BYTE_ARRAY = 6

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet import footer, thrift, thrift_fields
 from pqcache.parquet.binary_views import offsets_of
 from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.footer import footer, thrift, thrift_fields
+from pqcache.parquet.footer.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.pages.write_binary import EncodedColumn
-from pqcache.parquet.thrift import I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.system.buffer_pool import BufferPool
 
 _SHORTEST, _LARGEST = 16, 1 << 28  # values of a list; bytes of a list

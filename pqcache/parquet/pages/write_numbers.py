@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pqcache.parquet import thrift_fields
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.footer import thrift_fields
+from pqcache.parquet.footer.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.page_index import boundary_order
 from pqcache.parquet.pages.page_format import data_page_header, run_of
 from pqcache.parquet.pages.write_binary import EncodedColumn
-from pqcache.parquet.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.system.buffer_pool import Block
 
 _ROWS = 20_000  # of a page, as pyarrow has them

@@ -18,16 +18,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pqcache.parquet import footer, thrift
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.page_index import boundary_order
-from pqcache.parquet.pages.write_binary import EncodedColumn, is_direct, pages_of
-from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
-from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
-from pqcache.parquet.row_group_stats import leaves_in
-from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.thrift_fields import (
+from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.footer.thrift_fields import (
     COLUMN_INDEX,
     COMPRESSED,
     DATA,
@@ -40,6 +35,11 @@ from pqcache.parquet.thrift_fields import (
     UNCOMPRESSED,
     VALUES,
 )
+from pqcache.parquet.page_index import boundary_order
+from pqcache.parquet.pages.write_binary import EncodedColumn, is_direct, pages_of
+from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
+from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
+from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.system.buffer_pool import BufferPool
 
 log = logging.getLogger("pqcache.parquet")

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import PqcacheError
-from pqcache.parquet import footer, thrift
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.key_values import RangeIndex, with_range
 from pqcache.parquet.page_index import PageIndex, placed, shifted
 from pqcache.parquet.rewrite.concat_chunks import Order, RowGroup, orders_of

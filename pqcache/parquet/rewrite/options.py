@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError
-from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.footer.footer import MAGIC
 from pqcache.units import format_size
 
 if TYPE_CHECKING:

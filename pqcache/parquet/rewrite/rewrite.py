@@ -18,9 +18,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
-from pqcache.parquet import footer, thrift
 from pqcache.parquet.codecs import codec_name
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
+from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, kinds, sources_of
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
@@ -39,7 +40,6 @@ from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupSpan, read_b
 from pqcache.parquet.rewrite.unchanged_files import fits
 from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.schema_merge import unified, working
-from pqcache.parquet.source_footer import SourceFooter, has_int96, kinds, sources_of
 from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30

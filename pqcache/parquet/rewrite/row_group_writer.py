@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import footer
 from pqcache.parquet.encodings import Encodings, chosen, total
+from pqcache.parquet.footer import footer
 from pqcache.parquet.rewrite.concat_chunks import Chunk, RowGroup, concatenated
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
 from pqcache.parquet.rewrite.file_writer import OutputFile, OutputSchema, RowGroupFiles, widened

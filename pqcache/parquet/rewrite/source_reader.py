@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet import footer
 from pqcache.parquet.dense import changed, changes
+from pqcache.parquet.footer import footer
+from pqcache.parquet.footer.source_footer import SourceFooter, kinds, open_parquet
 from pqcache.parquet.pages.long_values import LongColumns, TakeRows
 from pqcache.parquet.schema_merge import conformed
 from pqcache.parquet.sizes import Floats, Widths, fixed_width, sizes_of, widths_of
-from pqcache.parquet.source_footer import SourceFooter, kinds, open_parquet
 
 Numbers = range | npt.NDArray[np.int64]
 

@@ -16,9 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from pqcache.parquet import thrift
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.codecs import CODECS
+from pqcache.parquet.footer import thrift
+from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.footer.thrift_fields import (
+    CODEC,
+    COMPRESSED,
+    DATA,
+    DICTIONARY,
+    DICTIONARY_PAGE,
+    PAGES,
+    UNCOMPRESSED,
+)
 from pqcache.parquet.rewrite.concat_chunks import Chunk, EncodedRows
 from pqcache.parquet.rewrite.row_group_builder import (
     MAX_ROWS,
@@ -32,8 +42,6 @@ from pqcache.parquet.rewrite.row_queue import RowQueue
 from pqcache.parquet.rewrite.source_reader import RowBatch
 from pqcache.parquet.schema_merge import is_text
 from pqcache.parquet.sizes import Floats
-from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.thrift_fields import CODEC, COMPRESSED, DATA, DICTIONARY, DICTIONARY_PAGE, PAGES, UNCOMPRESSED
 
 _DICTIONARY_ENCODINGS = (2, 8)
 _CODECS = {codec.number: codec for codec in CODECS.values() if codec.name in ("none", "snappy", "zstd", "lz4")}

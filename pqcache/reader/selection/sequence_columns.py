@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError
-from pqcache.reader.column_forms import ColumnForm
-from pqcache.reader.columns import WORDS, Bytes, ColumnData, Packed, from_arrow, is_views, packed, take
+from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.columns import WORDS, Bytes, ColumnData, Packed, from_arrow, is_views, packed, take
 from pqcache.reader.order.order import Ints
 
 

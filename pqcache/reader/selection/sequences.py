@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema_merge import conformed, working
-from pqcache.reader.column_forms import storage_type
+from pqcache.reader.columns.column_forms import storage_type
 from pqcache.reader.open import Data
 from pqcache.reader.selection.selection import Ints, Selection
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pqcache.reader.batch_layout import BatchLayout, GatheredBatch
-from pqcache.reader.column_forms import ColumnForm
-from pqcache.reader.columns import (
+from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatch
+from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.columns import (
     NEAR,
     Bytes,
     ColumnData,

@@ -11,9 +11,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from pqcache.reader.batch_layout import LONG, BatchLayout, GatheredBatch
-from pqcache.reader.column_forms import ColumnForm
-from pqcache.reader.columns import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
+from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatch
+from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.columns import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.order.order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.system.buffer_pool import Arena, Block, BufferPool

@@ -25,8 +25,8 @@ from pqcache.store.hive import parent
 from pqcache.store.keys.lookup import columns_indexed
 from pqcache.store.manifest import SourceFile
 from pqcache.store.row_group_index import Index, IndexBuilder
+from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.listing import list_source
-from pqcache.store.sync.remote_footer import read_remote_footer
 from pqcache.store.urls import url_scheme
 from pqcache.units import parse_count, parse_size
 

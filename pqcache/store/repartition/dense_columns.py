@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, dense_of, item_dtype, restored, smallest
+from pqcache.parquet.footer.source_footer import open_parquet
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
 from pqcache.parquet.schema_merge import unified
-from pqcache.parquet.source_footer import open_parquet
 from pqcache.store.cache import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset
 from pqcache.store.sync.listing import list_source

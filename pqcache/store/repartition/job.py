@@ -25,7 +25,7 @@ from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.repartition.spool import Spool, open_spool
 from pqcache.store.repartition.target_record import DirectoryRecord, DirectoryResult, check_claim
-from pqcache.store.sync.download import DownloadOptions, download
+from pqcache.store.sync.download.download import DownloadOptions, download
 from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.system.disk import remove_tree

@@ -20,14 +20,14 @@ from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
-from pqcache.store.sync.download import Downloaded, DownloadOptions
-from pqcache.store.sync.download_pool import Downloader, download_all, pool
+from pqcache.store.sync.download.download import Downloaded, DownloadOptions
+from pqcache.store.sync.download.pool import Downloader, download_all, pool
+from pqcache.store.sync.download.subset import EVERYTHING, Subset
 from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition
 from pqcache.store.sync.rewrite_in_cache import is_rewritten, rewrite_in_cache
 from pqcache.store.sync.run import CacheRun, Outcome
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import BuiltFile, SnapshotJob, keys_of
-from pqcache.store.sync.subset import EVERYTHING, Subset
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.workdir import adopt, make_workdir
 from pqcache.system.disk import fsync_path, link_or_copy, remove_tree, tree_size

@@ -12,8 +12,8 @@ from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.hive import is_data
 from pqcache.store.manifest import SourceFile
 from pqcache.store.shard import listing_digest, owners, parse_shard
+from pqcache.store.sync.download.subset import Subset, select
 from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
-from pqcache.store.sync.subset import Subset, select
 from pqcache.units import format_count
 
 

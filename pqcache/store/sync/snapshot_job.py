@@ -12,9 +12,9 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import DirectoryPlan, Plan
 from pqcache.store.sync.run import ByteCounter, CacheRun
-from pqcache.store.sync.subset import Subset
 from pqcache.store.sync.table_schema import TableSchema
 from pqcache.store.workdir import file_key, rewrite_key
 

@@ -29,7 +29,7 @@ from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.store.sync.remote_footer import read_remote_footer
+from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.system.parallel import in_parallel
 
 T = TypeVar("T")

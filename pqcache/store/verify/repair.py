@@ -14,11 +14,11 @@ from pqcache.store.manifest import Manifest, SnapshotMetadata
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.command import sync
+from pqcache.store.sync.download.subset import select
 from pqcache.store.sync.incremental import find_damaged, plan_for, wait_rules
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.plan import Recipe, plan_sync
 from pqcache.store.sync.run import CacheRun, RunOptions, finish_run
-from pqcache.store.sync.subset import select
 from pqcache.store.urls import redact
 
 

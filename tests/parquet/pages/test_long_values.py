@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.binary_views import bytes_in, page_spans, without_views
+from pqcache.parquet.footer.source_footer import sources_of
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.pages.page_reader import ByteArrays, Reader
 from pqcache.parquet.pages.write_binary import pages_of
 from pqcache.parquet.rewrite import source_reader
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
-from pqcache.parquet.source_footer import sources_of
 from pqcache.system.buffer_pool import BufferPool
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]

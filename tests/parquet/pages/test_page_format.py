@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pqcache.parquet import thrift
+from pqcache.parquet.footer import thrift
 from pqcache.parquet.pages.page_format import unpacked
 
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet import footer, thrift
 from pqcache.parquet.codecs import CODECS
+from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Reader

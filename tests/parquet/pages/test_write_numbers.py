@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pqcache.parquet import thrift
 from pqcache.parquet.encodings import LIMITED, Encodings
+from pqcache.parquet.footer import thrift
 from pqcache.parquet.pages import write_numbers
 from pqcache.parquet.rewrite import concat_chunks
 from pqcache.parquet.rewrite.concat_chunks import Chunk

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.reader import columns as columns_module
-from pqcache.reader.columns import ColumnData, to_arrow
+from pqcache.reader.columns import columns as columns_module
+from pqcache.reader.columns.columns import ColumnData, to_arrow
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.order.order import Order

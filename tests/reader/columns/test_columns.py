@@ -8,9 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.reader import columns as columns_module
-from pqcache.reader.column_forms import form_of
-from pqcache.reader.columns import ColumnData, bytes_of_views, compact, cut, from_arrow, join, packed, take, to_arrow
+from pqcache.reader.columns import columns as columns_module
+from pqcache.reader.columns.column_forms import form_of
+from pqcache.reader.columns.columns import (
+    ColumnData,
+    bytes_of_views,
+    compact,
+    cut,
+    from_arrow,
+    join,
+    packed,
+    take,
+    to_arrow,
+)
 from pqcache.system.buffer_pool import BufferPool
 from tests.reader.reading import everything, plain
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer import read_tail
+from pqcache.parquet.footer.footer import read_tail
 from pqcache.parquet.row_group_stats import footer_in
 from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.manifest import SourceFile

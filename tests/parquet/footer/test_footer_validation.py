@@ -19,9 +19,9 @@ import pytest
 
 import pqcache
 from pqcache.errors import ParquetError
-from pqcache.parquet import footer, footer_validation
-from pqcache.parquet import thrift as t
-from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.footer import footer, footer_validation
+from pqcache.parquet.footer import thrift as t
+from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.row_group_stats import footer_in
 
 TABLE = pa.table(

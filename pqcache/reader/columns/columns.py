@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pqcache.parquet.dense import restored
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.column_forms import ColumnForm, fixed_width, storage_type
+from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
 from pqcache.system.buffer_pool import BufferPool
 
 Bools = npt.NDArray[np.bool_]

@@ -97,7 +97,7 @@ def _types(
     ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time; a name that
     is in none of these files raises UsageError.
     """
-    from pqcache.store.sync.remote_footer import read_remote_footer  # as above
+    from pqcache.store.sync.download.remote_footer import read_remote_footer  # as above
 
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}

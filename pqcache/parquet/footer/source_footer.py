@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet import footer, thrift
-from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.int96_unit import int96_columns, int96_span, int96_unit
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole

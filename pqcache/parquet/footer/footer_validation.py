@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import footer, thrift
-from pqcache.parquet.thrift import BINARY, BOOL, BYTE, DOUBLE, I16, I32, I64, LIST, MAP, SET, STRUCT, read_varint
+from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.thrift import BINARY, BOOL, BYTE, DOUBLE, I16, I32, I64, LIST, MAP, SET, STRUCT, read_varint
 
 _FALSE = 2
 _MAX_DEPTH = 32

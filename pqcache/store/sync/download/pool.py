@@ -21,7 +21,7 @@ from pqcache.events import Advanced, Fetched
 from pqcache.store.drivers.base import Source, VersionedSource
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.download import (
+from pqcache.store.sync.download.download import (
     MAX_VERSIONS,
     Downloaded,
     DownloadOptions,

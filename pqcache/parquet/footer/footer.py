@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, decode_first, encode
+from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, decode_first, encode
 
 MAGIC = b"PAR1"
 

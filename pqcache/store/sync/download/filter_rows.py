@@ -19,8 +19,9 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError, first_line
 from pqcache.filters.expression import condition_columns, expression_of, rows_where
 from pqcache.filters.sql import parse_condition
-from pqcache.parquet import footer, thrift
 from pqcache.parquet.encodings import Encodings
+from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, sources_of
 from pqcache.parquet.projection import keyvalues_of, project
 from pqcache.parquet.rewrite.concat_chunks import as_row_group, encode
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
@@ -33,7 +34,6 @@ from pqcache.parquet.rewrite.file_writer import (
     write_errors,
 )
 from pqcache.parquet.schema_merge import conformed, working
-from pqcache.parquet.source_footer import SourceFooter, open_parquet, sources_of
 
 _BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
 _MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low

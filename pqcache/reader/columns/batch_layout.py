@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pqcache.reader.column_forms import ColumnForm, number_dtype
-from pqcache.reader.columns import WORDS, Bytes, ColumnData
+from pqcache.reader.columns.column_forms import ColumnForm, number_dtype
+from pqcache.reader.columns.columns import WORDS, Bytes, ColumnData
 from pqcache.system.buffer_pool import Block, aligned
 
 LONG = 512  # bytes of a row from which on saving a copy is worth more than copying columns side by side

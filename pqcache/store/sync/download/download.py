@@ -37,7 +37,7 @@ from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.store.drivers.base import ReadIntoSource, Source, file_url
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.sync.subset import EVERYTHING, Subset
+from pqcache.store.sync.download.subset import EVERYTHING, Subset
 from pqcache.system.checksum import add_file, checksum_of, checksum_text, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 
@@ -215,7 +215,7 @@ def _download_subset(transfer: _Transfer) -> None:
     """Download the wanted columns and rows, unless an earlier run had done so already."""
     if transfer.part.exists():
         return
-    from pqcache.store.sync.download_columns import download_columns  # and pyarrow.parquet, which a copy can wait for
+    from pqcache.store.sync.download.columns import download_columns  # and pyarrow.parquet, which a copy can wait for
 
     options = transfer.options
     download_columns(
@@ -335,7 +335,7 @@ def _check_md5(transfer: _Transfer) -> None:
 
 def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return the footer and the Arrow schema of a copy, of which ``tail`` is the end."""
-    from pqcache.parquet.footer import read_local_tail
+    from pqcache.parquet.footer.footer import read_local_tail
     from pqcache.parquet.row_group_stats import footer_in
 
     complete = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)

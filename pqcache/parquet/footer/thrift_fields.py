@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pqcache.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
 
 # of ColumnChunk: where an index lies, and how long it is
 OFFSET_INDEX, COLUMN_INDEX = (4, 5), (6, 7)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer import read_local_tail
-from pqcache.parquet.footer_validation import check_footer
+from pqcache.parquet.footer.footer import read_local_tail
+from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Reader
 from pqcache.parquet.schema_merge import is_text
-from pqcache.reader.batch_layout import LONG
-from pqcache.reader.column_forms import ColumnForm, storage_type
-from pqcache.reader.columns import ColumnData, as_rows
+from pqcache.reader.columns.batch_layout import LONG
+from pqcache.reader.columns.column_forms import ColumnForm, storage_type
+from pqcache.reader.columns.columns import ColumnData, as_rows
 from pqcache.system.buffer_pool import Arena, BufferPool
 
 log = logging.getLogger("pqcache.reader")

@@ -24,11 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
-from pqcache.parquet import footer, thrift
+from pqcache.parquet.footer import footer, thrift
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.sync.download_columns import download_columns
-from pqcache.store.sync.subset import Subset
+from pqcache.store.sync.download.columns import download_columns
+from pqcache.store.sync.download.subset import Subset
 from tests.filters.test_pruning import conditions, tables
 
 SLACK = 64 << 10  # the tail that is read for the footer

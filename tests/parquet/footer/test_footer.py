@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet import footer as f
-from pqcache.parquet import thrift as t
+from pqcache.parquet.footer import footer as f
+from pqcache.parquet.footer import thrift as t
 
 
 def footer_of(data: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 The end of the file is read first; from its footer follow the bytes of every column chunk. Those wanted are copied
 as they are, one behind the other, and get a footer of their own: nothing is decoded unless rows are to be
-filtered (see `pqcache.store.sync.filter_rows`).
+filtered (see `pqcache.store.sync.download.filter_rows`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pqcache.errors import ParquetError, SourceUnavailable, UsageError
 from pqcache.filters.expression import Condition, condition_columns
 from pqcache.filters.pruning import Outcomes, prune_row_groups
 from pqcache.filters.sql import parse_condition
-from pqcache.parquet import footer, thrift
-from pqcache.parquet.footer import MAGIC
+from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer.footer import MAGIC
+from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
-from pqcache.parquet.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.filter_rows import MatchingRows, condition_schema, write_matching
-from pqcache.store.sync.subset import Subset
+from pqcache.store.sync.download.filter_rows import MatchingRows, condition_schema, write_matching
+from pqcache.store.sync.download.subset import Subset
 
 _GAP = 64 << 10  # bytes that are cheaper to read and discard than to skip with another request
 
