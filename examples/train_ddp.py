@@ -13,7 +13,7 @@ from pqcache.torch import ParquetDataset
 
 def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs: int = 2) -> None:
     dist.init_process_group("gloo")  # "nccl" with GPUs
-    # 12 lanes are shared by 1, 2, 3, 4, 6 or 12 ranks x workers, so a run may go on with another number of them
+    # 12 lanes divide among 1, 2, 3, 4, 6 or 12 ranks x workers, so a run may resume with another number of them
     dataset = ParquetDataset(cache, columns=["id", "price"], batch_size=64, lanes=12)
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
@@ -23,13 +23,13 @@ def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs:
     for epoch in range(dataset.epoch, epochs):
         dataset.set_epoch(epoch)
         rows = torch.zeros(1)
-        for batch in loader:  # as many batches on every rank
+        for batch in loader:  # the same number of batches on every rank
             loss = (model(batch["price"].float()[:, None]) - 1).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             rows += len(batch["id"])
-            if batch.index % 100 == 0:  # on rank 0 alone, with the model's and the optimizer's states
+            if batch.index % 100 == 0:  # on rank 0 only, with the states of model and optimizer
                 checkpoint.write_text(json.dumps(dataset.state_dict(after=batch)))
         dist.all_reduce(rows)
         if dist.get_rank() == 0:

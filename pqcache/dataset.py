@@ -12,7 +12,7 @@ import pyarrow as pa
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.record_batches import read_batches, read_rows
 from pqcache.reader.selection.sequences import Sequence
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import lookup
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.units import parse_count, parse_size

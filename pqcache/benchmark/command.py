@@ -32,7 +32,7 @@ from pqcache.reader.options import check_numbers
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count
-from pqcache.store.cache import cache_at
+from pqcache.store.cache_directory import cache_at
 from pqcache.system.process_stats import pss
 from pqcache.units import format_count, format_size, parse_duration, parse_size
 

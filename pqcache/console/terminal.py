@@ -225,7 +225,7 @@ def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) ->
     for item in proposals:
         smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
         print_line(f"{item.column}: {item.type} can be stored as {item.dense}{smaller}")
-    from pqcache.store.cache import cache_at  # imports pyarrow, which an error does not need
+    from pqcache.store.cache_directory import cache_at  # imports pyarrow, which an error does not need
 
     where = [str(dest)] if dest is not None else [] if cache_at(source) is not None else ["DEST"]
     words = ["pqcache", "repartition", source, *where]

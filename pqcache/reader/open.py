@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pqcache.errors import UsageError
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import is_data, is_hidden
 from pqcache.store.layout import LEASE, ROW_GROUPS
 from pqcache.store.row_group_index import Index, build_index

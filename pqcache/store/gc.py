@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pqcache.errors import disk_errors
 from pqcache.events import Collected, OnEvent, ignore
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
+from pqcache.store.layout import LEASE
+from pqcache.store.snapshot import Snapshot
+from pqcache.system.disk import remove_tree
 from pqcache.units import parse_count, parse_duration
 
 
@@ -51,11 +56,51 @@ def gc(
     with disk_errors(target.path), target.lock(parse_duration(wait)):
         count = read_config(target.path).keep if keep is None else parse_count(keep)
         if dry_run:
-            removed = target.collectable(count, parse_duration(older_than))
+            removed = removable_snapshots(target, count, parse_duration(older_than))
         else:
-            removed = target.collect(count, parse_duration(older_than))
+            removed = remove_old_snapshots(target, count, parse_duration(older_than))
             for snapshot in removed:
                 on_event(Collected(snapshot.id))
         gone = {snapshot.id for snapshot in removed}
         kept = tuple(snapshot.id for snapshot in target.snapshots() if snapshot.id not in gone)
     return GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept)
+
+
+def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
+    """Remove all but the newest ``keep`` snapshots, the current one among them; return those removed.
+
+    Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago.
+    """
+    return [snapshot for snapshot in removable_snapshots(cache, keep, older_than) if remove_snapshot(cache, snapshot)]
+
+
+def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
+    """Return the snapshots that ``remove_old_snapshots`` would remove if nobody reads them."""
+    current = cache.current()
+    if current is None:
+        return []
+    others = [snapshot for snapshot in cache.snapshots() if snapshot.number < current.number]
+    surplus = others[: max(0, len(others) + 1 - max(1, keep))]
+    return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
+
+
+def remove_snapshot(cache: CacheDirectory, snapshot: Snapshot) -> bool:
+    """Remove a snapshot that nobody reads; the exclusive lock is held until it is renamed."""
+    try:
+        file = (snapshot.path / LEASE).open("rb")
+    except FileNotFoundError:
+        file = None
+    try:
+        if file is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        cache.tmp_dir.mkdir(exist_ok=True)
+        trash = cache.tmp_dir / f"removed-{snapshot.id}-{os.urandom(4).hex()}"
+        snapshot.path.rename(trash)
+    finally:
+        if file is not None:
+            file.close()
+    remove_tree(trash)
+    return True

@@ -12,7 +12,7 @@ from typing import Any
 import zstandard
 
 from pqcache.errors import DamagedError
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.system.disk import fsync_path
 
 HISTORY = "history.jsonl.zst"

@@ -16,7 +16,7 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.manifest import SourceFile
 from pqcache.system.disk import remove_tree
 

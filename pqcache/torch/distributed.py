@@ -21,7 +21,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
 from pqcache.reader.open import Data
 from pqcache.reader.row_group_loader import RowGroupLoader
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import FILES
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard

@@ -85,7 +85,7 @@ class SharedPool(BufferPool):
         self._begins: list[int] = []
         self._lock = threading.Lock()
 
-    def lend(self, size: int) -> Block:
+    def borrow(self, size: int) -> Block:
         """Return ``size`` bytes of a slot that is free again when no array of either process is over it."""
         with self._lock:  # batches are made on several threads, and pickled on one more
             slot = self._slot(1 << (max(_SMALLEST, size) - 1).bit_length())

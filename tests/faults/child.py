@@ -235,7 +235,7 @@ def _no_fsync() -> None:
 
 
 def _unsynced_rewrite() -> None:
-    import pqcache.parquet.rewrite.rewrite as module
+    import pqcache.store.sync.rewrite_files as module
 
     real = module.rewrite_directory
 
@@ -249,28 +249,29 @@ def _unsynced_rewrite() -> None:
 
 
 def _no_directory_fsync() -> None:
-    import pqcache.store.cache
+    import pqcache.store.publish
 
-    pqcache.store.cache.fsync_tree = lambda root: None  # type: ignore[attr-defined]
+    pqcache.store.publish.fsync_tree = lambda root: None  # type: ignore[attr-defined]
 
 
 def _current_before_the_files() -> None:
-    import pqcache.store.cache as module
+    import pqcache.store.publish as module
+    import pqcache.store.sync.apply
     from pqcache.store.layout import FILES, LEASE, ROW_GROUPS
 
-    def publish(self: Any, built: Path, *_: object) -> Any:
-        final = self.snapshots_dir / self.new_snapshot_id()
+    def publish(cache: Any, built: Path, *_: object) -> Any:
+        final = cache.snapshots_dir / module.new_snapshot_id(cache)
         (final / "_pqcache").mkdir(parents=True)
         for name in (FILES, ROW_GROUPS):
             (built / name).rename(final / name)
         (final / LEASE).touch()
-        module.replace_symlink(self.path / "current", f"snapshots/{final.name}", self.tmp_dir)
+        module.replace_symlink(cache.path / "current", f"snapshots/{final.name}", cache.tmp_dir)
         for path in sorted(p for p in built.rglob("*.parquet")):
             (final / path.relative_to(built)).parent.mkdir(parents=True, exist_ok=True)
             path.rename(final / path.relative_to(built))
         return module.Snapshot(final)
 
-    module.CacheDirectory.publish = publish  # type: ignore[method-assign]
+    pqcache.store.sync.apply.publish = publish
 
 
 def _links_fail_silently() -> None:

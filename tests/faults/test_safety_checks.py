@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.store import publish
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import safety_checks
@@ -168,13 +170,13 @@ def test_a_nightly_overwrite_under_new_names_is_no_loss(tmp_path: Path) -> None:
 def test_snapshots_are_collected_after_the_clock_stepped_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names sort by time, but the time of one machine is not always the time."""
     lake, cache = lake_of(tmp_path)
-    real = pqcache.Cache.new_snapshot_id
+    real = publish.new_snapshot_id
     hours = iter(range(100))
 
-    def earlier(self: pqcache.Cache) -> str:
-        return real(self, datetime.now(timezone.utc) - timedelta(hours=next(hours)))
+    def earlier(cache: CacheDirectory) -> str:
+        return real(cache, datetime.now(timezone.utc) - timedelta(hours=next(hours)))
 
-    monkeypatch.setattr(pqcache.Cache, "new_snapshot_id", earlier)
+    monkeypatch.setattr(publish, "new_snapshot_id", earlier)
     for number in range(5):
         rewrite_day(lake, "2026-11-01", seed=number + 20)
         pqcache.sync(str(lake), cache, keep=2)

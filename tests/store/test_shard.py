@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import SourceIncomplete, UsageError
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
 from pqcache.store.shard import MIN_PARTS, Shard, listing_digest, owners, parse_shard

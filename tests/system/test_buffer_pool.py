@@ -21,7 +21,10 @@ EPOCH = 16_000 * 8192
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="PSS is Linux's")
-@pytest.mark.parametrize(("workers", "fixed"), [(0, False), (2, False), (0, True), (2, True)])
+@pytest.mark.parametrize(
+    ("workers", "fixed"),
+    [(0, True), *(pytest.param(*case, marks=pytest.mark.deep) for case in ((0, False), (2, False), (2, True)))],
+)
 def test_ten_epochs_within_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, fixed: bool
 ) -> None:

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache.reader.epoch import read_batches
 from pqcache.reader.open import open_data
-from pqcache.reader.read_plan import view_of
+from pqcache.reader.options import BatchOptions
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.record_batches import read_batches
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
@@ -187,18 +188,18 @@ def indexing(root: Path) -> Callable[[], Any]:
 
 
 def reading(root: Path) -> Callable[[], Any]:
-    batches = read_batches(root)
+    batches = read_batches(root, BatchOptions())
     return lambda: next(batches)
 
 
 def reading_in_order(root: Path) -> Callable[[], Any]:
-    batches = read_batches(root, shuffle=False)
+    batches = read_batches(root, BatchOptions(shuffle=False))
     return lambda: next(batches)
 
 
 def counting(root: Path) -> Callable[[], Any]:
     data, _ = open_data(root)
-    return lambda: view_of(data, None, "id BETWEEN 3 AND 50").counts
+    return lambda: make_read_plan(data, None, "id BETWEEN 3 AND 50").counts
 
 
 @pytest.mark.parametrize("prepare", [indexing, reading, reading_in_order, counting])

@@ -395,7 +395,7 @@ def test_a_cache_is_leased_while_newer_snapshots_land(tmp_path: Path) -> None:
     del ds, newer, batches
     write_shop(tmp_path / "source", days=6, files=2, rows=200)
     pqcache.sync(cache, keep=1)
-    pqcache.Cache.open(cache).collect(keep=1)
+    pqcache.gc(cache, keep=1)
     with pytest.raises(CacheError, match="not kept any more"):
         ParquetDataset(cache, columns=["id"], batch_size=50).load_state_dict(state)
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import as_list
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.hive import parent
 from pqcache.store.inspect.summary import read_remote_index

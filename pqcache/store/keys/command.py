@@ -11,7 +11,7 @@ from typing import Any
 
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config, write_config
 from pqcache.store.keys.build import build_key_index
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of, field_of

@@ -12,7 +12,7 @@ from typing import Any
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
-from pqcache.store.cache import CacheDirectory, cache_at
+from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config, updated, write_config
 from pqcache.store.manifest import Manifest
 from pqcache.store.repartition.dense_columns import DenseRequest, local_root

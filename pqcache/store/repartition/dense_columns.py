@@ -19,7 +19,7 @@ from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, 
 from pqcache.parquet.footer.source_footer import open_parquet
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
 from pqcache.parquet.schema_merge import unified
-from pqcache.store.cache import cache_at
+from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset
 from pqcache.store.sync.listing import list_source
 from pqcache.store.urls import local_path, redact, url_scheme

@@ -18,6 +18,7 @@ from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
+from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.sync.download.download import Downloaded, DownloadOptions
@@ -84,7 +85,7 @@ def build_snapshot(
             index = IndexBuilder()
         index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
         manifest = _write_metadata(job, target, entries)
-        snapshot = cache.publish(target, job.previous)
+        snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
     remove_tree(job.workdir)
     return Outcome(plan=plan, published=snapshot, totals=manifest.totals)

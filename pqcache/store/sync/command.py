@@ -12,7 +12,7 @@ from typing import Any
 
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.cache import CacheDirectory, cache_at, cache_path
+from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source
 from pqcache.store.drivers.registry import open_source

@@ -8,10 +8,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pqcache.events import Advanced, Collected, Event, OnEvent, ignore
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import TIMEOUT
 from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.manifest import Totals
 from pqcache.store.snapshot import Snapshot
@@ -133,7 +134,7 @@ def finish_run(run: CacheRun, outcome: Outcome) -> SyncReport:
             append_history(cache.path, missed)
     record = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": run.command}
     append_history(cache.path, {**record, **report.to_dict()})
-    for snapshot in cache.collect(run.config.keep):
+    for snapshot in remove_old_snapshots(cache, run.config.keep):
         run.options.on_event(Collected(snapshot.id))
     for left in cache.tmp_dir.iterdir():
         discard(left)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pqcache.errors import DamagedError, PqcacheError, UsageError
 from pqcache.events import Advanced, Damaged, OnEvent, Started, ignore
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, command_for, directory_of
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest

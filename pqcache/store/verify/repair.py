@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from pqcache.errors import CacheError, CacheLocked, disk_errors
-from pqcache.store.cache import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source

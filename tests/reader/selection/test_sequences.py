@@ -112,7 +112,7 @@ def test_every_sequence_once(scratch: Path, rows: Any, ordered: bool, kind: pa.D
     expected = brute_force(found, spec, how["group"])
     where = "kept" if how["filtered"] else None
     ds = ParquetDataset(
-        scratch / "rows.parquet", ["id"], where, batch_size=7, sequence=spec, shuffle=how["shuffle"], lanes=2
+        scratch / "rows.parquet", ["id"], filters=where, batch_size=7, sequence=spec, shuffle=how["shuffle"], lanes=2
     )
     assert len(ds) == -(-len(expected) // 7)
     got = ids_of(ds)
@@ -311,7 +311,7 @@ def test_single_samples_and_spawned_workers(drive: Path) -> None:
 
 def test_filters_come_first(drive: Path) -> None:
     spec = Sequence(3, "ts", group_by="log")
-    ds = ParquetDataset(drive, ["id"], "flag and day >= 1", sequence=spec, batch_size=64)
+    ds = ParquetDataset(drive, ["id"], filters="flag and day >= 1", sequence=spec, batch_size=64)
     rows = []
     for day in (1, 2):
         table = pq.read_table(drive / f"day={day}" / "a.parquet", columns=["id", "ts", "log"], partitioning=None)

@@ -21,20 +21,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
-from pqcache.store.layout import CONFIG, FILES, LEASE
+from pqcache.store.layout import CONFIG, FILES
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
-from pqcache.system.disk import fsync_path, fsync_tree, make_directory, remove_tree, replace_symlink, write_durably
+from pqcache.system.disk import make_directory, write_durably
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PUBLISHING = 60.0  # seconds: more than a run takes between a snapshot's rename and the swap of current
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 
 
@@ -167,72 +165,6 @@ class CacheDirectory:
                         ) from None
                     time.sleep(min(0.2, max(0.01, wait)))
             yield
-
-    def new_snapshot_id(self, now: datetime | None = None) -> str:
-        """Return a name for the next snapshot: the time, and a number that always grows."""
-        moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
-        return f"{moment}-{max((s.number for s in self.snapshots()), default=0) + 1:04d}"
-
-    def publish(self, built: Path, previous: Snapshot | None) -> Snapshot:
-        """Make the snapshot built in ``tmp/`` the current one, in place of ``previous``.
-
-        Every file in it must be durable already; directories are made so here, before the rename that
-        makes them visible. Where locks lie, another run may have published meanwhile: that raises CacheLocked.
-        """
-        (built / LEASE).touch()
-        fsync_tree(built)
-        if self.current() != previous:
-            raise CacheLocked(self.path, "another run has published meanwhile", "sync again")
-        if previous is not None:
-            self._remove_orphans(previous)
-        final = self.snapshots_dir / self.new_snapshot_id()
-        built.rename(final)
-        fsync_path(self.snapshots_dir)
-        replace_symlink(self.path / "current", f"snapshots/{final.name}", self.tmp_dir)
-        return Snapshot(final)
-
-    def _remove_orphans(self, previous: Snapshot) -> None:
-        """Remove what a run left that died before its snapshot became current: it would count as an old one."""
-        for snapshot in self.snapshots():
-            if snapshot.number > previous.number and time.time() - snapshot.path.stat().st_mtime > _PUBLISHING:
-                self._remove(snapshot)
-
-    def collect(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
-        """Remove all but the newest ``keep`` snapshots, the current one among them; return those removed.
-
-        Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago.
-        """
-        return [snapshot for snapshot in self.collectable(keep, older_than) if self._remove(snapshot)]
-
-    def collectable(self, keep: int, older_than: float = 0.0) -> list[Snapshot]:
-        """Return the snapshots that ``collect`` would remove if nobody reads them."""
-        current = self.current()
-        if current is None:
-            return []
-        others = [snapshot for snapshot in self.snapshots() if snapshot.number < current.number]
-        surplus = others[: max(0, len(others) + 1 - max(1, keep))]
-        return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
-
-    def _remove(self, snapshot: Snapshot) -> bool:
-        """Remove a snapshot that nobody reads; the exclusive lock is held until it is renamed."""
-        try:
-            file = (snapshot.path / LEASE).open("rb")
-        except FileNotFoundError:
-            file = None
-        try:
-            if file is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return False
-            self.tmp_dir.mkdir(exist_ok=True)
-            trash = self.tmp_dir / f"removed-{snapshot.id}-{os.urandom(4).hex()}"
-            snapshot.path.rename(trash)
-        finally:
-            if file is not None:
-                file.close()
-        remove_tree(trash)
-        return True
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:

@@ -1,0 +1,48 @@
+"""Publishing: a snapshot that was built in ``tmp/`` becomes the current one, in one step."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pqcache.errors import CacheLocked
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.gc import remove_snapshot
+from pqcache.store.layout import LEASE
+from pqcache.store.snapshot import Snapshot
+from pqcache.system.disk import fsync_path, fsync_tree, replace_symlink
+
+_PUBLISHING = 60.0  # seconds: more than a run takes between a snapshot's rename and the swap of current
+
+
+def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Snapshot:
+    """Make the snapshot built in ``tmp/`` the current one, in place of ``previous``.
+
+    Every file in it must be durable already; directories are made so here, before the rename that
+    makes them visible. Where locks lie, another run may have published meanwhile: that raises CacheLocked.
+    """
+    (built / LEASE).touch()
+    fsync_tree(built)
+    if cache.current() != previous:
+        raise CacheLocked(cache.path, "another run has published meanwhile", "sync again")
+    if previous is not None:
+        _remove_orphans(cache, previous)
+    final = cache.snapshots_dir / new_snapshot_id(cache)
+    built.rename(final)
+    fsync_path(cache.snapshots_dir)
+    replace_symlink(cache.path / "current", f"snapshots/{final.name}", cache.tmp_dir)
+    return Snapshot(final)
+
+
+def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
+    """Return a name for the next snapshot: the time, and a number that always grows."""
+    moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
+    return f"{moment}-{max((s.number for s in cache.snapshots()), default=0) + 1:04d}"
+
+
+def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
+    """Remove what a run left that died before its snapshot became current: it would count as an old one."""
+    for snapshot in cache.snapshots():
+        if snapshot.number > previous.number and time.time() - snapshot.path.stat().st_mtime > _PUBLISHING:
+            remove_snapshot(cache, snapshot)
