@@ -5,6 +5,7 @@ PqcacheError                1   something failed; the message says which file an
 ├── SourceError             1   the source cannot be reached, listed or read; nor can a target be written
 │   ├── SourceNotFound      1   nothing is there
 │   ├── SourceDenied        1   wrong or missing credentials, or no permission
+│   ├── SourceChanged       1   a file is no longer the one that was listed
 │   └── SourceUnavailable   1   server down, reset, or too slow: worth another try
 ├── SourceIncomplete        3   empty, vanished or still moving: nothing was published
 ├── ParquetError            1   not Parquet, truncated, or something we cannot represent

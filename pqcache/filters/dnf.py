@@ -25,8 +25,8 @@ from pqcache.filters.expression import (
     Or,
     comparison,
     constant_of,
+    in_condition,
     no_value,
-    one_of,
     operand_of,
     value_type,
 )
@@ -77,7 +77,7 @@ def _comparison(part: Any, schema: pa.Schema) -> Condition:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise UsageError("", f"{column} {op} needs a list of values, not {value!r}")
     values = [item.as_py() if isinstance(item, pa.Scalar) and not item.is_valid else item for item in value]
-    found = one_of(operand, [_constant(item, operand) for item in values if item is not None])
+    found = in_condition(operand, [_constant(item, operand) for item in values if item is not None])
     some_null = any(item is None for item in values)
     null = IsNull(operand.column, operand.inner)
     if op == "in":

@@ -1,6 +1,6 @@
-"""A condition on the rows of a table: a small tree that turns into a pyarrow expression, or prunes.
+"""Conditions on the rows of a table as syntax trees, and their conversion to pyarrow expressions.
 
-``--where`` and ``filters=`` are read into it; see `pqcache.filters.sql`. Constants have their columns' types.
+``--where`` and ``filters=`` are parsed into these; see `pqcache.filters.sql`. Constants have their columns' types.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ def comparison(operand: Operand, op: str, value: pa.Scalar | int) -> Condition:
     return Compare(operand.column, "LTE" if op in ("LT", "LTE") else "GT", _cast(str(value), operand), operand.inner)
 
 
-def one_of(operand: Operand, values: Sequence[pa.Scalar | int]) -> Condition:
-    """Return whether a value is one of several; an int stands for a number that is none."""
+def in_condition(operand: Operand, values: Sequence[pa.Scalar | int]) -> Condition:
+    """Return the condition that the operand is one of ``values``; an int among them matches nothing."""
     return In(operand.column, tuple(value for value in values if isinstance(value, pa.Scalar)), operand.inner)
 
 

@@ -97,7 +97,7 @@ class _Bounds:
 def prune_row_groups(
     condition: Condition, table: pa.Table, constants: Mapping[str, pa.Array | pa.ChunkedArray] | None = None
 ) -> Outcomes:
-    """Return what ``condition`` may be for each row group.
+    """Return whether ``condition`` may be true, false or null for some row of each row group.
 
     Args:
         condition: see `pqcache.filters.expression`.
@@ -146,7 +146,7 @@ def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: It
 
 
 def _known(index: RowGroups, column: str) -> list[pc.Expression | None]:
-    """Return what is true of all rows of each row group, or None where that is nothing."""
+    """Return an expression for each row group that its statistics and partition values imply, or None."""
     field = pc.field(column)
     if column in index.partitions.column_names:
         values = index.partitions[column]
@@ -264,7 +264,10 @@ def _compare(column: _Bounds, op: str, value: pa.Scalar) -> tuple[Flags, Flags]:
 
 
 def _like(column: _Bounds, node: Like) -> tuple[Flags, Flags]:
-    """Return the same for LIKE: bounded by what stands before the first wildcard, exact where all is one value."""
+    """Return whether a LIKE may be true, and may be false, for values that are not null.
+
+    It is bounded by what stands before the first wildcard, and exact where all values are one.
+    """
     anything = np.ones(len(column.some_value), np.bool_)
     low, high = column.low, column.high
     if low is None or not (pt.is_string(low.type) or pt.is_large_string(low.type)):

@@ -26,7 +26,7 @@ from pqcache.filters.expression import (
     comparison,
     constant_of,
     expression_of,
-    one_of,
+    in_condition,
     operand_of,
     rows_where,
     value_type,
@@ -151,7 +151,7 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
         if not node.expressions:
             raise UsageError("", "IN needs a list of constants", _HELP)
         values = [_constant(item, field) for item in node.expressions]
-        return one_of(field, values)
+        return in_condition(field, values)
     if kind == "Between":
         low, high = (_constant(node.args[end], field) for end in ("low", "high"))
         return And((comparison(field, "GTE", low), comparison(field, "LTE", high)))

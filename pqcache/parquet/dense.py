@@ -100,7 +100,10 @@ def is_alike(one: pa.Schema, other: pa.Schema) -> bool:
 
 
 def common_dense(schemas: Sequence[pa.Schema]) -> dict[str, Dense]:
-    """Return the columns that are dense, and alike, in every schema: null, as in a file without it, none can be."""
+    """Return the columns that are dense with the same dtype and length in every schema.
+
+    A file that lacks a column disqualifies it, since its rows would be null there.
+    """
     found = [dense_in(schema) for schema in schemas]
     return {name: dense for name, dense in found[0].items() if all(known.get(name) == dense for known in found)}
 

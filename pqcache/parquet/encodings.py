@@ -1,7 +1,7 @@
 """How each column is encoded and compressed, chosen by trying it on a sample.
 
-Data is written once and read many times, so a scheme that costs decoding time has to earn it in size: plain
-is the rule, and a dictionary, DELTA, BYTE_STREAM_SPLIT or a codec is used only for the columns it helps.
+Data is written once and read many times, so what costs decoding time must make a
+column smaller. Plain is the default; a dictionary, DELTA, BYTE_STREAM_SPLIT or a codec is used where a sample shrinks.
 """
 
 from __future__ import annotations

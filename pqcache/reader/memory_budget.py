@@ -18,7 +18,7 @@ log = logging.getLogger("pqcache.reader")
 WINDOW = 16  # row groups, where memory allows
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _WINDOW_OF_PIECES = 4
-_MOST_PIECES = 64  # of a row group: for each, all that is before it is decoded
+_MOST_PIECES = 64  # pieces of a row group, at most: to read one, all those before it are decoded
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def fit_window(sizes: RowGroupSizes, memory: int, lanes: int, name: object = "th
 def decode_budget(
     sizes: RowGroupSizes, memory: float, *, lanes: int, all_lanes: int, window: int, threads: int
 ) -> DecodeBudget:
-    """Return what ``memory`` bytes allow a process that reads ``lanes`` of ``all_lanes`` lanes.
+    """Return how many threads and arena slots ``memory`` bytes allow.
+
+    The process reads ``lanes`` of ``all_lanes`` lanes.
 
     What the windows leave of ``memory`` goes to decoding, on at most ``threads`` threads: each takes its row group
     twice, decoded and scattered.

@@ -71,7 +71,7 @@ class CacheDirectory:
         return self.path / "tmp"
 
     def current(self) -> Snapshot | None:
-        """Return the published snapshot, or None while there is none."""
+        """Return the snapshot that the link ``current`` points to, or None if there is no link."""
         try:
             target = os.readlink(self.path / "current")
         except FileNotFoundError:

@@ -36,7 +36,7 @@ class Snapshot:
         return int(number) if number.isdigit() else 0
 
     def manifest(self) -> Manifest:
-        """Return the list of files and where each came from."""
+        """Read and return the manifest: the list of files and where each came from."""
         from pqcache.store.manifest_file import read_manifest  # and pyarrow, which not every command needs
 
         return read_manifest(self.path / FILES)

@@ -32,7 +32,7 @@ def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe
 
 
 def make_workdir(cache: CacheDirectory) -> Path:
-    """Make a new, empty directory for this run."""
+    """Create this run's directory below ``tmp/``, with ``fetch/`` and ``rewrite/`` in it; return its path."""
     run = cache.tmp_dir / f"{_boot_id()}-{os.getpid()}-{os.urandom(4).hex()}"
     for name in ("fetch", "rewrite"):
         (run / name).mkdir(parents=True)

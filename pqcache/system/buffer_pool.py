@@ -102,7 +102,7 @@ class BufferPool:
         return total - self._peak - min(_MAX_SLACK, self._peak // 8)
 
     def _free_idle(self, excess: int) -> None:
-        """Free idle blocks, none larger than ``excess``: a small new block must not cost a large idle one."""
+        """Free idle blocks, none larger than ``excess``: the next large request uses the others again."""
         for size in sorted(self._free, reverse=True):
             while size <= excess:
                 try:

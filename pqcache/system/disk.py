@@ -35,7 +35,7 @@ def make_directory(path: Path) -> None:
 
 
 def fsync_tree(root: Path) -> None:
-    """Make the entries of every directory below ``root`` durable, deepest first."""
+    """Call fsync on ``root`` and every directory below it, deepest first."""
     for directory, _, _ in os.walk(root, topdown=False):
         fsync_path(Path(directory))
 

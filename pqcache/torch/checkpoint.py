@@ -35,7 +35,7 @@ class State:
     worker: list[int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the state as a dict of JSON values, with its format number."""
         return _to_dict(self)
 
     @staticmethod
@@ -64,7 +64,7 @@ class MixState:
             raise TypeError("it has no states of datasets")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the state as a dict of JSON values, with its format number."""
         return _to_dict(self)
 
     @staticmethod

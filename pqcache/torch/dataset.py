@@ -132,7 +132,7 @@ class ParquetDataset(ResumableDataset):
         return self._reader.snapshot
 
     def state_dict(self, after: Batch | int | None = None) -> dict[str, Any]:
-        """Return where to go on, as a small dict for JSON.
+        """Return the state after the batch ``after``, as a small dict of JSON values.
 
         ``after`` is the last batch the trainer has consumed, or its global ``index``. It is needed with workers, which
         prepare batches in advance (else UsageError); without workers None means the last one yielded. The state is
@@ -142,7 +142,9 @@ class ParquetDataset(ResumableDataset):
         return self._reader.state(position.lanes, ranks, position.epoch, position.index, self._worker_state()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken, also with other numbers of ranks and workers that divide its lanes.
+        """Restore epoch, next batch, lanes, window and snapshot from ``state``.
+
+        The numbers of ranks and workers may be others that divide its lanes.
 
         A state from the end of an epoch goes on with the next one. Lanes and window that were not chosen here are the
         state's. A snapshot that is no longer the current one is opened if it is still kept. What does not fit raises

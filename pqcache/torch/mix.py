@@ -80,7 +80,7 @@ class Mix(ResumableDataset):
         return dict(zip(self.datasets, self._schedule.counts, strict=True))
 
     def state_dict(self, after: Batch | int | None = None) -> dict[str, Any]:
-        """Return where to go on, as a small dict for JSON; see ``ParquetDataset.state_dict``."""
+        """Return the state after ``after``, as a small dict of JSON values; see ``ParquetDataset.state_dict``."""
         position, (ranks, _) = self._position(after), self._ranks()
         states = {name: reader.state(position.lanes, ranks).to_dict() for name, reader in self._readers.items()}
         return MixState(
@@ -94,7 +94,9 @@ class Mix(ResumableDataset):
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken, also with other numbers of ranks and workers that divide its lanes.
+        """Restore epoch, next batch, lanes, window and snapshot from ``state``.
+
+        The numbers of ranks and workers may be others that divide its lanes.
 
         Each dataset's snapshot is opened if it is still kept. What does not fit raises UsageError, or CacheError for a
         snapshot that is gone, and says why.

@@ -1,4 +1,4 @@
-"""How far an epoch is: what the trainer's process and its workers know of one another."""
+"""The epoch and its first batch, shared between the trainer's process and its workers."""
 
 from __future__ import annotations
 

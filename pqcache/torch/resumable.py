@@ -107,7 +107,7 @@ class ResumableDataset(IterableDataset[Batch]):
         return [info.id, info.num_workers, self._progress.start] if info else None
 
     def _resume(self, state: State | MixState) -> None:
-        """Go on where a state was taken whose other values were checked and taken over."""
+        """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
         remaining = self._share(lanes=state.lanes, start=state.batch).rounds()
         in_worker = get_worker_info() is not None
         self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)

@@ -157,7 +157,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _strided(located: dict[str, Any]) -> list[StridedTensors]:
-    """Take tensors that lie at equal distances out of what was located (None remains in their place)."""
+    """Return groups of equally spaced tensors, and set their entries in ``located`` to None."""
     alike: defaultdict[Any, list[str]] = defaultdict(list)
     for name, location in located.items():
         if type(location) is TensorLocation and location.bytes and location.dtype in _NUMPY:

@@ -1,4 +1,4 @@
-"""What in a footer would end the process: pyarrow meets it with a C++ error that nothing catches.
+"""Rejects footers on which pyarrow would end the process, with a C++ error that nothing catches.
 
 Opening a file is safe, and so is reading its rows. But `RowGroupMetaData.column`, `ColumnChunkMetaData.compression`
 and `.statistics` end the process where a column chunk contradicts its schema: another type, a codec that does not

@@ -175,7 +175,7 @@ def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
 
 
 def prune(wanted: RowFilter, index: Index) -> Outcomes:
-    """Return for which row groups the index decides a filter."""
+    """Return, for each row group, whether the filter may be true, false or null for some row."""
     inside = index.partitions.column_names
     none = np.zeros(len(index), np.bool_)
     files = index.numbers("file")

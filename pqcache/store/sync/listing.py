@@ -33,9 +33,10 @@ def list_source(
     where: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Listing:
-    """List the source, hostile names refused and partitions pruned by ``where``.
+    """Return the source's Parquet files in the partitions that may satisfy ``where``, and what to take of them.
 
-    A source without any Parquet file raises SourceIncomplete: an empty listing never replaces what is held.
+    A name that is unsafe below the cache raises SourceError. A source without any Parquet file raises SourceIncomplete:
+    an empty listing never replaces what is held.
     """
     found: list[SourceFile] = []
 
@@ -58,7 +59,7 @@ def list_source(
 
 
 def digest_of_shares(listing: Listing, shard: str | None, rules: WaitRules, url: str) -> str | None:
-    """Return the digest of what is divided among nodes, or None where nothing is.
+    """Return the digest of the listing that nodes share, or None without ``--shard``.
 
     A share without any file raises SourceIncomplete.
     """

@@ -200,7 +200,7 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
 def check_path(path: str) -> str | None:
     """Return what is wrong with a source path, or None if it is safe to use below the cache.
 
-    Object keys are hostile input: no name may leave the cache or be two things at once on disk.
+    Object keys are hostile input: no path may lead out of the cache.
     """
     directory, slash, name = path.rpartition("/")
     short = len(name) <= 255 // 4  # however many bytes its characters take

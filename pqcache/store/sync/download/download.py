@@ -198,7 +198,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
         except ParquetError as failure:
             error = failure
             transfer.advance(-transfer.size)
-            transfer.part.unlink(missing_ok=True)  # damaged on its way? no run must build on it
+            transfer.part.unlink(missing_ok=True)  # it may be damaged: no later run must resume from it
         if error is None and not options.confirm:
             return Downloaded(file, metadata, schema, checksum)
         now = with_retries(lambda: transfer.source.stat(file.path), file.path, options.retries, options.on_event)
