@@ -11,6 +11,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtpe]?)(?:i?b)?\s*", re.IGNORECASE
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", re.IGNORECASE)
 
+BLOCK_SIZE = 128 << 20  # bytes: the default block of HDFS, and what row groups are made to fill
+
 
 def parse_size(text: str | int) -> int:
     """Return the number of bytes in ``text``; every unit is a power of 1024, as in Hadoop.

@@ -13,11 +13,10 @@ from pqcache.reader.open import open_data
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.store.urls import local_path, url_scheme
-from pqcache.units import format_count
+from pqcache.units import BLOCK_SIZE, format_count
 
 MEMORY = 2 << 30
 LANES = 2
-_LARGEST = 128 << 20
 _SMALLEST = 1 << 20
 
 
@@ -83,4 +82,4 @@ def row_group_size_for(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes:
     """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
     scale = memory / lanes / lane_bytes(sizes, WINDOW)
     largest = int(plan.data.index.numbers("bytes").max())
-    return max(_SMALLEST, min(_LARGEST, 1 << (int(scale * largest).bit_length() - 1)))
+    return max(_SMALLEST, min(BLOCK_SIZE, 1 << (int(scale * largest).bit_length() - 1)))

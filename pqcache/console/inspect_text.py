@@ -18,8 +18,8 @@ from pqcache.console.inspect_html import inspection_page
 from pqcache.console.terminal import bar, is_plain, print_json, stdout_console
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.store.inspect.listings import Difference
-from pqcache.store.inspect.summary import BLOCK_SIZE, Inspection
-from pqcache.units import format_count, format_seconds, format_size, parse_size
+from pqcache.store.inspect.summary import Inspection
+from pqcache.units import BLOCK_SIZE, format_count, format_seconds, format_size, parse_size
 
 _PARTITIONS = 20
 _COLUMNS = 30

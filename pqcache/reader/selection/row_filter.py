@@ -28,10 +28,10 @@ from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
 from pqcache.parquet.schema_merge import conformed, working
 from pqcache.reader.open import Data
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
-from pqcache.reader.selection.selection import Intersection, Ints, Selection
+from pqcache.reader.selection.selection import Intersection, Selection
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import Index
-from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.selected_rows import Ints, SelectedRows
 from pqcache.system.disk import write_durably
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 

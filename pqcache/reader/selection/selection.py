@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Ints = npt.NDArray[np.int64]
+from pqcache.store.selected_rows import Ints
 
 
 class Selection(Protocol):

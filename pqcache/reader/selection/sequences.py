@@ -19,7 +19,8 @@ from pqcache.parquet.dense import as_lists
 from pqcache.parquet.schema_merge import conformed, working
 from pqcache.reader.columns.column_forms import storage_type
 from pqcache.reader.open import Data
-from pqcache.reader.selection.selection import Ints, Selection
+from pqcache.reader.selection.selection import Selection
+from pqcache.store.selected_rows import Ints
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a second
 _MOST_STEPS = 1 << 20  # no usual row group has more rows, and each step is kept in memory

@@ -28,9 +28,7 @@ from pqcache.store.row_group_index import Index, IndexBuilder
 from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.listing import list_source
 from pqcache.store.urls import url_scheme
-from pqcache.units import parse_count, parse_size
-
-BLOCK_SIZE = 128 << 20
+from pqcache.units import BLOCK_SIZE, parse_count, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,6 @@ from pqcache.store.keys.lookup import (
     BITS,
     ROWS,
     SPANS,
-    Ints,
     KeyIndex,
     KeyRun,
     check_key_index,
@@ -34,6 +33,7 @@ from pqcache.store.keys.lookup import (
 )
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
+from pqcache.store.selected_rows import Ints
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, link_or_copy, remove_tree
 

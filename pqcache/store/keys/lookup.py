@@ -23,13 +23,12 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.errors import CacheError, DamagedError, UsageError
 from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, mixed, wanted
 from pqcache.store.row_group_index import Index
-from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.selected_rows import Ints, SelectedRows
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches, checksum_of
 from pqcache.system.disk import fsync_path
@@ -50,7 +49,6 @@ SPANS = pa.schema(
         ("first", pa.int64()),
     ]
 )
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,7 @@ from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.run import JOBS, ByteCounter, CacheRun, Outcome, RunOptions, finish_run
 from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.urls import redact
-from pqcache.units import parse_count, parse_duration, parse_size
-
-ROW_GROUP_SIZE = 128 << 20
-BLOCK_SIZE = 128 << 20
+from pqcache.units import BLOCK_SIZE, parse_count, parse_duration, parse_size
 
 log = logging.getLogger("pqcache.repartition")
 
@@ -142,7 +139,7 @@ def _rewrite_options(changes: Mapping[str, Any], align_to: int | None) -> Rewrit
     compression = changes["compression"]
     codec, level = (None, None) if compression is None else parse_compression(compression)
     return RewriteOptions(
-        row_group_size=changes["row_group_size"] or ROW_GROUP_SIZE,
+        row_group_size=changes["row_group_size"] or BLOCK_SIZE,
         compression=codec,
         compression_level=level,
         compat=changes["compat"] or False,
@@ -169,7 +166,7 @@ def _repartition_cache(
     with disk_errors(cache.path), cache.lock(options.wait):
         config = updated(read_config(cache.path), changes)
         if config.row_group_size is None:
-            config = replace(config, row_group_size=ROW_GROUP_SIZE)
+            config = replace(config, row_group_size=BLOCK_SIZE)
         current = cache.snapshot()
         before = current.manifest()
         if not dense.is_empty:
