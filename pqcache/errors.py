@@ -51,7 +51,8 @@ class PqcacheError(Exception):
     exit_code = 1
 
     def __init__(self, subject: object, reason: str = "", advice: str = "") -> None:
-        self.subject, self.reason, self.advice = (str(subject), reason, advice) if reason else ("", str(subject), "")
+        alone = not reason and not advice
+        self.subject, self.reason, self.advice = ("", str(subject), "") if alone else (str(subject), reason, advice)
         super().__init__(self.subject, self.reason, self.advice)
 
     def __str__(self) -> str:
@@ -65,9 +66,7 @@ class PqcacheError(Exception):
 
     def renamed(self, old: object, new: object) -> Self:
         """Return the same error with the path ``old`` called ``new``, as a copy is called by where it came from."""
-        return type(self)(
-            self.subject.replace(str(old), str(new)), self.reason.replace(str(old), str(new)), self.advice
-        )
+        return type(self)(*(text.replace(str(old), str(new)) for text in (self.subject, self.reason, self.advice)))
 
 
 class UsageError(PqcacheError, ValueError):

@@ -21,7 +21,7 @@ def parse_size(text: str | int) -> int:
     True
     """
     if not isinstance(text, str):
-        return text  # whoever takes it says what a number may be
+        return int(text)
     match = _SIZE.fullmatch(text)
     if match is None:
         raise UsageError(repr(text), "not a size", "write it like 128MB, 64m or 134217728")
@@ -35,6 +35,8 @@ def parse_duration(text: str | float) -> float:
     (600.0, 172800.0, 2.5)
     """
     if isinstance(text, (int, float)):
+        if not text >= 0:
+            raise UsageError(repr(text), "not a duration", "give a number of seconds of at least 0")
         return float(text)
     match = _DURATION.fullmatch(text)
     if match is None:

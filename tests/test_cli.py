@@ -327,7 +327,16 @@ NEVER = (
     "pqcache.parquet.rewrite.rewrite",
     "pqcache.store.keys.build",
 )
-NO_ARROW = ("pyarrow", "numpy", "tomlkit", "pqcache.store.sync.incremental", "pqcache.store.sync.apply")
+NO_ARROW = (
+    "pyarrow",
+    "numpy",
+    "tomlkit",
+    "logging",
+    "concurrent.futures",
+    "mmap",
+    "pqcache.store.sync.incremental",
+    "pqcache.store.sync.apply",
+)
 
 
 def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import Manifest, SourceFile, Totals
 from pqcache.store.snapshot import Snapshot
 
-FORMAT = 1
+FORMAT = 2  # as the manifest's, so that a summary never stands for a manifest that cannot be read
 _OURS = "_pqcache"
 
 

@@ -58,11 +58,10 @@ def _read(path: Path, with_files: bool) -> Manifest:
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             about = json.loads((reader.schema.metadata or {}).get(b"pqcache", b"{}"))
             if about.get("format") != FORMAT:
-                raise CacheError(
-                    path,
-                    f"written in format {about.get('format')}, this pqcache reads format {FORMAT}",
-                    "upgrade pqcache, or sync into a new directory",
-                )
+                found, reason = about.get("format"), f"written in format {about.get('format')}"
+                newer = isinstance(found, int) and found > FORMAT
+                advice = "upgrade pqcache, or sync into a new directory" if newer else "sync into a new directory"
+                raise CacheError(path, f"{reason}, this pqcache reads format {FORMAT}", advice)
             batches = range(reader.num_record_batches if with_files else 0)
             files = tuple(entry for i in batches for entry in _entries(reader.get_batch(i)))
     except PermissionError as error:

@@ -84,7 +84,10 @@ def test_a_cache_from_before_recipes_were_json_is_refused_by_name_and_left_alone
     shop, cache = write_shop(tmp_path / "shop", days=1), tmp_path / "cache"
     with monkeypatch.context() as before:
         before.setattr("pqcache.store.manifest_file.FORMAT", 1)
+        before.setattr("pqcache.store.manifest_digest.FORMAT", 1)
         pqcache.sync(str(shop), cache)
+    with pytest.raises(CacheError, match="written in format 1"):
+        pqcache.sync(cache)  # nothing has changed at the source, and still it is not "nothing to do"
     published = (cache / "current").resolve()
     write_day(shop, "2026-12-01", files=1, rows=5, first=10_000)
     for call in (lambda: pqcache.sync(str(shop), cache), lambda: pqcache.repartition(cache, row_group_size="1MB")):

@@ -152,11 +152,6 @@ def columns_of(group: Struct, name: str) -> list[Struct]:
     return [_field(chunk, 3, STRUCT, name) for chunk in _chunks_of(group, name)]
 
 
-def compressed_sizes(group: Struct, name: str) -> list[int]:
-    """Return the bytes on disk of each column chunk of a row group, page headers and dictionary included."""
-    return [_field(column, 7, I64, name) for column in columns_of(group, name)]
-
-
 def moved(group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[bytes]] | None, name: str) -> Struct:
     """Return a row group as it reads when its pages lie ``delta`` bytes later, as number ``ordinal``.
 

@@ -72,9 +72,11 @@ def open_target(
 
 @contextmanager
 def _installed(url: str, libraries: str, extra: str) -> Iterator[None]:
-    """Raise UsageError about ``url`` when an import inside the block fails."""
+    """Raise UsageError about ``url`` when an import inside the block finds a library missing."""
     try:
         yield
     except ImportError as error:
+        if (error.name or "pqcache").partition(".")[0] == "pqcache":
+            raise  # an error of this package's own
         advice = f"install the extra with: pip install 'pqcache[{extra}]'"
         raise UsageError(redact(url), f"needs {libraries}", advice) from error

@@ -126,6 +126,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
     missing = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     downloaded: dict[SourceFile, Downloaded] = {}
+    indexing = threading.Lock()  # footers are indexed as they come, on two threads, and not kept
     schemas = _schemas_kept(job)  # so that types that do not mix are refused as soon as they are downloaded
 
     with pool(jobs, stop) as threads, pool(1, stop) as rewriter:
@@ -133,7 +134,15 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
         def rewrite(directory: DirectoryPlan) -> None:
             files = {file: downloaded.pop(file) for file in directory.downloads if file in downloaded}
-            rewriting.append(rewriter.submit(rewrite_in_cache, job, directory, files, stop.is_set))
+            rewriting.append(rewriter.submit(rewrite_and_index, directory, files))
+
+        def rewrite_and_index(directory: DirectoryPlan, files: dict[SourceFile, Downloaded]) -> list[BuiltFile]:
+            built = []
+            for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
+                with indexing:
+                    index.add(file.entry.path, metadata, schema)
+                built.append(file)
+            return built
 
         for directory in plan.directories:
             if directory.rewrite and not missing[directory.directory]:
@@ -141,8 +150,9 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
         for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
             if not directory.rewrite:
-                index.add(copy.file.path, copy.metadata, copy.schema)
-                yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy), copy.metadata, copy.schema)
+                with indexing:
+                    index.add(copy.file.path, copy.metadata, copy.schema)
+                yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
                 continue
             downloaded[file] = copy
             missing[directory.directory] -= 1
@@ -152,9 +162,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
             for done in [future for future in rewriting if future.done()]:
                 done.result()  # an error there stops the downloads here
         for future in rewriting:
-            for built in future.result():
-                index.add(built.entry.path, built.metadata, built.schema)
-                yield built
+            yield from future.result()
 
 
 def _schemas_kept(job: SnapshotJob) -> SchemaSet:

@@ -14,7 +14,7 @@ from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store.manifest import FileEntry, SourceFile, assign_sources
 from pqcache.store.sync.download.download import Downloaded
 from pqcache.store.sync.plan import DirectoryPlan, recipe_of
-from pqcache.store.sync.snapshot_job import BuiltFile, SnapshotJob, sources_of
+from pqcache.store.sync.snapshot_job import BuiltFile, RewrittenFile, SnapshotJob, sources_of
 from pqcache.system.checksum import checksum_of
 from pqcache.system.disk import fsync_path, link_or_copy, remove_tree
 
@@ -40,7 +40,7 @@ def is_rewritten(job: SnapshotJob, plan: DirectoryPlan) -> bool:
 
 def rewrite_in_cache(
     job: SnapshotJob, plan: DirectoryPlan, downloaded: Mapping[SourceFile, Downloaded], stopped: Callable[[], bool]
-) -> list[BuiltFile]:
+) -> list[RewrittenFile]:
     """Rewrite one directory, unless a run that died had done so; return its new files.
 
     ``downloaded`` has the files of the directory that were downloaded. When ``stopped`` is true, KeyboardInterrupt
@@ -67,8 +67,8 @@ def rewrite_in_cache(
             directory=plan.directory,
             files_before=len(inputs),
             files_after=len(built),
-            row_groups=sum(item.entry.row_groups for item in built),
-            bytes=sum(item.entry.size for item in built),
+            row_groups=sum(item.built.entry.row_groups for item in built),
+            bytes=sum(item.built.entry.size for item in built),
         )
     )
     return built
@@ -158,7 +158,7 @@ def _with_checksums(target: Path, known: Mapping[str, str], inputs: Sequence[_In
 
 def _built(
     job: SnapshotJob, directory: str, inputs: Sequence[_InputFile], rows: Sequence[int], files: Mapping[Path, str]
-) -> list[BuiltFile]:
+) -> list[RewrittenFile]:
     """Return the rewritten ``files``, given with their checksums, as files of the snapshot."""
     assert job.rewrite is not None
     footers = [read_footer(path) for path in files]
@@ -176,7 +176,7 @@ def _built(
             recipe=job.plan.recipe.text,
             checksum=checksum,
         )
-        built.append(BuiltFile(str(path), entry, metadata, schema))
+        built.append(RewrittenFile(BuiltFile(str(path), entry), metadata, schema))
     return built
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
@@ -79,10 +79,16 @@ class SnapshotJob:
 
 @dataclass(frozen=True)
 class BuiltFile:
-    """A file that the previous snapshot does not have: where it lies, its entry, footer and Arrow schema."""
+    """A file that the previous snapshot does not have: where it lies, and its entry."""
 
     file: str
     entry: FileEntry
+
+
+class RewrittenFile(NamedTuple):
+    """A file that was rewritten, with its footer and Arrow schema; these are large, and not kept once indexed."""
+
+    built: BuiltFile
     metadata: pq.FileMetaData
     schema: pa.Schema
 

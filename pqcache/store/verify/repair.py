@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 from pqcache.errors import CacheError, CacheLocked, disk_errors
 from pqcache.store.cache_directory import CacheDirectory
@@ -20,6 +21,7 @@ from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.plan import Recipe, plan_sync
 from pqcache.store.sync.run import CacheRun, RunOptions, finish_run
 from pqcache.store.urls import redact
+from pqcache.system.stopwatch import Stopwatch
 
 
 def repair(
@@ -52,7 +54,13 @@ def repair(
         rewrite = config.rewrite()
         recipe = Recipe(subset.recipe, rewrite.recipe if rewrite is not None else "")
         plan = plan_sync(files, manifest.files, recipe, damaged | find_damaged(snapshot, manifest.files))
-        run = CacheRun(command="repair", cache=cache, config=config, current=snapshot, options=options)
+        run = CacheRun(
+            command="repair",
+            cache=cache,
+            config=config,
+            current=snapshot,
+            options=replace(options, watch=Stopwatch()),
+        )
         metadata = SnapshotMetadata(
             source=redact(config.source), where=config.where, shard=manifest.shard, listing=manifest.listing
         )

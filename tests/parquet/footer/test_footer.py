@@ -145,7 +145,6 @@ def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataO
         leaves = f.leaves_of(schema, "bad.parquet")
         f.with_names_of(schema, schema, "bad.parquet")
         for group in f.row_groups_of(fields, "bad.parquet"):
-            f.compressed_sizes(group, "bad.parquet")
             f.moved(group, 10, 0, [leaf.path for leaf in leaves], "bad.parquet")
 
 

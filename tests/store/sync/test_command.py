@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,8 @@ from pqcache.console import terminal
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.config import read_config
 from pqcache.store.history import read_history
+from pqcache.store.row_group_index import IndexBuilder
+from pqcache.store.sync import apply
 from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
 from tests.remote import Remote, make_remote
 
@@ -492,3 +496,28 @@ def test_a_fallback_is_logged(shop: Path, tmp_path: Path, caplog: pytest.LogCapt
         pqcache.sync(cache)
     assert "files are compared one by one: " in caplog.text
     assert "summary.json: is not as it was written" in caplog.text
+
+
+@pytest.mark.parametrize("row_group_size", [None, "1MB"])
+def test_footers_are_not_kept_once_they_are_indexed(
+    row_group_size: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be large, and there are as many as files."""
+    footers: list[weakref.ref[pq.FileMetaData]] = []
+    kept: list[int] = []
+    add, assemble = IndexBuilder.add, apply._assemble
+
+    def adding(index: IndexBuilder, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
+        footers.append(weakref.ref(metadata))
+        add(index, path, metadata, schema)
+
+    def assembling(*arguments: Any) -> Any:
+        gc.collect()
+        kept.append(sum(footer() is not None for footer in footers))
+        return assemble(*arguments)
+
+    monkeypatch.setattr(IndexBuilder, "add", adding)
+    monkeypatch.setattr(apply, "_assemble", assembling)
+    pqcache.sync(str(write_shop(tmp_path / "shop")), tmp_path / "cache", row_group_size=row_group_size)
+    assert len(footers) >= 3
+    assert kept == [0]
