@@ -8,7 +8,8 @@ Instruments, as JSON: {"kind": ...} and more
     none
     count              write the name of every point passed to OUT/points
     kill   at          SIGKILL itself at that point; a write there has put half of its bytes on disk
-    fail   at, errno   raise OSError at that point; with "on": true at every later one as well
+    fail   at, errno   raise OSError at that point; with "on": true at every later one as well. In place of "at",
+                       "first" is a regular expression: the first point whose name it matches
     order              check at every rename that what it makes visible is durable; findings go to OUT/order
 """
 
@@ -20,6 +21,7 @@ import fcntl
 import io
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -321,6 +323,9 @@ def _child(job: Mapping[str, Any]) -> NoReturn:
     names: list[str] = []
 
     def act(number: int, name: str, path: str, half: Callable[[], Any] | None) -> None:
+        nonlocal at
+        if at < 0 and "first" in instrument and re.match(instrument["first"], f"{name} {path}"):
+            at = number
         if kind == "count":
             names.append(f"{name} {path}")
         elif kind == "kill" and number == at:
