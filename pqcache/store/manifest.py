@@ -13,12 +13,17 @@ from dataclasses import dataclass, field
 class Identity:
     """What was recorded of a source file; an equal identity means it is unchanged.
 
-    ``tag`` is the ETag where the store has one, else empty.
+    ``tag`` is the ETag where the store has one, inode and ctime on a local file system, else empty.
     """
 
     size: int
     mtime_ns: int
     tag: str = ""
+
+    def is_still(self, now: Identity) -> bool:
+        """Return whether a file that was recorded as this is unchanged; without a tag on one side, as far as known."""
+        same = (self.size, self.mtime_ns) == (now.size, now.mtime_ns)
+        return same and (self.tag == now.tag or not self.tag or not now.tag)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
@@ -69,14 +69,6 @@ class Source(Protocol):
         """Close connections; nothing else may be called afterwards."""
 
 
-@runtime_checkable
-class VersionedSource(Source, Protocol):
-    """A source whose ``read`` with a tag returns bytes of that version alone, and that can stat many files at once."""
-
-    def stat_all(self, paths: Sequence[str]) -> Mapping[str, Identity]:
-        """Return the identity that each file has now; files that are gone have none."""
-
-
 class ReadIntoSource(Source, Protocol):
     """A source that can read into the caller's memory, which saves a copy of every byte."""
 
@@ -86,6 +78,11 @@ class ReadIntoSource(Source, Protocol):
         The count is less than the buffer's length only at the end of the range and before an error. The rest is as
         for ``read``.
         """
+
+
+def reads_versions(source: Source | None) -> bool:
+    """Return whether ``source`` reads the version that a tag names, or fails; such a driver sets the attribute."""
+    return getattr(source, "reads_versions", False)
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,12 @@ log = logging.getLogger("pqcache.store")
 
 _PART, _MAX_PARTS, _PARALLEL_PARTS = 16 << 20, 10_000, 4  # of a multipart upload; bytes, parts, threads
 _CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with page faults
-_MIN_FOR_LISTING = 8  # files from which on a page of a listing is cheaper than a HEAD for each
 
 
 class S3Source:
     """A Source over botocore; see ``pqcache.store.drivers.base.Source``."""
+
+    reads_versions = True
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         check_options("s3://", options, OPTIONS)
@@ -94,36 +95,6 @@ class S3Source:
         except ERRORS as error:
             raise source_error(self._name(path), error) from error
         return identity(head["ContentLength"], head["LastModified"], head["ETag"])
-
-    def stat_all(self, paths: Sequence[str]) -> Mapping[str, Identity]:
-        """List as long as a page has several of the files, and stat the others one by one."""
-        found: dict[str, Identity] = {}
-        left = sorted(paths)
-        start = len(self._key(""))
-        while len(left) >= _MIN_FOR_LISTING:
-            wanted, before = set(left), len(left)
-            try:
-                page = self._client.list_objects_v2(
-                    Bucket=self._bucket,
-                    Prefix=self._key(""),
-                    StartAfter=self._key(left[0])[:-1],  # sorts before it, with hardly any key between
-                    MaxKeys=2 * before,
-                    **self._extra,
-                )
-            except ERRORS as error:
-                raise source_error(self._name(""), error) from error
-            for key, known in entries(page):
-                if (path := key[start:]) in wanted:
-                    found[path] = known
-            left = [path for path in left if path not in found]
-            if before - len(left) < _MIN_FOR_LISTING:
-                break
-        if left:
-            log.debug("s3: HEAD for each of %d files: a listing finds too few of them", len(left))
-        for path in left:
-            with suppress(SourceNotFound):
-                found[path] = self.stat(path)
-        return found
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         if length <= 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pqcache.errors import DamagedError, ParquetError, disk_errors
 from pqcache.events import Published, Started, Warned
-from pqcache.store.drivers.base import Source, VersionedSource
+from pqcache.store.drivers.base import reads_versions
 from pqcache.store.hive import parent
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
@@ -23,12 +23,12 @@ from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
 from pqcache.store.sync.download.download import Downloaded, DownloadOptions
 from pqcache.store.sync.download.pool import Downloader, download_all, pool
-from pqcache.store.sync.download.subset import EVERYTHING, Subset
+from pqcache.store.sync.download.subset import EVERYTHING
 from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition
 from pqcache.store.sync.rewrite_in_cache import is_rewritten, rewrite_in_cache
 from pqcache.store.sync.run import CacheRun, Outcome
 from pqcache.store.sync.safety_checks import check_space
-from pqcache.store.sync.snapshot_job import BuiltFile, SnapshotJob, keys_of
+from pqcache.store.sync.snapshot_job import BuiltFile, Origin, SnapshotJob, keys_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.workdir import adopt, make_workdir
 from pqcache.system.disk import fsync_path, link_or_copy, remove_tree, tree_size
@@ -42,8 +42,7 @@ def build_snapshot(
     plan: Plan,
     metadata: SnapshotMetadata,
     *,
-    source: Source | None = None,
-    subset: Subset = EVERYTHING,
+    origin: Origin | None = None,
     table: TableSchema | None = None,
     reindex: bool = False,
 ) -> Outcome:
@@ -54,8 +53,7 @@ def build_snapshot(
         plan: what to keep, download and rewrite. The outcome has another one where the new files' schema differs from
             the others': then more is rewritten than was planned.
         metadata: what the manifest says of the snapshot beside its files.
-        source: where to download from; None when nothing is downloaded.
-        subset: what to take of each file.
+        origin: where to download from; None when nothing is downloaded.
         table: the schema to rewrite files with, where it is known.
         reindex: read all footers again, and take nothing from the current index.
     """
@@ -67,8 +65,7 @@ def build_snapshot(
             plan=plan,
             metadata=metadata,
             previous=run.current,
-            source=source,
-            subset=subset,
+            origin=origin,
             table=table,
             reindex=reindex,
         )
@@ -79,7 +76,10 @@ def build_snapshot(
         adopt(cache, job.workdir, *keys_of(job))
         check_space(cache.path, plan, tree_size(job.workdir))
         index = IndexBuilder()
-        target, entries = _assemble(job, job.workdir / "snapshot", list(_make_files(job, index)))
+        built = list(_make_files(job, index))
+        if origin is not None:
+            origin.confirm([*(item.entry for item in built), *_kept(plan)])
+        target, entries = _assemble(job, job.workdir / "snapshot", built)
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
             target, entries, known, plan = _unify(job, target, entries)
             index = IndexBuilder()
@@ -107,7 +107,7 @@ def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Pa
         number = format_count(plan.rewrites, "partition directory", "partition directories")
         job.on_event(Warned(f"{source}: schemas differ; {number} rewritten with the one that holds them all"))
         check_space(job.run.cache.path, plan)
-        again = replace(job, previous=Snapshot(target), plan=plan, source=None, table=table)
+        again = replace(job, previous=Snapshot(target), plan=plan, origin=None, table=table)
         target, entries = _assemble(again, job.workdir / "unified", list(_make_files(again, IndexBuilder())))
         redone = {directory.directory: directory for directory in plan.directories}
         done = replace(done, directories=tuple(d if d.rewrite else redone[d.directory] for d in done.directories))
@@ -175,15 +175,17 @@ def _schemas_kept(job: SnapshotJob) -> SchemaSet:
 
 
 def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
+    subset = EVERYTHING if job.origin is None else job.origin.subset
+    source = None if job.origin is None else job.origin.source
     options = DownloadOptions(
-        subset=job.subset,
+        subset=subset,
         retries=job.run.options.retries,
         checksum=job.run.config.checksum,
-        confirm=not (isinstance(job.source, VersionedSource) and job.subset.is_all),
+        confirm=not (reads_versions(source) and subset.is_all),
         stopped=stopped,
         on_event=job.on_event,
     )
-    return Downloader(source=job.source, cache=job.run.cache.path, target=job.download_path, options=options)
+    return Downloader(source=source, cache=job.run.cache.path, target=job.download_path, options=options)
 
 
 def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[Path, list[FileEntry]]:
@@ -191,7 +193,7 @@ def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[P
     previous = job.previous
     places = {item.entry.path: item.file for item in built}
     entries = [item.entry for item in built]
-    entries.extend(entry for directory in job.plan.directories for entry in directory.keep)
+    entries.extend(_kept(job.plan))
     entries.sort(key=lambda entry: entry.path)
     (target / "_pqcache").mkdir(parents=True)
     made: set[str] = set()
@@ -203,6 +205,11 @@ def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[P
         place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
         link_or_copy(place, f"{target}/{entry.path}")
     return target, entries
+
+
+def _kept(plan: Plan) -> Iterator[FileEntry]:
+    """Yield the entries of the previous snapshot that stay as they are."""
+    return (entry for directory in plan.directories for entry in directory.keep)
 
 
 def _write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:

@@ -20,7 +20,7 @@ from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.listing import Listing, list_source
-from pqcache.store.sync.plan import Plan, Recipe
+from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.run import JOBS, ByteCounter, CacheRun, Outcome, RunOptions, SyncReport, finish_run
 from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
 from pqcache.units import parse_count, parse_duration, parse_size
@@ -186,15 +186,14 @@ def _list(source: Source, config: Config, options: RunOptions) -> Listing:
 
 def _outcome(run: CacheRun, source: Source, listing: Listing) -> Outcome:
     """Publish a new snapshot if anything has changed."""
-    rewrite = run.config.rewrite()
-    recipe = Recipe(listing.subset.recipe, rewrite.recipe if rewrite is not None else "")
+    recipe = recipe_for(run.config, listing.subset)
     summary = None if run.current is None else _unchanged(run.current, listing, recipe, run.config.shard)
     if summary is not None:
         plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
         return Outcome(plan=plan, published=None, totals=summary.totals)
-    from pqcache.store.sync.incremental import SourceState, sync_changes  # and pyarrow: slow, and not needed above
+    from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
-    return sync_changes(run, SourceState(source, listing, recipe))
+    return sync_changes(run, source, listing)
 
 
 def _unchanged(current: Snapshot, listing: Listing, recipe: Recipe, shard: str | None) -> Summary | None:

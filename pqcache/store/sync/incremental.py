@@ -6,60 +6,164 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from pqcache.errors import DamagedError, SourceIncomplete
-from pqcache.events import OnEvent, Warned
+from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete
+from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.config import Config, write_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
 from pqcache.store.layout import SUMMARY
-from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, Totals
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
-from pqcache.store.sync.listing import Listing, digest_of_shares
-from pqcache.store.sync.plan import Plan, Recipe, plan_sync
+from pqcache.store.sync.download.download import Vanished
+from pqcache.store.sync.listing import Listing, digest_of_shares, list_source
+from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for
 from pqcache.store.sync.run import CacheRun, Outcome
 from pqcache.store.sync.safety_checks import WaitRules, check_case, check_deletions, files_to_take
+from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.urls import redact
+
+NEW_LISTINGS = 3  # from which a run goes on while its source changes
 
 log = logging.getLogger("pqcache.sync")
 
 
-@dataclass(frozen=True)
-class SourceState:
-    """A source: its driver, what it lists, and by which recipe a snapshot is made of that."""
+class _ListingDiffers(Exception):
+    """The source is not what was downloaded; it is what ``listing`` has, which differs at ``path``."""
 
+    def __init__(self, listing: Listing, path: str) -> None:
+        super().__init__(path)
+        self.listing = listing
+        self.path = path
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempt:
+    """An attempt to publish what ``listing`` has.
+
+    ``manifest`` and ``intact`` are what `_read_current` returns, ``rules`` those of the moment the run began: files
+    that are written while it runs are young in each of its listings.
+    """
+
+    run: CacheRun
     source: Source
     listing: Listing
-    recipe: Recipe
+    manifest: Manifest | None
+    intact: bool
+    rules: WaitRules
 
+    def publish(self) -> Outcome:
+        """Publish a new snapshot if anything has changed; raises _ListingDiffers if the source does so meanwhile."""
+        run, listing, config, dry_run = self.run, self.listing, self.run.config, self.run.options.dry_run
+        if not dry_run:
+            check_case(listing.files, config.source, run.cache.tmp_dir)
+        manifest = None if self.manifest is None else with_tags(self.manifest, listing.files)
+        recipe = recipe_for(config, listing.subset)
+        files = files_to_sync(listing, self.rules, manifest)
+        plan = plan_for(config, listing, files, run.current, manifest, recipe)
+        digest = digest_of_shares(listing, config.shard, self.rules, self.source.url)
+        if manifest is not None and not run.options.force:
+            self._check_deletions(plan, manifest)
+        if not plan.directories:
+            raise SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
+        if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
+            write_config(run.cache.path, config)
+        same = manifest is not None and (manifest.shard, manifest.listing) == (config.shard, digest)
+        if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
+            return Outcome(plan=plan, published=None, totals=manifest.totals if manifest is not None else Totals())
+        metadata = SnapshotMetadata(
+            source=redact(config.source), where=config.where, shard=config.shard, listing=digest
+        )
 
-def sync_changes(run: CacheRun, state: SourceState) -> Outcome:
-    """Publish a new snapshot if anything has changed."""
-    current, config, listing, dry_run = run.current, run.config, state.listing, run.options.dry_run
-    manifest, intact = _read_current(current, run.options.on_event)
-    if not dry_run:
-        check_case(listing.files, config.source, run.cache.tmp_dir)
-    rules = wait_rules(config)
-    plan = plan_for(config, listing, rules, current, manifest, state.recipe)
-    digest = digest_of_shares(listing, config.shard, rules, state.source.url)
-    if manifest is not None and not run.options.force:
+        def confirm(entries: Sequence[FileEntry]) -> None:
+            downloaded = {file.path: file for entry in entries for file in entry.sources}
+            self.check_unchanged(manifest, [downloaded.get(file.path, file) for file in files])
+
+        origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
+        return build_snapshot(run, plan, metadata, origin=origin)
+
+    def check_unchanged(self, manifest: Manifest | None, files: Sequence[SourceFile]) -> None:
+        """List the source again; raises _ListingDiffers where that gives other files than ``files``."""
+        config, options = self.run.config, self.run.options
+        now = list_source(
+            self.source,
+            lambda event: None if isinstance(event, Listed) else options.on_event(event),
+            options.retries,
+            config.where,
+            config.columns,
+        )
+        differing = set(files) ^ set(files_to_sync(now, self.rules, manifest))
+        if differing or now.subset.recipe != self.listing.subset.recipe:
+            path = min((file.path for file in differing), default="")
+            log.debug("the source has changed since it was listed: %s", path)
+            raise _ListingDiffers(now, path)
+
+    def check_unchanged_after(self, error: PqcacheError) -> None:
+        """Raise _ListingDiffers if what went wrong may be due to a change of the source, else ``error``."""
+        manifest = None if self.manifest is None else with_tags(self.manifest, self.listing.files)
+        self.check_unchanged(manifest, files_to_sync(self.listing, self.rules, manifest))
+        raise error
+
+    def _check_deletions(self, plan: Plan, manifest: Manifest) -> None:
+        config = self.run.config
         changed = manifest.shard != config.shard and config.shard is not None
         was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
-        elsewhere = frozenset(file.path for file in listing.files) if config.shard is not None else frozenset()
-        check_deletions(plan, manifest.files, state.source.url, config.max_delete, elsewhere, was)
-    if not plan.directories:
-        raise SourceIncomplete(state.source.url, "every file there has to wait", "nothing was published")
-    if not dry_run and current is None:  # so that a first run that fails can be repeated by the cache's name
-        write_config(run.cache.path, config)
-    same = manifest is not None and (manifest.shard, manifest.listing) == (config.shard, digest)
-    if dry_run or (plan.nothing_to_do and current is not None and intact and same):
-        return Outcome(plan=plan, published=None, totals=manifest.totals if manifest is not None else Totals())
-    metadata = SnapshotMetadata(source=redact(config.source), where=config.where, shard=config.shard, listing=digest)
-    return build_snapshot(run, plan, metadata, source=state.source, subset=listing.subset)
+        elsewhere = frozenset(file.path for file in self.listing.files) if config.shard is not None else frozenset()
+        check_deletions(plan, manifest.files, self.source.url, config.max_delete, elsewhere, was)
+
+
+def sync_changes(run: CacheRun, source: Source, listing: Listing) -> Outcome:
+    """Publish a new snapshot if anything has changed.
+
+    When all files are downloaded, the source is listed again. Only if it still has the same files are they published:
+    then the source held exactly these at one moment, between the two listings. Otherwise the run goes on from the new
+    listing, up to NEW_LISTINGS times, and reuses what it has downloaded.
+    """
+    manifest, intact = _read_current(run.current, run.options.on_event)
+    rules = wait_rules(run.config)
+    attempt = _Attempt(run=run, source=source, listing=listing, manifest=manifest, intact=intact, rules=rules)
+    for number in range(NEW_LISTINGS + 1):
+        try:
+            try:
+                return attempt.publish()
+            except (Vanished, ParquetError) as error:
+                attempt.check_unchanged_after(error)
+        except _ListingDiffers as differs:
+            attempt, path = replace(attempt, listing=differs.listing), differs.path
+        if number == 0:
+            run.options.on_event(Warned(f"{source.url} changed while it was copied; going on from a new listing"))
+    raise SourceIncomplete(
+        source.url,
+        f"keeps changing while it is copied, last {path}",
+        "nothing was published, sync again when its writers have finished, or leave young files out with --settle",
+    )
+
+
+def files_to_sync(listing: Listing, rules: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
+    """Return the source files that a snapshot of ``listing`` is made of, on all nodes together."""
+    return files_to_take(listing.files, listing.paths, manifest.files if manifest is not None else (), rules)
+
+
+def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
+    """Return ``manifest`` with the tags that unchanged source files have in a listing.
+
+    Snapshots of earlier versions have no tags of local files; they get them without being fetched again.
+    """
+    listed = {file.path: file for file in files}
+
+    def tagged(file: SourceFile) -> SourceFile:
+        now = listed.get(file.path, file)
+        return now if file.identity != now.identity and file.identity.is_still(now.identity) else file
+
+    def retagged(entry: FileEntry) -> FileEntry:
+        sources = tuple(map(tagged, entry.sources))
+        return entry if sources == entry.sources else replace(entry, sources=sources)
+
+    return replace(manifest, files=tuple(map(retagged, manifest.files)))
 
 
 def wait_rules(config: Config) -> WaitRules:
@@ -70,12 +174,12 @@ def wait_rules(config: Config) -> WaitRules:
 def plan_for(
     config: Config,
     listing: Listing,
-    rules: WaitRules,
+    files: Sequence[SourceFile],
     current: Snapshot | None,
     manifest: Manifest | None,
     recipe: Recipe,
 ) -> Plan:
-    """Return the plan for ``listing``, or a node's share of it, against what the current snapshot really has on disk.
+    """Return the plan for ``files`` of ``listing``, or a node's share, against what the snapshot really has on disk.
 
     What is held and not listed any more, because it is being replaced, is kept on the node that holds it.
     """
@@ -83,7 +187,6 @@ def plan_for(
     damaged = find_damaged(current, held) if current is not None else frozenset()
     if damaged:
         log.debug("%s files of the current snapshot are not as recorded and are not kept", len(damaged))
-    files = files_to_take(listing.files, listing.paths, held, rules)
     if config.shard is not None:
         shard = parse_shard(config.shard)
         owner = owners(listing.files, shard.nodes)

@@ -12,8 +12,10 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 
 from pqcache.parquet.rewrite.options import canonical_json, shuffle_of
+from pqcache.store.config import Config
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.sync.download.subset import Subset
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ def recipe_of(text: str) -> Recipe:
     """Return the recipe that an entry remembers as ``text``, see `Recipe.text`."""
     parts = json.loads(text or "{}")
     return Recipe(*(canonical_json(parts[name]) if name in parts else "" for name in ("fetch", "rewrite")))
+
+
+def recipe_for(config: Config, subset: Subset) -> Recipe:
+    """Return the recipe by which ``subset`` is fetched and rewritten as ``config`` says."""
+    rewrite = config.rewrite()
+    return Recipe(subset.recipe, rewrite.recipe if rewrite is not None else "")
 
 
 @dataclass(frozen=True)

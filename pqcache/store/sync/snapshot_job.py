@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where files are downloaded from, and what is taken of each.
+
+    ``confirm`` is called with the entries of the new snapshot when all of them are downloaded and rewritten; what it
+    raises keeps the snapshot from being published.
+    """
+
+    source: Source
+    subset: Subset
+    confirm: Callable[[Sequence[FileEntry]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SnapshotJob:
     """A snapshot to build.
 
@@ -33,8 +46,7 @@ class SnapshotJob:
         plan: what is kept, downloaded and rewritten.
         metadata: what the manifest says of the snapshot beside its files.
         previous: the snapshot that ``plan`` was made against.
-        source: where files are downloaded from; None when none is.
-        subset: what is taken of each file.
+        origin: where files are downloaded from; None when none is.
         table: the schema that files are rewritten with; None where each directory has its own.
         reindex: take nothing from the index of ``previous``.
     """
@@ -44,8 +56,7 @@ class SnapshotJob:
     plan: Plan
     metadata: SnapshotMetadata
     previous: Snapshot | None
-    source: Source | None
-    subset: Subset
+    origin: Origin | None
     table: TableSchema | None
     reindex: bool
 

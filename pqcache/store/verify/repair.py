@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
-from pqcache.errors import CacheError, CacheLocked, disk_errors
+from pqcache.errors import CacheError, CacheLocked, SourceIncomplete, disk_errors
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
-from pqcache.store.manifest import Manifest, SnapshotMetadata
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.command import sync
 from pqcache.store.sync.download.subset import select
-from pqcache.store.sync.incremental import find_damaged, plan_for, wait_rules
+from pqcache.store.sync.incremental import files_to_sync, find_damaged, plan_for, wait_rules, with_tags
 from pqcache.store.sync.listing import list_source
-from pqcache.store.sync.plan import Recipe, plan_sync
+from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
 from pqcache.store.sync.run import CacheRun, RunOptions, finish_run
+from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
 
@@ -34,8 +36,9 @@ def repair(
 ) -> Snapshot:
     """Publish a new snapshot in which the files at the paths ``damaged`` are downloaded again from the source.
 
-    All other files are kept, also where the source has newer ones: to download those is what sync does. A file that
-    changed at the source is taken as it is now. Without a ``manifest`` it is not known what is held, so all is synced.
+    All other files are kept, also where the source has newer ones: to download those is what sync does. If a damaged
+    file itself has changed at the source, SourceIncomplete is raised. Without a ``manifest`` it is not known what is
+    held, so all is synced.
     """
     if manifest is None:
         report = sync(cache.path, options=store_options, wait=options.wait, on_event=options.on_event)
@@ -51,8 +54,7 @@ def repair(
             raise CacheLocked(cache.path, "another run has published meanwhile", "verify again")
         held = sorted({file.path: file for entry in manifest.files for file in entry.sources}.items())
         files, subset = select(source, [file for _, file in held], config.where, config.columns)
-        rewrite = config.rewrite()
-        recipe = Recipe(subset.recipe, rewrite.recipe if rewrite is not None else "")
+        recipe = recipe_for(config, subset)
         plan = plan_sync(files, manifest.files, recipe, damaged | find_damaged(snapshot, manifest.files))
         run = CacheRun(
             command="repair",
@@ -64,10 +66,26 @@ def repair(
         metadata = SnapshotMetadata(
             source=redact(config.source), where=config.where, shard=manifest.shard, listing=manifest.listing
         )
-        outcome = build_snapshot(run, plan, metadata, source=source, subset=subset, reindex=True)
+        origin = Origin(source=source, subset=subset, confirm=partial(_check_unchanged, cache, manifest))
+        outcome = build_snapshot(run, plan, metadata, origin=origin, reindex=True)
         finish_run(run, outcome)
     assert outcome.published is not None
     return outcome.published
+
+
+def _check_unchanged(cache: CacheDirectory, manifest: Manifest, entries: Sequence[FileEntry]) -> None:
+    """Raise SourceIncomplete if a file of ``entries`` is another version than that of ``manifest``.
+
+    Beside files of the snapshot's moment it would make a mix of two moments.
+    """
+    held = {file.path: file.identity for entry in manifest.files for file in entry.sources}
+    for file in (file for entry in entries for file in entry.sources):
+        if not held[file.path].is_still(file.identity):
+            raise SourceIncomplete(
+                file.path,
+                "is damaged in the cache and has changed at its source since it was synced",
+                f"nothing was published, run 'pqcache sync {cache.path}' and verify again",
+            )
 
 
 def changes_at_source(
@@ -84,7 +102,9 @@ def changes_at_source(
         listing = list_source(source, options.on_event, where=config.where, columns=config.columns)
     finally:
         source.close()
-    plan = plan_for(config, listing, wait_rules(config), snapshot, manifest, Recipe())
+    manifest = with_tags(manifest, listing.files)
+    files = files_to_sync(listing, wait_rules(config), manifest)
+    plan = plan_for(config, listing, files, snapshot, manifest, Recipe())
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))
 
 

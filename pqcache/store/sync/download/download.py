@@ -66,7 +66,7 @@ class DownloadOptions:
         checksum: compare what was downloaded with the store's own checksum where it has one: the ETag of an S3
             object that was uploaded in one part.
         confirm: ask the source for a file's identity after each download. Without it the source is asked only if
-            something went wrong: the caller asks for many files at once.
+            something went wrong, or if the file has no tag: with one, a source reads that version or fails.
         stopped: asked between chunks; true raises KeyboardInterrupt.
         on_event: called with what happens.
     """
@@ -112,6 +112,10 @@ class _Transfer:
         self.options.on_event(Advanced("fetch", amount))
 
 
+class Vanished(SourceIncomplete):
+    """The source file is gone."""
+
+
 class _Moved(PqcacheError):
     """The source file is no longer the one that was listed."""
 
@@ -143,7 +147,11 @@ def download(
         try:
             downloaded = _download_version(transfer)
         except SourceNotFound as error:
-            raise vanished(source, file.path) from error
+            raise Vanished(
+                file.path,
+                f"vanished from {source.url} while it was copied",
+                "nothing was published, sync again when the source is complete",
+            ) from error
         except _Moved as moved:
             transfer.advance(-transfer.size)
             part.unlink(missing_ok=True)
@@ -154,22 +162,8 @@ def download(
         part.chmod(0o444)
         part.replace(final)
         return downloaded
-    raise keeps_changing(source, file.path)
-
-
-def vanished(source: Source, path: str) -> SourceIncomplete:
-    """Return the error for a file that is gone."""
-    return SourceIncomplete(
-        path,
-        f"vanished from {source.url} while it was copied",
-        "nothing was published, sync again when the source is complete",
-    )
-
-
-def keeps_changing(source: Source, path: str) -> SourceIncomplete:
-    """Return the error for a file that changes again and again."""
-    return SourceIncomplete(
-        path,
+    raise SourceIncomplete(
+        file.path,
         f"keeps changing at {source.url} while it is copied",
         "nothing was published, sync again when its writer has finished",
     )
@@ -199,10 +193,10 @@ def _download_version(transfer: _Transfer) -> Downloaded:
             error = failure
             transfer.advance(-transfer.size)
             transfer.part.unlink(missing_ok=True)  # it may be damaged: no later run must resume from it
-        if error is None and not options.confirm:
+        if error is None and not options.confirm and file.identity.tag:
             return Downloaded(file, metadata, schema, checksum)
         now = with_retries(lambda: transfer.source.stat(file.path), file.path, options.retries, options.on_event)
-        if now != file.identity:
+        if not file.identity.is_still(now):
             raise _Moved(file.path, now)
         if error is None:
             return Downloaded(file, metadata, schema, checksum)

@@ -1,8 +1,4 @@
-"""Download source files to the run's directory, several at once, and ask for each again after its copy.
-
-Where a source reads exactly the version that it is asked for, as S3 does, it is asked for some dozens of files at
-once: a page of a listing instead of a request for each.
-"""
+"""Download source files to the run's directory, several at once."""
 
 from __future__ import annotations
 
@@ -12,38 +8,26 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from pqcache.errors import CacheError
-from pqcache.events import Advanced, Fetched
-from pqcache.store.drivers.base import Source, VersionedSource
-from pqcache.store.drivers.retries import with_retries
+from pqcache.events import Fetched
+from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.download.download import (
-    MAX_VERSIONS,
-    Downloaded,
-    DownloadOptions,
-    download,
-    keeps_changing,
-    vanished,
-)
+from pqcache.store.sync.download.download import Downloaded, DownloadOptions, download
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.system.stopwatch import Stopwatch
 
 Task = tuple[DirectoryPlan, SourceFile]
 
-_BATCH = 64  # files that are confirmed at once
+_BATCH = 64  # files that are reported at once
 _OPEN_BATCHES = 2  # the footers of as many batches wait in memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Downloader:
-    """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes.
-
-    ``options.confirm`` is off where the source reads one version or fails, so that asking again can wait.
-    """
+    """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes."""
 
     source: Source | None
     cache: Path
@@ -51,42 +35,18 @@ class Downloader:
     options: DownloadOptions
 
     def fetch(self, file: SourceFile, cached: bool) -> Downloaded:
-        """Download one file; unless ``options.confirm`` is set, it is still to be confirmed."""
-        watch = Stopwatch()
-        downloaded = self._download(file, cached)
-        self.options.on_event(Fetched(downloaded.file.path, downloaded.file.identity.size, watch.seconds))
-        return downloaded
-
-    def confirm(self, copies: dict[SourceFile, Downloaded]) -> None:
-        """Ask the source for all ``copies`` again; what has changed since is downloaded again, in their place."""
-        source, options = self.source, self.options
-        assert isinstance(source, VersionedSource)
-        asked = list(copies)
-        for _ in range(MAX_VERSIONS + 1):
-            ask = partial(source.stat_all, [file.path for file in asked])
-            now = with_retries(ask, asked[0].path, options.retries, options.on_event)
-            for file in asked:
-                if file.path not in now:
-                    raise vanished(source, file.path)
-            asked = [file for file in asked if now[file.path] != copies[file].file.identity]
-            if not asked:
-                return
-            for file in asked:
-                old = copies[file].file
-                options.on_event(Advanced("fetch", -old.identity.size))
-                self.target(old).unlink(missing_ok=True)
-                copies[file] = self._download(SourceFile(file.path, now[file.path], file.block_size), cached=True)
-        raise keeps_changing(source, asked[0].path)
-
-    def _download(self, file: SourceFile, cached: bool) -> Downloaded:
+        """Download one file."""
         if self.source is None:
             raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {self.cache}'")
-        return download(self.source, file, self.target, self.options, cached)
+        watch = Stopwatch()
+        downloaded = download(self.source, file, self.target, self.options, cached)
+        self.options.on_event(Fetched(downloaded.file.path, downloaded.file.identity.size, watch.seconds))
+        return downloaded
 
 
 @dataclass
 class _DownloadBatch:
-    """Files that are confirmed together, by whichever thread downloads the last of them."""
+    """Files that are reported together, by whichever thread downloads the last of them."""
 
     tasks: list[Task]
     copies: dict[SourceFile, Downloaded] = field(default_factory=dict)
@@ -135,7 +95,7 @@ class _TaskQueue:
 def download_all(
     threads: ThreadPoolExecutor, downloader: Downloader, tasks: Iterable[Task], jobs: int
 ) -> Iterator[tuple[Task, Downloaded]]:
-    """Yield each task with the copy of its file, confirmed, in order; an error anywhere is raised at once.
+    """Yield each task with the copy of its file, in order; an error anywhere is raised at once.
 
     Threads take their tasks themselves and report complete batches: to wake this thread for each file would cost more
     than its footer and its checksum together.
@@ -148,8 +108,6 @@ def download_all(
             while (taken := queue.take()) is not None:
                 batch, (directory, file) = taken
                 if batch.add(file, downloader.fetch(file, cached=bool(directory.rewrite))):
-                    if not downloader.options.confirm:
-                        downloader.confirm(batch.copies)
                     batch.finished = True
                     reports.put(None)
         except BaseException as error:  # noqa: BLE001  raised below
