@@ -21,9 +21,16 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.download.download import Vanished
 from pqcache.store.sync.listing import Listing, digest_of_shares, list_source
-from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for
+from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.run import CacheRun, Outcome
-from pqcache.store.sync.safety_checks import WaitRules, check_case, check_deletions, files_to_take
+from pqcache.store.sync.safety_checks import (
+    WaitRules,
+    check_bytes,
+    check_case,
+    check_deletions,
+    check_rows,
+    files_to_take,
+)
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.urls import redact
 
@@ -66,8 +73,9 @@ class _Attempt:
         files = files_to_sync(listing, self.rules, manifest)
         plan = plan_for(config, listing, files, run.current, manifest, recipe)
         digest = digest_of_shares(listing, config.shard, self.rules, self.source.url)
-        if manifest is not None and not run.options.force:
-            self._check_deletions(plan, manifest)
+        guarded = manifest is not None and not run.options.force
+        if manifest is not None and guarded:
+            self._check_deletions(plan, manifest, files)
         if not plan.directories:
             raise SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
         if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
@@ -82,6 +90,9 @@ class _Attempt:
         def confirm(entries: Sequence[FileEntry]) -> None:
             downloaded = {file.path: file for entry in entries for file in entry.sources}
             self.check_unchanged(manifest, [downloaded.get(file.path, file) for file in files])
+            if manifest is not None and guarded:
+                uncompared = self._moved(plan) | _fetched_otherwise(manifest, recipe)
+                check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
 
         origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
         return build_snapshot(run, plan, metadata, origin=origin)
@@ -108,12 +119,29 @@ class _Attempt:
         self.check_unchanged(manifest, files_to_sync(self.listing, self.rules, manifest))
         raise error
 
-    def _check_deletions(self, plan: Plan, manifest: Manifest) -> None:
-        config = self.run.config
+    def _check_deletions(self, plan: Plan, manifest: Manifest, files: Sequence[SourceFile]) -> None:
+        """Raise SourceIncomplete where too much would be deleted, as far as that is known before the download."""
+        config, held, url = self.run.config, manifest.files, self.source.url
         changed = manifest.shard != config.shard and config.shard is not None
         was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
         elsewhere = frozenset(file.path for file in self.listing.files) if config.shard is not None else frozenset()
-        check_deletions(plan, manifest.files, self.source.url, config.max_delete, elsewhere, was)
+        check_deletions(plan, held, url, config.max_delete, elsewhere, was)
+        otherwise = _fetched_otherwise(manifest, plan.recipe)
+        known = frozenset(parent(entry.path) for entry in held) - otherwise  # whose rows will be compared
+        check_bytes(files, held, known, url, config.max_delete)
+        if self.run.options.dry_run:
+            try:
+                check_bytes(files, held, otherwise, url, config.max_delete)
+            except SourceIncomplete as error:
+                warning = f"{error.reason}; nothing will be published if its rows are lost as well"
+                self.run.options.on_event(Warned(f"{error.subject}: {warning}"))
+
+    def _moved(self, plan: Plan) -> frozenset[str]:
+        """Return the directories of which files have moved to other nodes."""
+        if self.run.config.shard is None:
+            return frozenset()
+        listed = {file.path for file in self.listing.files}
+        return frozenset(parent(path) for path in plan.removed if path in listed)
 
 
 def sync_changes(run: CacheRun, source: Source, listing: Listing) -> Outcome:
@@ -141,6 +169,11 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing) -> Outcome:
         f"keeps changing while it is copied, last {path}",
         "nothing was published, sync again when its writers have finished, or leave young files out with --settle",
     )
+
+
+def _fetched_otherwise(manifest: Manifest, recipe: Recipe) -> frozenset[str]:
+    """Return the directories with files of which other columns or rows were fetched than ``recipe`` says."""
+    return frozenset(parent(e.path) for e in manifest.files if recipe_of(e.recipe).fetch != recipe.fetch)
 
 
 def files_to_sync(listing: Listing, rules: WaitRules, manifest: Manifest | None) -> list[SourceFile]:

@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
-from pqcache.store.config import parse_max_delete
+from pqcache.store.config import MAX_DELETE, parse_max_delete
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.sync.plan import Plan
@@ -149,7 +149,8 @@ def check_deletions(
     """Raise SourceIncomplete when more source files would be dropped than ``max_delete`` allows.
 
     Files are replaced, not dropped, where all files of a partition are removed and others added: jobs that overwrite
-    or compact a partition write new names. In a table without partitions only as many as are added are replaced.
+    or compact a partition write new names. `check_rows` sees what such a partition has lost. Of the files that lie in
+    no partition, only as many as are added are replaced where ``max_delete`` is a number of files.
 
     ``elsewhere`` are source files that other nodes hold. They count only where ``shard`` says how the shares have
     changed: the few that change nodes as the source changes are not lost.
@@ -158,11 +159,11 @@ def check_deletions(
     total = len({file.path for entry in held for file in entry.sources})
     removed, added = set(plan.removed), Counter(map(parent, plan.added))
     kept = {parent(file.path) for entry in held for file in entry.sources if file.path not in removed}
-    replaced = {directory for directory in added if directory and directory not in kept}
+    replaced = {directory for directory in added if (directory or percent) and directory not in kept}
     moved = removed & elsewhere
     lost = removed if shard else removed - moved
     dropped = sum(1 for path in lost if parent(path) not in replaced)
-    dropped -= min(added[""], sum(1 for path in lost if not parent(path)))
+    dropped -= min(added[""], sum(1 for path in lost if not parent(path) and "" not in replaced))
     if dropped > (total * limit / 100 if percent else limit):
         if shard and moved:
             raise SourceIncomplete(
@@ -176,6 +177,72 @@ def check_deletions(
             f"{format_count(dropped, 'file')} of the {total:,} in the snapshot would be dropped, more "
             f"than --max-delete {max_delete} (gone at the source, or left out by --where)",
             "nothing was published, check the source and the condition, or say --force if they are meant to go",
+        )
+
+
+def check_rows(
+    entries: Iterable[FileEntry],
+    held: Sequence[FileEntry],
+    uncompared: Collection[str],
+    source: str,
+    max_delete: str,
+) -> None:
+    """Raise SourceIncomplete when partitions lose more of the held rows than ``max_delete`` allows.
+
+    ``entries`` are those of the new snapshot. Partitions that grow, and new ones, do not make up for those that shrink.
+    Directories in ``uncompared`` are taken to lose nothing. A ``max_delete`` that is a number of files limits rows to
+    the default share.
+    """
+    now = _total((entry.path, entry.rows) for entry in entries)
+    before = _total((entry.path, entry.rows) for entry in held)
+    _check_shrinkage(before, {**now, **_only(before, uncompared)}, source, max_delete, "row")
+
+
+def check_bytes(
+    files: Iterable[SourceFile],
+    held: Sequence[FileEntry],
+    uncompared: Collection[str],
+    source: str,
+    max_delete: str,
+) -> None:
+    """Raise SourceIncomplete as `check_rows` does, for the bytes of source files, where rows are not known.
+
+    A partition counts if it shrinks to less than half: other codecs and fewer files make it smaller without a loss.
+    One without any file is left to `check_deletions`.
+    """
+    now = _total((file.path, file.identity.size) for file in files)
+    before = _total((file.path, file.identity.size) for file in {file for entry in held for file in entry.sources})
+    same = [directory for directory, size in before.items() if now.get(directory, size) * 2 >= size]
+    _check_shrinkage(before, {**now, **_only(before, uncompared), **_only(before, same)}, source, max_delete, "byte")
+
+
+def _total(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Return the sum of the amounts of each directory, given with the paths of files."""
+    found: Counter[str] = Counter()
+    for path, amount in amounts:
+        found[parent(path)] += amount
+    return dict(found)
+
+
+def _only(amounts: Mapping[str, int], directories: Collection[str]) -> dict[str, int]:
+    return {directory: amounts[directory] for directory in directories if directory in amounts}
+
+
+def _check_shrinkage(
+    before: Mapping[str, int], now: Mapping[str, int], source: str, max_delete: str, unit: str
+) -> None:
+    limit, percent = parse_max_delete(max_delete)
+    share = limit if percent else parse_max_delete(MAX_DELETE)[0]
+    lost = {name: amount - now.get(name, 0) for name, amount in before.items() if now.get(name, 0) < amount}
+    total = sum(before.values())
+    if sum(lost.values()) * 100 > share * total:
+        name = max(lost, key=lambda name: (lost[name], name))
+        raise SourceIncomplete(
+            source,
+            f"{format_count(sum(lost.values()), unit)} of the {total:,} in the snapshot would be dropped, more than "
+            f"--max-delete {max_delete if percent else MAX_DELETE}, most of them from {name or 'the table'} "
+            f"({format_count(before[name], unit)}, now {now.get(name, 0):,})",
+            "nothing was published, wait until its writers have finished, or say --force if they are meant to go",
         )
 
 
