@@ -32,6 +32,10 @@ class Remote:
         """Remove one file."""
         raise NotImplementedError
 
+    def rename(self, path: str, to: str) -> None:
+        """Rename a file or a directory; what is in it keeps its times."""
+        raise NotImplementedError
+
     def upload(self, root: Path) -> None:
         """Put every file below ``root`` there."""
         for_each_file(root, lambda file, path: self.put(path, file.read_bytes()))
@@ -49,6 +53,10 @@ class LocalRemote(Remote):
     def delete(self, path: str) -> None:
         (Path(self.url.removeprefix("file://")) / path).unlink()
 
+    def rename(self, path: str, to: str) -> None:
+        root = Path(self.url.removeprefix("file://"))
+        (root / path).rename(root / to)
+
 
 class HdfsRemote(Remote):
     """``client`` is the server, which is written to over HTTP; ``url`` may be hdfs:// or webhdfs://."""
@@ -60,6 +68,9 @@ class HdfsRemote(Remote):
 
     def delete(self, path: str) -> None:
         self.client.delete(f"{self.url}/{path}")
+
+    def rename(self, path: str, to: str) -> None:
+        self.client.rename(f"{self.url}/{path}", f"{self.url}/{to}")
 
 
 class S3Remote(Remote):

@@ -88,7 +88,7 @@ class Hdfs:
         finally:
             self._daemons[name].send(signal.SIGCONT)
 
-    # The five below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
+    # The six below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
     # process that has built one cannot fork any more (the child hangs), and it needs half a second to close a file.
 
     def mkdirs(self, url: str) -> None:
@@ -102,6 +102,11 @@ class Hdfs:
     def put(self, url: str, data: bytes | Path) -> None:
         """Write a file, bytes or a local file's, with its parent directories; one of that name is replaced."""
         _webhdfs(self.http_url, "PUT", _path(url), "CREATE", data, overwrite="true")
+
+    def rename(self, url: str, to: str) -> None:
+        """Rename a file or a directory to a name that is free."""
+        if b"true" not in _webhdfs(self.http_url, "PUT", _path(url), "RENAME", destination=_path(to)):
+            raise OSError(f"{url} cannot be renamed to {to}")
 
     def chmod(self, url: str, mode: int) -> None:
         """Set the permissions of a file or a directory, for users other than the one who runs the server."""

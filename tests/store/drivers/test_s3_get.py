@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -300,19 +299,3 @@ def test_direct_connections_check_certificates(
             with pytest.raises(SourceUnavailable, match=r"wh/x\.parquet: .*(certificate|hostname)"):
                 read(source, "x.parquet", identity)
         source.close()
-
-
-def test_the_state_of_many_files_comes_from_listings(source: S3Source, s3_bucket: Bucket) -> None:
-    names = [*NAMES, *(f"dt={day:02d}/part-{part:03d}.parquet" for day in range(4) for part in range(20))]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda name: put(s3_bucket, name, name.encode()), [*names, *(f"m/{i}" for i in range(300))]))
-    calls = count(source)
-    one_by_one = {name: source.stat(name) for name in names}
-    assert calls == ["HeadObject"] * len(names)
-    calls.clear()
-    assert source.stat_all([*names, "gone.parquet", "zz/gone.parquet"]) == one_by_one
-    assert calls.count("ListObjectsV2") in range(1, 5)
-    assert calls.count("HeadObject") <= 20
-    calls.clear()
-    assert source.stat_all(names[:3]) == {name: one_by_one[name] for name in names[:3]}
-    assert calls == ["HeadObject"] * 3

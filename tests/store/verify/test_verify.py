@@ -478,6 +478,11 @@ def test_the_command(cache: Path, shop: Path, snapshot: Snapshot, capfd: pytest.
     (shop / flipped).touch()
     assert cli.run(["verify", str(cache), "--source"]) == 1
     assert f"changed at the source: {flipped}" in capfd.readouterr().out
+    assert cli.run(["verify", str(cache), "--deep", "--repair"]) == 3, "beside files of an earlier moment"
+    assert f"{flipped}: is damaged in the cache and has changed at its source" in capfd.readouterr().err
+    assert pqcache.Cache(cache).snapshot() == snapshot
+    assert cli.run(["sync", str(cache)]) == 0
+    flipped = damage_files(pqcache.Cache(cache).snapshot(), 1)[0]
     assert cli.run(["verify", str(cache), "--deep", "--repair"]) == 0
     assert cli.run(["verify", str(cache), "--deep", "--source"]) == 0
     assert cli.run(["verify", str(cache.parent / "nowhere")]) == 1

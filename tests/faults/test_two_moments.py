@@ -1,0 +1,239 @@
+"""A snapshot is its source at one moment: what changes between the listing and the last download is seen."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache import cli
+from pqcache.events import Event, Fetched, Warned
+from pqcache.store.drivers.local import LocalSource
+from pqcache.store.sync import command as sync_module
+from pqcache.store.sync import incremental
+from tests.datasets import shop_table, write_day
+from tests.faults.checks import check_clean, check_snapshot, rows_at
+from tests.remote import Remote, make_remote
+
+STORES = ["path", pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("webhdfs", marks=pytest.mark.hdfs)]
+S3 = pytest.param("s3", marks=pytest.mark.s3)
+DAY = "dt=2026-11-02"
+
+
+@pytest.fixture
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    yield from make_remote(request.param, request, tmp_path)
+
+
+class Once:
+    """An ``on_event`` that acts when the first file whose path begins with ``path`` was downloaded."""
+
+    def __init__(self, action: Callable[[], object], path: str = DAY) -> None:
+        self.action = action
+        self.path = path
+        self.warnings: list[str] = []
+        self.acted = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Warned):
+            self.warnings.append(event.message)
+        if isinstance(event, Fetched) and event.path.startswith(self.path) and not self.acted:
+            self.acted = True
+            self.action()
+
+
+def made_lake(root: Path, days: int = 3) -> Path:
+    for day in range(1, days + 1):
+        write_day(root, f"2026-11-{day:02d}", files=4, rows=5, first=day * 1000)
+    return root
+
+
+def put_file(made: Path, remote: Remote, path: str, first: int) -> None:
+    (made / path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(shop_table(first, 5), made / path)
+    remote.put(path, (made / path).read_bytes())
+
+
+@pytest.mark.parametrize("names", ["same", "other"])
+@pytest.mark.parametrize(
+    "how", [{}, {"row_group_size": 8 << 10}, {"where": "id >= 0"}], ids=["plain", "rewritten", "where"]
+)
+@pytest.mark.parametrize("remote", STORES, indirect=True)
+def test_a_partition_swapped_by_rename(remote: Remote, how: dict[str, Any], names: str, tmp_path: Path) -> None:
+    """The rows of either partition and never of both; the new one, as the run goes on."""
+    made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
+    remote.upload(made)
+    for number in range(4):
+        name = f"part-{number:05d}" if names == "same" else f"new-{number}"
+        put_file(made, remote, f".swap/{name}.parquet", 7000 + number * 5)
+
+    def swap() -> None:
+        remote.rename(DAY, ".old")
+        remote.rename(".swap", DAY)
+
+    once = Once(swap)
+    pqcache.sync(remote.url, cache, jobs=1, on_event=once, **how)
+    assert once.acted
+    (made / DAY).rename(made / ".old")
+    (made / ".swap").rename(made / DAY)
+    assert check_snapshot(cache, [rows_at(made)]) == 0
+    assert once.warnings == [
+        f"{remote.url.removeprefix('file://')} changed while it was copied; going on from a new listing"
+    ]
+    check_clean(cache)
+    assert not pqcache.sync(cache).published
+
+
+@pytest.mark.parametrize("remote", [*STORES, S3], indirect=True)
+def test_a_kept_file_that_changes_beside_a_new_one(remote: Remote, tmp_path: Path) -> None:
+    made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
+    remote.upload(made)
+    pqcache.sync(remote.url, cache)
+    put_file(made, remote, f"{DAY}/new.parquet", 8000)
+    once = Once(lambda: put_file(made, remote, "dt=2026-11-01/part-00000.parquet", 9000))
+    report = pqcache.sync(cache, on_event=once)
+    assert once.acted
+    assert (report.added, report.changed) == (1, 1)
+    assert check_snapshot(cache, [rows_at(made)]) == 0
+    assert not pqcache.sync(cache).published
+
+
+@pytest.mark.parametrize("remote", [*STORES, S3], indirect=True)
+def test_a_file_moved_from_an_unlisted_directory_to_a_listed_one(
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
+    remote.upload(made)
+    pqcache.sync(remote.url, cache)
+    move_during_listing(monkeypatch, made, remote)
+    pqcache.sync(cache)
+    assert check_snapshot(cache, [rows_at(made)]) == 0
+    assert not pqcache.sync(cache).published
+
+
+def move_during_listing(monkeypatch: pytest.MonkeyPatch, made: Path, remote: Remote) -> None:
+    """Move a file of the second day to the first once, when a listing has passed the first day and not the second."""
+    real, moved = sync_module.open_source, []
+
+    def opened(*arguments: Any) -> Any:
+        source = real(*arguments)
+        listed = source.list
+
+        def torn() -> Iterator[Any]:
+            before = list(listed())
+            if not moved:
+                moved.append(True)
+                remote.put("dt=2026-11-01/moved.parquet", (made / DAY / "part-00003.parquet").read_bytes())
+                remote.delete(f"{DAY}/part-00003.parquet")
+                (made / DAY / "part-00003.parquet").rename(made / "dt=2026-11-01" / "moved.parquet")
+            passed = [file for file in before if file.path.startswith("dt=2026-11-01/")]
+            yield from passed
+            yield from (file for file in listed() if not file.path.startswith("dt=2026-11-01/"))
+
+        source.list = torn
+        return source
+
+    monkeypatch.setattr(sync_module, "open_source", opened)
+
+
+def test_a_source_that_never_holds_still(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Files that are added all the time: refused with the reason, and with --settle they wait."""
+    lake, cache = made_lake(tmp_path / "lake"), tmp_path / "cache"
+    pqcache.sync(str(lake), cache)
+    old = rows_at(lake)
+    remote = next(r for r in [LocalLake(lake)])
+    remote.add()
+    with pytest.MonkeyPatch.context() as patch:
+        real = LocalSource.list
+
+        def listed(self: LocalSource) -> Iterator[Any]:
+            yield from real(self)
+            remote.add()
+
+        patch.setattr(LocalSource, "list", listed)
+        assert cli.run(["sync", str(cache)]) == 3
+        shown = capfd.readouterr().err
+        assert shown.count("changed while it was copied; going on from a new listing") == 1
+        assert f"{lake}: keeps changing while it is copied, last {DAY}/added-" in shown
+        assert "--settle" in shown
+        assert remote.count == 2 + incremental.NEW_LISTINGS + 1
+        assert check_snapshot(cache, [old]) == 0
+        os.utime(lake / DAY / "added-0.parquet", (time.time() - 3600,) * 2)
+        settled = {**old, DAY: rows_at_files(lake, DAY, "added-0.parquet")}
+        assert pqcache.sync(cache, settle="10m").added == 1
+        assert check_snapshot(cache, [settled]) == 0
+
+
+class LocalLake:
+    def __init__(self, lake: Path) -> None:
+        self.lake, self.count = lake, 0
+
+    def add(self) -> None:
+        pq.write_table(shop_table(20_000 + 5 * self.count, 5), self.lake / DAY / f"added-{self.count}.parquet")
+        self.count += 1
+
+
+def rows_at_files(lake: Path, day: str, added: str) -> Any:
+    """Return the rows of the files with which a day began, and of one more."""
+    import pyarrow as pa
+
+    names = sorted([added, *(f"part-{number:05d}.parquet" for number in range(4))])
+    return pa.concat_tables([pq.ParquetFile(lake / day / name).read().replace_schema_metadata() for name in names])
+
+
+def test_what_was_downloaded_is_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake, cache = made_lake(tmp_path / "lake"), tmp_path / "cache"
+    real, read = LocalSource.read, []
+
+    def counted(self: LocalSource, path: str, *more: Any) -> Iterator[bytes]:
+        read.append(path)
+        return real(self, path, *more)
+
+    monkeypatch.setattr(LocalSource, "read", counted)
+    write = lambda: pq.write_table(shop_table(9000, 5), lake / DAY / "new.parquet")  # noqa: E731
+    report = pqcache.sync(str(lake), cache, on_event=Once(write))
+    assert sorted(read) == sorted({*read}), "a file was read twice"
+    assert len(read) == 13
+    assert report.fetched_bytes == sum(path.stat().st_size for path in lake.rglob("*.parquet"))
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+def test_a_share_of_a_source_that_changes(tmp_path: Path) -> None:
+    """Nodes that share a source agree on one listing of it, also where only another node's files change."""
+    lake = made_lake(tmp_path / "lake", days=6)
+    write = lambda: write_day(lake, "2026-11-09", files=4, rows=5, first=90_000)  # noqa: E731
+    pqcache.sync(str(lake), tmp_path / "0", shard="0/2", on_event=Once(write, ""))
+    pqcache.sync(str(lake), tmp_path / "1", shard="1/2")
+    manifests = [pqcache.Cache(tmp_path / node).snapshot().manifest() for node in "01"]
+    assert manifests[0].listing == manifests[1].listing
+    held = [file.path for manifest in manifests for entry in manifest.files for file in entry.sources]
+    assert sorted(held) == sorted(path.relative_to(lake).as_posix() for path in lake.rglob("*.parquet"))
+
+
+def test_a_marker_that_goes_while_its_partition_is_copied(tmp_path: Path) -> None:
+    """The overwrite that begins then is left for the next run, as one that began before the listing is."""
+    lake, cache = made_lake(tmp_path / "lake"), tmp_path / "cache"
+    pqcache.sync(str(lake), cache, marker="_SUCCESS")
+    write_day(lake, "2026-11-01", files=4, rows=5, first=60_000)
+    kept = rows_at(lake)[DAY]
+    write_day(lake, "2026-11-02", files=4, rows=5, first=50_000)
+    report = pqcache.sync(cache, on_event=Once((lake / DAY / "_SUCCESS").unlink))
+    assert report.changed == 4
+    assert check_snapshot(cache, [{**rows_at(lake), DAY: kept}]) == 0
+
+
+def test_a_file_damaged_by_its_change_is_no_error(tmp_path: Path) -> None:
+    """A file that does not decode is no error of the source if the source has another one by then."""
+    lake, cache = made_lake(tmp_path / "lake"), tmp_path / "cache"
+    broken = lake / DAY / "part-00003.parquet"
+    content = broken.read_bytes()
+    broken.write_bytes(content[:4] + bytes(len(content) - 200) + content[-196:])
+    once = Once(lambda: broken.write_bytes(content))
+    pqcache.sync(str(lake), cache, jobs=1, row_group_size=8 << 10, on_event=once)
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
