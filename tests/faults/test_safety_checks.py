@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.events import Warned
 from pqcache.store import publish
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
@@ -228,3 +229,99 @@ def test_a_file_that_vanishes_while_it_is_listed(tmp_path: Path, monkeypatch: py
         pqcache.sync(cache)
     assert ".parquet" in complaint
     assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+def write_files(directory: Path, names: str, files: int, rows: int, compression: str = "none") -> None:
+    """Write ``files`` files of ``rows`` rows in place of all that a partition has."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    for number in range(files):
+        table = pa.table({"id": [number * rows + row for row in range(rows)], "text": ["x" * 200] * rows})
+        pq.write_table(table, directory / f"{names}-{number:05d}.parquet", compression=compression)
+
+
+def partitions(root: Path, count: int = 10) -> list[Path]:
+    return [root / f"dt=2026-11-{day:02d}" for day in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("row_group_size", [None, 8 << 10])
+@pytest.mark.parametrize("max_delete", [None, "5%", "1000"])
+def test_an_overwrite_in_progress_is_refused(
+    max_delete: str | None, row_group_size: int | None, tmp_path: Path
+) -> None:
+    """Each of ten partitions has the first of twenty new files; new partitions do not make up for that."""
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for directory in partitions(lake):
+        write_files(directory, "a", files=20, rows=1)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size)
+    held = rows_at(lake)
+    for directory in partitions(lake):
+        write_files(directory, "b", files=1, rows=1)
+    write_files(lake / "dt=2026-12-01", "b", files=1, rows=500)
+    share = "5%" if max_delete == "5%" else "50%"
+    message = rf"190 rows of the 200 .* more than --max-delete {share}.*dt=2026-11-10 \(20 rows, now 1\).*--force"
+    with pytest.raises(pqcache.SourceIncomplete, match=message) as error:
+        pqcache.sync(cache, max_delete=max_delete)
+    assert error.value.exit_code == 3
+    assert check_snapshot(cache, [held]) == 0
+    assert pqcache.sync(cache, force=True).published
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_a_nightly_overwrite_with_other_files_passes(partitioned: bool, tmp_path: Path) -> None:
+    """Compacted to one file, far smaller for want of footers, and with another codec: as many rows, so no loss."""
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    directories = partitions(lake, 3) if partitioned else [lake]
+    for directory in directories:
+        write_files(directory, "a", files=50, rows=2)
+    pqcache.sync(str(lake), cache, max_delete="5%")
+    for names, files, rows, codec in (("b", 1, 100, "none"), ("c", 1, 100, "zstd"), ("d", 50, 2, "none")):
+        for directory in directories:
+            write_files(directory, names, files, rows, codec)
+        assert pqcache.sync(cache).published
+        assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+@pytest.mark.parametrize("names", ["a", "b"])
+def test_partitions_that_lose_rows_count_by_their_rows(names: str, tmp_path: Path) -> None:
+    """Also in files of the same names."""
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for directory in partitions(lake):
+        write_files(directory, "a", files=5, rows=10)
+    pqcache.sync(str(lake), cache)
+    held = rows_at(lake)
+    for directory in partitions(lake):
+        write_files(directory, names, files=5, rows=6)
+    with pytest.raises(pqcache.SourceIncomplete, match="200 rows of the 500"):
+        pqcache.sync(cache, max_delete="39%")
+    assert check_snapshot(cache, [held]) == 0
+    assert pqcache.sync(cache, max_delete="40%").published
+
+
+def test_a_dry_run_warns_of_partitions_that_shrink(tmp_path: Path) -> None:
+    """It downloads nothing, so that it knows bytes and no rows."""
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for directory in partitions(lake):
+        write_files(directory, "a", files=20, rows=1)
+    pqcache.sync(str(lake), cache)
+    for directory in partitions(lake):
+        write_files(directory, "b", files=1, rows=1)
+    warnings = []
+    pqcache.sync(cache, dry_run=True, on_event=lambda event: isinstance(event, Warned) and warnings.append(event))
+    assert len(warnings) == 1
+    assert "bytes of the" in warnings[0].message
+    assert "nothing will be published if its rows are lost as well" in warnings[0].message
+
+
+def test_bytes_are_compared_where_rows_cannot_be(tmp_path: Path) -> None:
+    """With another condition, other rows are taken of each file."""
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    for directory in partitions(lake):
+        write_files(directory, "a", files=20, rows=1)
+    pqcache.sync(str(lake), cache)
+    for directory in partitions(lake):
+        write_files(directory, "b", files=1, rows=1)
+    with pytest.raises(pqcache.SourceIncomplete, match="bytes of the"):
+        pqcache.sync(cache, where="id >= 0")
+    assert pqcache.sync(cache, where="id >= 0", force=True).published
