@@ -19,7 +19,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Started:
-    """A phase begins and will advance by ``total``: fetch, rewrite, read, index, verify or measure.
+    """A phase begins and will advance by ``total``: fetch, rewrite, read, index, verify, compare or measure.
 
     ``total`` counts bytes, or what ``unit`` names: files, rows or settings.
     """

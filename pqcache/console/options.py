@@ -115,18 +115,26 @@ MaxDelete = Annotated[
     str | None,
     typer.Option(
         metavar="N|P%",
-        help="* Publish nothing if more files than this would be deleted. Default: 50%.",
+        help="* Publish nothing if more files than this, or a larger share of rows, would be deleted. Default: 50%.",
         rich_help_panel=SAFETY,
     ),
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Publish although more files than that are deleted.", rich_help_panel=SAFETY)
+    bool, typer.Option("--force", help="Publish although more than that is deleted.", rich_help_panel=SAFETY)
 ]
 Checksum = Annotated[
     bool | None,
     typer.Option(
         "--checksum/--no-checksum",
         help="* Compare every file with the store's checksum, if it has one. Costs CPU. Default: off.",
+        rich_help_panel=SAFETY,
+    ),
+]
+Compare = Annotated[
+    str,
+    typer.Option(
+        metavar="identity|content",
+        help="How unchanged files are recognized: by size, time and tag, or also by their bytes or the store's MD5.",
         rich_help_panel=SAFETY,
     ),
 ]
@@ -140,12 +148,7 @@ HdfsDriver = Annotated[
 ]
 Retries = Annotated[
     int,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="How often a transient failure is retried.",
-        rich_help_panel=STORE,
-    ),
+    typer.Option(metavar="N", min=0, help="How often a transient failure is retried.", rich_help_panel=STORE),
 ]
 Timeout = Annotated[
     float,
@@ -189,11 +192,7 @@ Compat = Annotated[
 ]
 KeepInt96 = Annotated[
     bool | None,
-    typer.Option(
-        "--keep-int96/--no-keep-int96",
-        help="* Keep INT96 timestamps as INT96.",
-        rich_help_panel=ROW_GROUPS,
-    ),
+    typer.Option("--keep-int96/--no-keep-int96", help="* Keep INT96 timestamps as INT96.", rich_help_panel=ROW_GROUPS),
 ]
 Dense = Annotated[
     list[str] | None,
@@ -219,9 +218,7 @@ Shuffle = Annotated[
 Align = Annotated[
     str | None,
     typer.Option(
-        metavar="block",
-        help="Put no row group of DEST across an HDFS block boundary.",
-        rich_help_panel=DESTINATION,
+        metavar="block", help="Put no row group of DEST across an HDFS block boundary.", rich_help_panel=DESTINATION
     ),
 ]
 BlockSize = Annotated[
@@ -261,11 +258,7 @@ OnlyFiles = Annotated[
 ]
 OnlyRowGroups = Annotated[
     bool,
-    typer.Option(
-        "--row-groups",
-        help="Show the row groups; '!' marks those over the size.",
-        rich_help_panel=VIEW,
-    ),
+    typer.Option("--row-groups", help="Show the row groups; '!' marks those over the size.", rich_help_panel=VIEW),
 ]
 Sample = Annotated[
     int | None,
@@ -296,6 +289,14 @@ Deep = Annotated[
 CompareSource = Annotated[
     bool,
     typer.Option("--source", help="Also list files that have changed at the source.", rich_help_panel=CHECKS),
+]
+VerifyCompare = Annotated[
+    str,
+    typer.Option(
+        metavar="identity|content",
+        help="How --source compares files: by size, time and tag, or also by content, which implies --source.",
+        rich_help_panel=CHECKS,
+    ),
 ]
 Engine = Annotated[
     str | None,

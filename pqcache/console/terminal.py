@@ -34,6 +34,7 @@ _PHASE_TEXT = {
     "rewrite": "rewriting",
     "read": "reading footers",
     "verify": "verifying",
+    "compare": "comparing",
     "index": "indexing",
     "measure": "measuring",
 }

@@ -8,6 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+_INODE = "inode:"
+
+
+def local_tag(inode: int, ctime_ns: int) -> str:
+    """Return the tag of a file on a local file system, where no ETag begins like it."""
+    return f"{_INODE}{inode}:{ctime_ns}"
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -19,6 +26,11 @@ class Identity:
     size: int
     mtime_ns: int
     tag: str = ""
+
+    @property
+    def shared_tag(self) -> str:
+        """The tag if all machines see the same one, else empty."""
+        return "" if self.tag.startswith(_INODE) else self.tag
 
     def is_still(self, now: Identity) -> bool:
         """Return whether a file that was recorded as this is unchanged; without a tag on one side, as far as known."""

@@ -84,7 +84,7 @@ def listing_digest(files: Sequence[SourceFile], taken: Iterable[str], nodes: int
     digest = hashlib.blake2b(f"{nodes}\0{what}".encode(), digest_size=8)
     for file in sorted(files, key=lambda file: file.path):
         known = file.identity
-        digest.update(f"\0{file.path}\0{known.size} {known.mtime_ns} {known.tag} {file.path in ready}".encode())
+        digest.update(f"\0{file.path}\0{known.size} {known.mtime_ns} {known.shared_tag} {file.path in ready}".encode())
     return digest.hexdigest()
 
 

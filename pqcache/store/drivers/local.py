@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import stat as stat_module
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,13 @@ from pqcache.errors import (
 from pqcache.store.drivers.base import HIDDEN, STAGING, StagedFile, check_options
 from pqcache.store.hive import is_hidden
 from pqcache.store.layout import CONFIG
-from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.manifest import Identity, SourceFile, local_tag
 from pqcache.system.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
+from pqcache.system.mounts import has_stable_inodes
 
 _CHUNK = 4 << 20
+
+log = logging.getLogger("pqcache.store")
 
 
 class LocalSource:
@@ -34,6 +38,7 @@ class LocalSource:
         check_options("a local path", options, {})
         self._root = os.path.abspath(os.path.expanduser(path))
         self._only = ""
+        self._stable: dict[int, bool] = {}  # by device: whether inodes and ctimes identify files
         if os.path.isfile(self._root):
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
@@ -93,7 +98,13 @@ class LocalSource:
     def _identity(self, path: str, status: os.stat_result) -> Identity:
         if not stat_module.S_ISREG(status.st_mode):
             raise SourceError(self._name(path), "not a regular file", "move it away")
-        return Identity(status.st_size, status.st_mtime_ns)
+        stable = self._stable.get(status.st_dev)
+        if stable is None:
+            stable = self._stable[status.st_dev] = has_stable_inodes(self._name(path))
+            if not stable:
+                log.debug("%s: files are compared by size and mtime alone on its file system", self._name(path))
+        tag = local_tag(status.st_ino, status.st_ctime_ns) if stable else ""
+        return Identity(status.st_size, status.st_mtime_ns, tag)
 
     def _name(self, path: str) -> str:
         return os.path.join(self._root, path)

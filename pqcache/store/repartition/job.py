@@ -229,7 +229,7 @@ def _check_unchanged(job: PartitionJob, context: JobContext) -> None:
             now: Identity | None = with_retries(partial(source.stat, file.path), file.path, RETRIES, context.on_event)
         except SourceNotFound:
             now = None
-        if now != file.identity:
+        if now is None or not file.identity.is_still(now):
             raise SourceIncomplete(
                 f"{source.url}/{file.path}",
                 "is not there" if now is None else "is not the file that was listed",

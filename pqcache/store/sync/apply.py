@@ -208,7 +208,7 @@ def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[P
 
 
 def _kept(plan: Plan) -> Iterator[FileEntry]:
-    """Yield the entries of the previous snapshot that stay as they are."""
+    """Yield the entries of the previous snapshot that are kept."""
     return (entry for directory in plan.directories for entry in directory.keep)
 
 

@@ -21,7 +21,7 @@ from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sou
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.listing import Listing, list_source
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
-from pqcache.store.sync.run import JOBS, ByteCounter, CacheRun, Outcome, RunOptions, SyncReport, finish_run
+from pqcache.store.sync.run import IDENTITY, JOBS, ByteCounter, CacheRun, Outcome, RunOptions, SyncReport, finish_run
 from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
 from pqcache.units import parse_count, parse_duration, parse_size
 
@@ -47,13 +47,14 @@ def sync(
     timeout: str | float = TIMEOUT,
     wait: str | float = 0.0,
     dry_run: bool = False,
+    compare: str = IDENTITY,
     on_event: OnEvent = ignore,
 ) -> SyncReport:
     """Make ``cache`` hold what ``source`` holds now and publish a new snapshot if anything changed.
 
     An option that is None is what the cache remembers from before. Options are remembered, except secrets and those
-    of one run (``force``, ``jobs``, ``retries``, ``timeout``, ``wait``, ``dry_run``). Sizes, durations and counts are
-    numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
+    of one run (``force``, ``jobs``, ``retries``, ``timeout``, ``wait``, ``dry_run``, ``compare``). Sizes, durations
+    and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
 
     Args:
         source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
@@ -68,7 +69,7 @@ def sync(
         keep: how many snapshots to keep, the new one among them.
         marker: take a partition only if it holds a file of this name; an empty string takes all again.
         settle: leave files younger than this for the next run.
-        max_delete: refuse to drop more files than this number, or share like ``"50%"``.
+        max_delete: refuse to drop more files than this number, or more files or rows than a share like ``"50%"``.
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
         checksum: compare each download with the store's own checksum, where it has one; costs CPU.
@@ -77,6 +78,7 @@ def sync(
         timeout: time without a byte after which a server counts as unavailable.
         wait: how long to wait for another run to end.
         dry_run: work out the report and change nothing.
+        compare: ``"content"`` to compare unchanged files with the source by their bytes too, or by the store's MD5.
         on_event: called with what happens, from several threads.
 
     >>> report = sync("lake/shop", "cache/shop", where="dt >= '2026-11-02'", force=True)
@@ -95,6 +97,7 @@ def sync(
         wait=parse_duration(wait),
         force=force,
         dry_run=dry_run,
+        compare=compare,
         on_event=ByteCounter(on_event),
     )
     changes = {
@@ -187,7 +190,9 @@ def _list(source: Source, config: Config, options: RunOptions) -> Listing:
 def _outcome(run: CacheRun, source: Source, listing: Listing) -> Outcome:
     """Publish a new snapshot if anything has changed."""
     recipe = recipe_for(run.config, listing.subset)
-    summary = None if run.current is None else _unchanged(run.current, listing, recipe, run.config.shard)
+    summary = None
+    if run.current is not None and run.options.compare == IDENTITY:
+        summary = _unchanged(run.current, listing, recipe, run.config.shard)
     if summary is not None:
         plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
         return Outcome(plan=plan, published=None, totals=summary.totals)

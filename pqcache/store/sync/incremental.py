@@ -19,10 +19,11 @@ from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, Source
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
+from pqcache.store.sync.compare import Comparison, compare_content
 from pqcache.store.sync.download.download import Vanished
 from pqcache.store.sync.listing import Listing, digest_of_shares, list_source
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
-from pqcache.store.sync.run import CacheRun, Outcome
+from pqcache.store.sync.run import IDENTITY, CacheRun, Outcome
 from pqcache.store.sync.safety_checks import (
     WaitRules,
     check_bytes,
@@ -33,6 +34,8 @@ from pqcache.store.sync.safety_checks import (
 )
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.urls import redact
+from pqcache.store.workdir import discard
+from pqcache.units import format_count
 
 NEW_LISTINGS = 3  # from which a run goes on while its source changes
 
@@ -53,7 +56,7 @@ class _Attempt:
     """An attempt to publish what ``listing`` has.
 
     ``manifest`` and ``intact`` are what `_read_current` returns, ``rules`` those of the moment the run began: files
-    that are written while it runs are young in each of its listings.
+    that are written while it runs are young in each of its listings. ``comparison`` is what `compare_content` found.
     """
 
     run: CacheRun
@@ -62,6 +65,7 @@ class _Attempt:
     manifest: Manifest | None
     intact: bool
     rules: WaitRules
+    comparison: Comparison
 
     def publish(self) -> Outcome:
         """Publish a new snapshot if anything has changed; raises _ListingDiffers if the source does so meanwhile."""
@@ -71,7 +75,7 @@ class _Attempt:
         manifest = None if self.manifest is None else with_tags(self.manifest, listing.files)
         recipe = recipe_for(config, listing.subset)
         files = files_to_sync(listing, self.rules, manifest)
-        plan = plan_for(config, listing, files, run.current, manifest, recipe)
+        plan = plan_for(run, listing, files, manifest, recipe, self.comparison)
         digest = digest_of_shares(listing, config.shard, self.rules, self.source.url)
         guarded = manifest is not None and not run.options.force
         if manifest is not None and guarded:
@@ -95,7 +99,7 @@ class _Attempt:
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
 
         origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
-        return build_snapshot(run, plan, metadata, origin=origin)
+        return build_snapshot(run, plan, metadata, origin=origin, reindex=bool(self.comparison.differing))
 
     def check_unchanged(self, manifest: Manifest | None, files: Sequence[SourceFile]) -> None:
         """List the source again; raises _ListingDiffers where that gives other files than ``files``."""
@@ -153,7 +157,15 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing) -> Outcome:
     """
     manifest, intact = _read_current(run.current, run.options.on_event)
     rules = wait_rules(run.config)
-    attempt = _Attempt(run=run, source=source, listing=listing, manifest=manifest, intact=intact, rules=rules)
+    attempt = _Attempt(
+        run=run,
+        source=source,
+        listing=listing,
+        manifest=manifest,
+        intact=intact,
+        rules=rules,
+        comparison=_compare(run, source, listing, manifest),
+    )
     for number in range(NEW_LISTINGS + 1):
         try:
             try:
@@ -174,6 +186,20 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing) -> Outcome:
 def _fetched_otherwise(manifest: Manifest, recipe: Recipe) -> frozenset[str]:
     """Return the directories with files of which other columns or rows were fetched than ``recipe`` says."""
     return frozenset(parent(e.path) for e in manifest.files if recipe_of(e.recipe).fetch != recipe.fetch)
+
+
+def _compare(run: CacheRun, source: Source, listing: Listing, manifest: Manifest | None) -> Comparison:
+    """Return what differs from the source by content, if that is asked for."""
+    if run.options.compare == IDENTITY or run.current is None or manifest is None:
+        return Comparison()
+    if not run.options.dry_run:
+        for left in run.cache.tmp_dir.iterdir():  # downloads of dead runs are found by identity, which is not trusted
+            discard(left)
+    found = compare_content(source, listing.files, run.current, manifest.files, run.options)
+    if found.differing:
+        number = format_count(len(found.differing), "file")
+        run.options.on_event(Warned(f"{number} of equal size and time have other content, like {min(found.differing)}"))
+    return found
 
 
 def files_to_sync(listing: Listing, rules: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
@@ -205,26 +231,28 @@ def wait_rules(config: Config) -> WaitRules:
 
 
 def plan_for(
-    config: Config,
+    run: CacheRun,
     listing: Listing,
     files: Sequence[SourceFile],
-    current: Snapshot | None,
     manifest: Manifest | None,
     recipe: Recipe,
+    comparison: Comparison,
 ) -> Plan:
     """Return the plan for ``files`` of ``listing``, or a node's share, against what the snapshot really has on disk.
 
     What is held and not listed any more, because it is being replaced, is kept on the node that holds it.
     """
-    held = manifest.files if manifest is not None else ()
-    damaged = find_damaged(current, held) if current is not None else frozenset()
+    config, held = run.config, manifest.files if manifest is not None else ()
+    damaged = find_damaged(run.current, held) if run.current is not None else frozenset()
     if damaged:
         log.debug("%s files of the current snapshot are not as recorded and are not kept", len(damaged))
     if config.shard is not None:
         shard = parse_shard(config.shard)
         owner = owners(listing.files, shard.nodes)
         files = [file for file in files if owner.get(file.path, shard.node) == shard.node]
-    return plan_sync(files, held, recipe, damaged)
+    plan = plan_sync(files, held, recipe, damaged | comparison.differing | comparison.uncompared)
+    found = comparison.differing.intersection(file.path for file in files).difference(plan.changed)
+    return replace(plan, changed=(*plan.changed, *sorted(found)), unchanged=plan.unchanged - len(found))
 
 
 def _read_current(current: Snapshot | None, on_event: OnEvent) -> tuple[Manifest | None, bool]:

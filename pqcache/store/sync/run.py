@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from pqcache.errors import UsageError
 from pqcache.events import Advanced, Collected, Event, OnEvent, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
@@ -22,6 +23,7 @@ from pqcache.store.workdir import discard
 from pqcache.system.stopwatch import Stopwatch
 
 JOBS = 8
+IDENTITY, CONTENT = "identity", "content"  # ways of comparing
 
 
 class ByteCounter:
@@ -50,6 +52,7 @@ class RunOptions:
         wait: seconds to wait for another run to end.
         force: drop more files than the cache's ``max_delete`` allows.
         dry_run: change nothing.
+        compare: how held files are compared with the source, ``identity`` or ``content``.
         on_event: called with what happens.
         watch: started with the run.
     """
@@ -60,8 +63,13 @@ class RunOptions:
     wait: float = 0.0
     force: bool = False
     dry_run: bool = False
+    compare: str = IDENTITY
     on_event: ByteCounter = field(default_factory=lambda: ByteCounter(ignore))
     watch: Stopwatch = field(default_factory=Stopwatch)
+
+    def __post_init__(self) -> None:
+        if self.compare not in (IDENTITY, CONTENT):
+            raise UsageError(f"--compare {self.compare}", f"choose {IDENTITY} or {CONTENT}")
 
 
 @dataclass(frozen=True, kw_only=True)

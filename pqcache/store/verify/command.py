@@ -20,7 +20,7 @@ from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.incremental import find_damaged
-from pqcache.store.sync.run import ByteCounter, RunOptions
+from pqcache.store.sync.run import IDENTITY, ByteCounter, RunOptions
 from pqcache.store.verify.repair import changes_at_source
 from pqcache.store.verify.repair import repair as repair_snapshot
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all
@@ -102,6 +102,7 @@ def verify(
     *,
     deep: bool = False,
     source: bool = False,
+    compare: str = IDENTITY,
     engine: str | None = None,
     repair: bool = False,
     options: Mapping[str, str] | None = None,
@@ -119,6 +120,7 @@ def verify(
         cache: the cache's directory.
         deep: also compare checksums, decode every page, and compare row counts and statistics with the values.
         source: also compare the identities of the source's files with those recorded.
+        compare: ``"content"`` to compare also their bytes, or the store's MD5, with the cache's; implies ``source``.
         engine: ``fastparquet`` to read every value with that as well and compare; implies ``deep``.
         repair: download what is damaged again, into a new snapshot.
         options: the source's options, for secrets that the cache does not remember.
@@ -133,7 +135,7 @@ def verify(
     Damage is in the report and is not raised. Raises UsageError, CacheError, CacheLocked, SourceError or
     SourceIncomplete.
     """
-    options_of_run = RunOptions(wait=parse_duration(wait), on_event=ByteCounter(on_event))
+    options_of_run = RunOptions(wait=parse_duration(wait), compare=compare, on_event=ByteCounter(on_event))
     if engine not in (None, FASTPARQUET):
         raise UsageError(f"--engine {engine}", "there is no such engine", f"the only choice is {FASTPARQUET}")
     if engine is not None and importlib.util.find_spec(FASTPARQUET) is None:
@@ -145,7 +147,7 @@ def verify(
     with lease:
         manifest, damage = check.snapshot(snapshot)
         changed = None
-        if source and manifest is not None:
+        if (source or compare != IDENTITY) and manifest is not None:
             changed = changes_at_source(target, snapshot, manifest, options or {}, options_of_run)
     entries = manifest.files if manifest is not None else ()
     repaired: Snapshot | None = None

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from pqcache.errors import CacheError, CacheLocked, SourceIncomplete, disk_errors
+from pqcache.errors import CacheError, CacheLocked, SourceIncomplete, UsageError, disk_errors
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
@@ -16,14 +16,16 @@ from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.command import sync
+from pqcache.store.sync.compare import Comparison, compare_content
 from pqcache.store.sync.download.subset import select
 from pqcache.store.sync.incremental import files_to_sync, find_damaged, plan_for, wait_rules, with_tags
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
-from pqcache.store.sync.run import CacheRun, RunOptions, finish_run
+from pqcache.store.sync.run import CONTENT, CacheRun, RunOptions, finish_run
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
+from pqcache.units import format_count
 
 
 def repair(
@@ -95,16 +97,30 @@ def changes_at_source(
     store_options: Mapping[str, str],
     options: RunOptions,
 ) -> tuple[str, ...]:
-    """Return the source files that a sync would download or drop now: those whose identities have changed."""
-    config = read_config(cache.path)
+    """Return the source files that a sync would download or drop now: those whose identities have changed.
+
+    With ``options.compare`` as ``content``, also those whose content differs. If files cannot be compared so, because
+    they are rewritten or have some columns or rows only, UsageError is raised.
+    """
+    config, comparison = read_config(cache.path), Comparison()
     source = _open(config, store_options)
     try:
         listing = list_source(source, options.on_event, where=config.where, columns=config.columns)
+        if options.compare == CONTENT:
+            comparison = compare_content(source, listing.files, snapshot, manifest.files, options)
     finally:
         source.close()
+    if comparison.uncompared:
+        raise UsageError(
+            "--compare content",
+            f"{format_count(len(comparison.uncompared), 'file')} of the cache are no copies of source files, like "
+            f"{min(comparison.uncompared)}",
+            f"'pqcache sync {cache.path} --compare content' fetches such files again",
+        )
     manifest = with_tags(manifest, listing.files)
     files = files_to_sync(listing, wait_rules(config), manifest)
-    plan = plan_for(config, listing, files, snapshot, manifest, Recipe())
+    run = CacheRun(command="verify", cache=cache, config=config, current=snapshot, options=options)
+    plan = plan_for(run, listing, files, manifest, Recipe(), comparison)
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))
 
 

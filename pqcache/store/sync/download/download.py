@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20  # bytes written at once
 MIN_DIRECT = 64 << 10  # bytes of a file; for fewer, writing past the page cache costs more than it saves
 MAX_VERSIONS = 3  # how often a file may change while it is downloaded before the run gives up
-_MD5 = re.compile(r"[0-9a-f]{32}")
+MD5 = re.compile(r"[0-9a-f]{32}")
 _SYNC_INTERVAL = 32 << 20  # bytes of a file
 _TAIL = 64 << 10  # of a file's end, where its footer is; most fit
 
@@ -313,7 +313,7 @@ def _buffer() -> memoryview:
 def _check_md5(transfer: _Transfer) -> None:
     """Compare a download with the MD5 in the file's tag, if that is one; what differs is downloaded again."""
     file = transfer.file
-    if not _MD5.fullmatch(file.identity.tag):
+    if not MD5.fullmatch(file.identity.tag):
         return
     digest = hashlib.md5(usedforsecurity=False)
     with open(transfer.part, "rb", buffering=0) as data:

@@ -1,0 +1,86 @@
+"""Compare what a cache holds with its source by content, for those who do not trust sizes and times."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pqcache.errors import SourceChanged, SourceNotFound, disk_errors
+from pqcache.events import Advanced, Started
+from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.manifest import FileEntry, SourceFile
+from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.download.download import MD5, in_chunks
+from pqcache.store.sync.run import RunOptions
+from pqcache.system.checksum import checksum_of, checksum_text, new_checksum
+from pqcache.system.parallel import in_parallel
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The paths of held files that differ from their source, and of those that cannot be compared with it.
+
+    The latter are rewritten, or have some columns or rows only: what was fetched for them is not kept.
+    """
+
+    differing: frozenset[str] = frozenset()
+    uncompared: frozenset[str] = frozenset()
+
+
+def compare_content(
+    source: Source, listed: Iterable[SourceFile], snapshot: Snapshot, entries: Sequence[FileEntry], options: RunOptions
+) -> Comparison:
+    """Compare the entries whose files are listed as they were recorded; the others have changed anyway.
+
+    An entry is compared by the store's MD5 if its tag is one. Otherwise the source file is read, and its checksum is
+    compared with the recorded one.
+    """
+    known = {file.path: file for file in listed}
+    copies = [(entry, known[entry.path]) for entry in entries if _is_copy(entry) and entry.path in known]
+    copies = [(entry, file) for entry, file in copies if entry.sources[0].identity.is_still(file.identity)]
+    options.on_event(Started("compare", sum(entry.size for entry, _ in copies)))
+
+    def differs(entry: FileEntry, file: SourceFile) -> bool:
+        path = snapshot.path / entry.path
+        with disk_errors(path):
+            if MD5.fullmatch(file.identity.tag):
+                same = _md5_of(path) == file.identity.tag
+            else:
+                found = with_retries(partial(_checksum_at, source, file), file.path, options.retries, options.on_event)
+                same = found == (entry.checksum or checksum_of(path))
+        options.on_event(Advanced("compare", entry.size))
+        return not same
+
+    found = in_parallel([partial(differs, entry, file) for entry, file in copies], options.jobs)
+    return Comparison(
+        frozenset(entry.path for (entry, _), different in zip(copies, found, strict=True) if different),
+        frozenset(entry.path for entry in entries if not _is_copy(entry)),
+    )
+
+
+def _is_copy(entry: FileEntry) -> bool:
+    """Return whether an entry has the bytes of one source file."""
+    return not entry.recipe and [file.path for file in entry.sources] == [entry.path]
+
+
+def _checksum_at(source: Source, file: SourceFile) -> str:
+    """Return the checksum of a source file's bytes; empty for one that is gone or another by now."""
+    seen = new_checksum()
+    try:
+        for chunk in in_chunks(source.read(file.path, 0, file.identity.size, file.identity.tag)):
+            seen.update(chunk)
+    except (SourceChanged, SourceNotFound):
+        return ""
+    return checksum_text(seen)
+
+
+def _md5_of(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb", buffering=0) as data:
+        while chunk := data.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
