@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +20,9 @@ from pqcache.store.sync import incremental
 from tests.datasets import shop_table, write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.remote import Remote, make_remote
+
+if TYPE_CHECKING:
+    from tests.servers.hdfs import Hdfs
 
 STORES = ["path", pytest.param("hdfs", marks=pytest.mark.hdfs), pytest.param("webhdfs", marks=pytest.mark.hdfs)]
 S3 = pytest.param("s3", marks=pytest.mark.s3)
@@ -237,3 +240,18 @@ def test_a_file_damaged_by_its_change_is_no_error(tmp_path: Path) -> None:
     once = Once(lambda: broken.write_bytes(content))
     pqcache.sync(str(lake), cache, jobs=1, row_group_size=8 << 10, on_event=once)
     assert check_snapshot(cache, [rows_at(lake)]) == 0
+
+
+@pytest.mark.parametrize("remote", STORES[1:], indirect=True)
+def test_a_snapshot_of_hdfs_is_one_moment(remote: Remote, hdfs: Hdfs, tmp_path: Path) -> None:
+    made, cache = made_lake(tmp_path / "made"), tmp_path / "cache"
+    remote.upload(made)
+    hdfs.snapshot(remote.url, "night")
+    old = rows_at(made)
+    once = Once(lambda: put_file(made, remote, f"{DAY}/part-00003.parquet", 9000))
+    try:
+        pqcache.sync(f"{remote.url}/.snapshot/night", cache, jobs=1, on_event=once)
+    finally:
+        hdfs.drop_snapshot(remote.url, "night")
+    assert (once.acted, once.warnings) == (True, [])
+    assert check_snapshot(cache, [old]) == 0

@@ -88,7 +88,7 @@ class Hdfs:
         finally:
             self._daemons[name].send(signal.SIGCONT)
 
-    # The six below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
+    # The eight below speak WebHDFS, and only while they run. A client of hdfs-native would do as well, but a
     # process that has built one cannot fork any more (the child hangs), and it needs half a second to close a file.
 
     def mkdirs(self, url: str) -> None:
@@ -107,6 +107,15 @@ class Hdfs:
         """Rename a file or a directory to a name that is free."""
         if b"true" not in _webhdfs(self.http_url, "PUT", _path(url), "RENAME", destination=_path(to)):
             raise OSError(f"{url} cannot be renamed to {to}")
+
+    def snapshot(self, url: str, name: str) -> None:
+        """Make a snapshot of a directory, in its `.snapshot`."""
+        _webhdfs(self.http_url, "PUT", _path(url), "ALLOWSNAPSHOT")
+        _webhdfs(self.http_url, "PUT", _path(url), "CREATESNAPSHOT", snapshotname=name)
+
+    def drop_snapshot(self, url: str, name: str) -> None:
+        """Remove a snapshot: a directory that has some cannot be removed."""
+        _webhdfs(self.http_url, "DELETE", _path(url), "DELETESNAPSHOT", snapshotname=name)
 
     def chmod(self, url: str, mode: int) -> None:
         """Set the permissions of a file or a directory, for users other than the one who runs the server."""
