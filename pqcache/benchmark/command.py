@@ -33,6 +33,7 @@ from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count
 from pqcache.store.cache_directory import cache_at
+from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import pss
 from pqcache.units import format_count, format_size, parse_duration, parse_size
 
@@ -121,6 +122,8 @@ def bench(
     batch_size: int = BATCH_SIZE,
     memory: str | int = MEMORY,
     workers: Sequence[int] | None = None,
+    as_files: bool = False,
+    all_files: bool = False,
     seconds: str | float = SECONDS,
     on_event: OnEvent = ignore,
 ) -> BenchReport:
@@ -135,6 +138,8 @@ def bench(
         batch_size: rows.
         memory: as for ``ParquetDataset``; text like "2GB", or bytes.
         workers: numbers of DataLoader workers; None: 0, 1, 2, 4 and so on up to the number of cores.
+        as_files: of a directory, as for ``sync``.
+        all_files: of a directory, as for ``sync``.
         seconds: how long each setting is measured; a number, or text like "10s".
         on_event: called as settings are done.
 
@@ -149,7 +154,8 @@ def bench(
     numbers: list[int | None] = [None]
     if _has_torch():
         numbers = list(dict.fromkeys(workers or _worker_numbers(cpu_count())))
-    data, lease = open_data(target)
+    rules = FileRules(as_files=as_files, all_files=all_files)
+    data, lease = open_data(target, rules=rules)
     with lease or nullcontext():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
@@ -163,6 +169,7 @@ def bench(
             "batch_size": batch_size,
             "memory": parse_size(memory),
             "seconds": duration,
+            "rules": asdict(rules),
         }
         return _measured_report(os.fspath(target), loader, job, numbers, on_event)
 

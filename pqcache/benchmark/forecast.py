@@ -12,6 +12,7 @@ from pqcache.reader.memory_budget import WINDOW, RowGroupSizes, lane_bytes, larg
 from pqcache.reader.open import open_data
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_sizes import estimate_sizes
+from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.units import BLOCK_SIZE, format_count
 
@@ -41,13 +42,15 @@ class Forecast:
         return asdict(self)
 
 
-def forecast(target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = LANES) -> Forecast | None:
+def forecast(
+    target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = LANES, rules: FileRules | None = None
+) -> Forecast | None:
     """Return what a training run will get, or None of a remote or empty dataset, or one that it could not read."""
     text = os.fspath(target)
     if url_scheme(text) not in ("", "file"):
         return None
     try:
-        data, lease = open_data(local_path(text))
+        data, lease = open_data(local_path(text), rules=rules)
         with lease or nullcontext():
             plan = make_read_plan(data, None, None)
             sizes = estimate_sizes(plan)

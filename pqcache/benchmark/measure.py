@@ -25,6 +25,7 @@ from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import read_batches
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.reader.row_group_sizes import estimate_sizes
+from pqcache.store.tables.data_files import FileRules
 from pqcache.system.process_stats import disk_read_bytes
 
 
@@ -69,13 +70,13 @@ def _measure(job: dict[str, Any]) -> dict[str, Any]:
 def _arrow(job: dict[str, Any]) -> dict[str, Any]:
     """Measure batches as ``Cache.batches`` yields them."""
     names = ("columns", "filters", "batch_size", "memory")
-    options = BatchOptions(**{name: job[name] for name in names})
+    options, rules = BatchOptions(**{name: job[name] for name in names}), FileRules(**job["rules"])
 
     def epochs() -> Iterator[Iterator[int]]:
         for epoch in range(sys.maxsize):
-            yield (batch.num_rows for batch in read_batches(job["path"], replace(options, epoch=epoch)))
+            yield (batch.num_rows for batch in read_batches(job["path"], replace(options, epoch=epoch), rules))
 
-    data, lease = open_data(job["path"])
+    data, lease = open_data(job["path"], rules=rules)
     with lease or nullcontext():
         sizes = estimate_sizes(make_read_plan(data, options.columns, options.filters))
         window = fit_window(sizes, options.memory, lanes=1)
@@ -84,7 +85,7 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
 
 def _limit(job: dict[str, Any]) -> dict[str, Any]:
     """Measure decoding alone: columns in parallel, row groups in parallel, and the share of lists of one length."""
-    data, lease = open_data(job["path"])
+    data, lease = open_data(job["path"], rules=FileRules(**job["rules"]))
     with lease or nullcontext():
         plan = with_dense_lists(make_read_plan(data, job["columns"], job["filters"]))
         reader = RowGroupReader(data, plan.row_groups)

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from pqcache.console import examples, parsing
+from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console.help import Command, CommandGroup
 from pqcache.errors import UsageError
@@ -34,6 +35,8 @@ def sync(
     shard: opt.Shard = None,
     marker: opt.Marker = None,
     settle: opt.Settle = None,
+    as_files: take.AsFiles = None,
+    all_files: take.AllFiles = None,
     row_group_size: opt.SyncRowGroupSize = None,
     keep: opt.Keep = None,
     max_delete: opt.MaxDelete = None,
@@ -74,6 +77,8 @@ def sync(
             hdfs_driver=hdfs_driver,
             checksum=checksum,
             compare=compare,
+            as_files=as_files,
+            all_files=all_files,
             jobs=jobs,
             retries=retries,
             timeout=timeout,
@@ -97,6 +102,8 @@ def repartition(
     shuffle: opt.Shuffle = None,
     align: opt.Align = None,
     block_size: opt.BlockSize = None,
+    as_files: take.OnceAsFiles = False,
+    all_files: take.OnceAllFiles = False,
     option: opt.Options = None,
     scheduler: opt.Scheduler = None,
     jobs: opt.PartitionJobs = 8,
@@ -114,7 +121,13 @@ def repartition(
 
     if dense == ["auto"]:
         with terminal.reporter(json, quiet) as on_event:
-            proposals = pqcache.dense_proposals(source, options=parsing.store_options(option), on_event=on_event)
+            proposals = pqcache.dense_proposals(
+                source,
+                options=parsing.store_options(option),
+                as_files=as_files,
+                all_files=all_files,
+                on_event=on_event,
+            )
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
         _print_report(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
         return
@@ -132,6 +145,8 @@ def repartition(
             align=align,
             block_size=None if block_size is None else parse_size(block_size),
             options=parsing.store_options(option),
+            as_files=as_files,
+            all_files=all_files,
             scheduler=scheduler,
             jobs=jobs,
             wait=wait,
@@ -153,6 +168,8 @@ def inspect(
     sample: opt.Sample = None,
     diff: opt.Diff = None,
     html: opt.Html = None,
+    as_files: take.OnceAsFiles = False,
+    all_files: take.OnceAllFiles = False,
     option: opt.Options = None,
     jobs: opt.FooterJobs = 16,
     json: opt.InspectJson = False,
@@ -165,6 +182,7 @@ def inspect(
     from pqcache.benchmark.forecast import forecast
     from pqcache.console import inspect_text, terminal
     from pqcache.store.inspect import listings
+    from pqcache.store.tables.data_files import FileRules
 
     limit = parsing.row_group_bytes("--block-size", block_size)
     view = parsing.chosen_view(
@@ -175,12 +193,19 @@ def inspect(
         return _print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
     with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
-            looked = listings.open_dataset(target, parsing.store_options(option), jobs, on_event)
+            rules = FileRules(as_files=as_files, all_files=all_files)
+            looked = listings.open_dataset(target, parsing.store_options(option), jobs, on_event, rules)
         else:
             found = pqcache.inspect(
-                target, options=parsing.store_options(option), block_size=limit, jobs=jobs, on_event=on_event
+                target,
+                options=parsing.store_options(option),
+                block_size=limit,
+                as_files=as_files,
+                all_files=all_files,
+                jobs=jobs,
+                on_event=on_event,
             )
-            training = forecast(target)
+            training = forecast(target, rules=FileRules(as_files=as_files, all_files=all_files))
     if view is not None:
         return inspect_text.print_items(view, listings.items_of(view, looked, sample or 0, target), limit, json)
     if html is not None:
@@ -298,6 +323,8 @@ def bench(
     batch_size: opt.BatchSize = 256,
     memory: opt.Memory = "2GB",
     workers: opt.Workers = None,
+    as_files: take.OnceAsFiles = False,
+    all_files: take.OnceAllFiles = False,
     seconds: opt.Seconds = 2.0,
     json: opt.BenchJson = False,
     quiet: opt.Quiet = False,
@@ -315,6 +342,8 @@ def bench(
             batch_size=batch_size,
             memory=memory,
             workers=parsing.worker_counts(workers),
+            as_files=as_files,
+            all_files=all_files,
             seconds=seconds,
             on_event=on_event,
         )

@@ -23,14 +23,18 @@ from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.tables.data_files import FileRules
 
 
-def read_batches(path: str | os.PathLike[str], options: BatchOptions) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    path: str | os.PathLike[str], options: BatchOptions, rules: FileRules | None = None
+) -> Iterator[pa.RecordBatch]:
     """Return an iterator over the record batches of an epoch; see ``Cache.batches``.
 
-    The dataset is opened, and its snapshot leased, before this returns.
+    ``rules`` say which files are read where ``path`` is a plain directory. The dataset is opened, and its snapshot
+    leased, before this returns.
     """
-    data, lease = open_data(path, options.snapshot or getattr(options.rows, "snapshot", "") or None)
+    data, lease = open_data(path, options.snapshot or getattr(options.rows, "snapshot", "") or None, rules)
     try:
         epoch = _open_epoch(path, data, options)
     except BaseException:

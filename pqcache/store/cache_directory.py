@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
-from pqcache.store.layout import CONFIG, FILES
+from pqcache.store.layout import CONFIG, CONTENT, FILES
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.system.disk import make_directory, write_durably
@@ -144,7 +144,7 @@ class CacheDirectory:
         self.tmp_dir.mkdir(exist_ok=True)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", "lock", CONFIG, "history.jsonl.zst"):
+        for name in ("snapshots", "tmp", "lock", CONFIG, CONTENT, "history.jsonl.zst"):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 
@@ -185,3 +185,30 @@ def cache_at(text: str) -> CacheDirectory | None:
         return None
     cache = CacheDirectory(Path(local_path(text)).expanduser().absolute())
     return cache if cache.exists() else None
+
+
+def snapshot_at(text: str) -> tuple[Snapshot, str] | None:
+    """Return the snapshot that a path or ``file://`` URL lies in, as links lead now, and the path below it.
+
+    ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache.
+    """
+    if url_scheme(text) not in ("", "file"):
+        return None
+    real = Path(os.path.realpath(os.path.expanduser(local_path(text))))
+    for path in (real, *real.parents):
+        is_snapshot = path.parent.name == "snapshots" and (path / FILES).is_file()
+        if is_snapshot and CacheDirectory(path.parent.parent).exists():
+            below = real.relative_to(path).as_posix()
+            return Snapshot(path), "" if below == "." else below
+    return None
+
+
+def lease_at(text: str) -> tuple[Snapshot, str, Lease] | None:
+    """Return what ``snapshot_at`` does, and a lease; tries again where ``CACHE/current`` is replaced meanwhile."""
+    while (found := snapshot_at(text)) is not None:
+        try:
+            return *found, found[0].lease()
+        except CacheError:
+            if found == snapshot_at(text):
+                raise
+    return None

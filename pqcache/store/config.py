@@ -15,6 +15,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
 from pqcache.store.layout import CONFIG
 from pqcache.store.shard import parse_shard
+from pqcache.store.tables.data_files import FileRules
 from pqcache.system.disk import write_durably
 from pqcache.units import parse_duration, parse_size
 
@@ -42,6 +43,8 @@ class Config:
     max_delete: str = MAX_DELETE
     hdfs_driver: str = HDFS_NATIVE
     checksum: bool = False
+    as_files: bool = False
+    all_files: bool = False
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     compression: str | None = None
     compat: bool = False
@@ -61,6 +64,11 @@ class Config:
         if self.shard is not None:
             parse_shard(self.shard)
         self.rewrite()
+
+    @property
+    def file_rules(self) -> FileRules:
+        """Which files of the source are taken."""
+        return FileRules(as_files=self.as_files, all_files=self.all_files)
 
     def rewrite(self) -> RewriteOptions | None:
         """Return how files are rewritten, or None when they are taken as they come."""
@@ -120,6 +128,8 @@ def read_config(cache: Path) -> Config:
             max_delete=str(document.get("max_delete", MAX_DELETE)),
             hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
             checksum=document.get("checksum", False) is True,
+            as_files=document.get("as_files", False) is True,
+            all_files=document.get("all_files", False) is True,
             options={str(k): str(v) for k, v in document.get("options", {}).items()},
             compression=document.get("compression"),
             compat=document.get("compat", False) is True,
@@ -168,6 +178,8 @@ def write_config(cache: Path, config: Config) -> None:
         "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
         "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
         "checksum": config.checksum or None,
+        "as_files": config.as_files or None,
+        "all_files": config.all_files or None,
         "options": dict(config.options) or None,
         "compression": config.compression,
         "compat": config.compat or None,

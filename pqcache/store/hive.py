@@ -6,7 +6,6 @@ cannot hold, and writes a null as ``__HIVE_DEFAULT_PARTITION__``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -16,33 +15,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-_DATA_SUFFIXES = (".parquet", ".parq", ".pq")
-_BARE = re.compile(r"\d{5,}_\d+(_copy_\d+)?|part-[^.]*")
+_HIDDEN_SUFFIXES = (".crc", "._COPYING_", "_$folder$")
 _INT64 = range(-(2**63), 2**63)
 
 
 def is_hidden(name: str) -> bool:
     """Return whether Hadoop's readers skip a file or directory of this name.
 
-    As in Spark, ``_col=1`` is a partition of a column whose name begins with an underscore.
+    As in Spark, ``_col=1`` is a partition of a column whose name begins with an underscore. Hadoop on S3 marks
+    directories by objects named ``NAME_$folder$``.
     """
-    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith((".crc", "._COPYING_"))
-
-
-def is_data(path: str) -> bool:
-    """Return whether ``path`` (relative to the dataset) names a Parquet data file.
-
-    Hive and MapReduce write names without a suffix (``000000_0``, ``part-m-00000``), so those count;
-    ``notes.txt`` and ``README`` do not.
-    """
-    directory, _, name = path.rpartition("/")
-    if is_hidden(name) or _is_below_hidden(directory):
-        return False
-    return name.lower().endswith(_DATA_SUFFIXES) or _BARE.fullmatch(name) is not None
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith(_HIDDEN_SUFFIXES)
 
 
 @lru_cache(1 << 14)
-def _is_below_hidden(directory: str) -> bool:
+def is_hidden_directory(directory: str) -> bool:
+    """Return whether readers skip a directory, relative to the dataset, or one that it lies in."""
     return any(map(is_hidden, directory.split("/")))
 
 

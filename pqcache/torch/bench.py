@@ -17,7 +17,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Return the speed of a DataLoader with ``job["workers"]`` workers, and the window; nulls come as masks."""
     warnings.simplefilter("ignore")
     options = {name: job[name] for name in ("columns", "filters", "batch_size", "memory")}
-    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **options)
+    dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **options, **job["rules"])
     workers = job["workers"]
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     window = 0  # of the batches

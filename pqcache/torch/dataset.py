@@ -14,6 +14,7 @@ from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
@@ -55,6 +56,7 @@ class ParquetDataset(ResumableDataset):
                       those of them that meet it
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
+    ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
     >>> len(dataset)
@@ -96,6 +98,8 @@ class ParquetDataset(ResumableDataset):
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
         sequence: SequenceOf | None = None,
+        as_files: bool = False,
+        all_files: bool = False,
     ) -> None:
         super().__init__(drop_last=drop_last, lanes=lanes, num_replicas=num_replicas, rank=rank)
         batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
@@ -117,6 +121,7 @@ class ParquetDataset(ResumableDataset):
             transform=transform,
             nulls=Nulls.of(nulls),
             ragged=tuple(ragged),
+            rules=FileRules(as_files=as_files, all_files=all_files),
         )
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
         check_rank(*self._ranks(), self._lanes)

@@ -30,6 +30,7 @@ from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.checkpoint import State, check_options
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
@@ -55,6 +56,7 @@ class ReadOptions:
     transform: Callable[[Any], Any] | None
     nulls: Nulls
     ragged: tuple[str, ...]
+    rules: FileRules
 
 
 class DatasetReader:
@@ -285,7 +287,7 @@ class DatasetReader:
 
     def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
-        self._data, lease = open_data(self.options.path, snapshot)
+        self._data, lease = open_data(self.options.path, snapshot, self.options.rules)
         if self._release is not None:
             self._release()
         self._release = weakref.finalize(self, lease.close) if lease is not None else None

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache import Cache
-from pqcache.store.hive import is_data, parent
+from pqcache.store.hive import is_hidden, is_hidden_directory, parent
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of
 from pqcache.store.manifest_digest import read_summary, summarize
 from pqcache.store.row_group_index import build_index
 
 Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 
-_ROOT = {"CACHEDIR.TAG", "pqcache.toml", "lock", "history.jsonl.zst", "current", "snapshots", "tmp"}
+_ROOT = {"CACHEDIR.TAG", "pqcache.toml", "lock", "history.jsonl.zst", "content.json", "current", "snapshots", "tmp"}
 
 
 def rows_at(root: Path) -> Rows:
     """Return the rows of each partition directory of a dataset, files in path order."""
     tables: dict[str, list[pa.Table]] = {}
     for path in sorted(p.relative_to(root).as_posix() for p in root.rglob("*.parquet") if p.is_file()):
-        if is_data(path):
+        if not is_hidden(path.rpartition("/")[2]) and not is_hidden_directory(parent(path)):
             with pq.ParquetFile(root / path) as file:
                 tables.setdefault(parent(path), []).append(file.read().replace_schema_metadata())
     return {directory: pa.concat_tables(found) for directory, found in tables.items()}

@@ -3,11 +3,10 @@
 from urllib.parse import quote
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pqcache.store.hive import infer_type, is_data, is_hidden, partition_table, partition_values
+from pqcache.store.hive import infer_type, is_hidden, partition_table, partition_values
 
 _VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=20)
 
@@ -33,28 +32,6 @@ def test_types_come_from_all_directories() -> None:
     numbers = partition_table(["hour=7", "hour=__HIVE_DEFAULT_PARTITION__", "hour=-12"])
     assert numbers.to_pydict() == {"hour": [7, None, -12]}
     assert partition_table(["", ""]).num_rows == 2
-
-
-@pytest.mark.parametrize(
-    ("path", "data"),
-    [
-        ("dt=1/part-0.parquet", True),
-        ("dt=1/PART.PARQUET", True),
-        ("dt=1/000000_0", True),
-        ("dt=1/000012_0_copy_3", True),
-        ("dt=1/part-m-00000", True),
-        ("dt=1/README", False),
-        ("lock", False),
-        ("_id=1/a.parquet", True),
-        ("dt=1/_SUCCESS", False),
-        ("dt=1/.part-0.parquet.crc", False),
-        ("_temporary/0/a.parquet", False),
-        ("dt=1/notes.txt", False),
-        ("dt=1/part-0.parquet._COPYING_", False),
-    ],
-)
-def test_what_is_data(path: str, data: bool) -> None:
-    assert is_data(path) is data
 
 
 def test_hidden_names() -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pqcache.errors import UsageError
 from pqcache.store.manifest import Identity, SourceFile
@@ -67,6 +67,17 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Close connections; nothing else may be called afterwards."""
+
+
+@runtime_checkable
+class TableSource(Source, Protocol):
+    """A source whose listing is that of a table's own metadata: every file in it is the dataset's.
+
+    Attributes:
+        table: what it is, like ``a pqcache``.
+    """
+
+    table: str
 
 
 class ReadIntoSource(Source, Protocol):

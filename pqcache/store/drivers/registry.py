@@ -23,8 +23,9 @@ def open_source(
     scheme = url_scheme(url)
     if scheme in ("", "file"):
         from pqcache.store.drivers.local import LocalSource
+        from pqcache.store.drivers.snapshot_source import open_snapshot
 
-        return LocalSource(local_path(url), options)
+        return open_snapshot(url, options) or LocalSource(local_path(url), options)
     if scheme == "s3":
         with _installed(url, "botocore", "s3"):
             from pqcache.store.drivers.s3 import S3Source

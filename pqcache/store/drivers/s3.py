@@ -29,7 +29,7 @@ from pqcache.errors import (
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, TIMEOUT, StagedFile, check_options
 from pqcache.store.drivers.s3_client import ERRORS, OPTIONS, is_true, new_client, new_session, source_error
 from pqcache.store.drivers.s3_get import Body, RangeReader
-from pqcache.store.drivers.s3_list import entries, identity, take_entries
+from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
 
@@ -75,15 +75,11 @@ class S3Source:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            pages = self._lister.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=prefix, **self._extra
-            )
-            for page in pages:
-                for key, known in entries(page):
-                    found = True
-                    path = key[len(prefix) :]
-                    if path and not (path.endswith("/") and known.size == 0):
-                        yield SourceFile(path, known)
+            for key, known in list_bucket(self._lister, self._bucket, prefix, self._extra):
+                found = True
+                path = key[len(prefix) :]
+                if path and not (path.endswith("/") and known.size == 0):
+                    yield SourceFile(path, known)
             if not found and self._root and self._is_file():
                 yield SourceFile(self._only, self.stat(self._only))
         except ERRORS as error:

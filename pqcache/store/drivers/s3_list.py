@@ -1,7 +1,11 @@
-"""Parses the entries of S3 listings, which botocore's client does slowly, with dates and shapes for every field.
+"""Lists buckets of S3 page by page, and parses the entries, which botocore's client does slowly.
 
 An event handler takes the entries out of each response before the client parses it. The rest is the client's: errors,
-retries, paging, the encoding of keys. A response in which the entries are not found is left to the client as it is.
+the encoding of keys. A response in which the entries are not found is left to the client as it is.
+
+Stores that imitate S3 have listings that end too early or never. So every key has to come after the one before it, as
+S3 promises, and a page that is not the last has to lead to another: by its token, or by its last key as in version 1 of
+the API, which older stores answer with whatever they are asked.
 """
 
 from __future__ import annotations
@@ -16,16 +20,84 @@ from xml.etree import ElementTree
 
 from botocore.utils import parse_timestamp
 
+from pqcache.errors import SourceError
 from pqcache.store.manifest import Identity
+from pqcache.store.urls import printable
 
 log = logging.getLogger("pqcache.store")
 
 _ENTRIES = "pqcache"  # the key of a page under which the handler puts them
+_UNORDERED = "--x-s3"  # ends the names of directory buckets, whose listings have no order
+_ADVICE = "the listing cannot be trusted: nothing was published, check the store, or list it with another tool"
+MAX_KEYS = 20_000_000  # of a listing; more would not fit into memory
+MAX_EMPTY_PAGES = 100  # in a row
+
+
+class _KeyChecker:
+    """Checks that each key of a listing is a new one below the prefix, and that keys come in order."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.last, self.count = "", 0
+        self._place, self._prefix = f"s3://{bucket}/{prefix}".rstrip("/"), prefix
+        self._seen: set[str] | None = set() if bucket.endswith(_UNORDERED) else None
+
+    def check(self, key: str) -> None:
+        """Raise SourceError where a key cannot be the next one."""
+        if self._seen is not None:
+            is_new = key not in self._seen
+            self._seen.add(key)
+        else:
+            is_new = key > self.last or not self.count  # as their bytes in UTF-8
+        if not is_new and (key == self.last or self._seen is not None):
+            raise self.error(f"lists {printable(key)} twice")
+        if not is_new:
+            raise self.error(f"lists {printable(key)} after {printable(self.last)}, out of order or once more")
+        if not key.startswith(self._prefix):
+            raise self.error(f"lists {printable(key)}, which is not below it")
+        self.last, self.count = key, self.count + 1
+        if self.count > MAX_KEYS:
+            raise SourceError(self._place, f"lists more than {MAX_KEYS:,} keys", "name a part of it")
+
+    def error(self, reason: str) -> SourceError:
+        """Return the error for a listing with this fault."""
+        return SourceError(self._place, reason, _ADVICE)
+
+
+def list_bucket(client: Any, bucket: str, prefix: str, extra: Mapping[str, str]) -> Iterator[tuple[str, Identity]]:
+    """Yield the key and the identity of each object below ``prefix``; ``extra`` are parameters of each request.
+
+    A listing that contradicts itself raises SourceError; the client's errors are raised as they are.
+    """
+    keys = _KeyChecker(bucket, prefix)
+    request = {"Bucket": bucket, "Prefix": prefix, **extra}
+    call, empty = client.list_objects_v2, 0
+    position: dict[str, str] = {}
+    while True:
+        page, before = call(**request, **position), keys.count
+        try:
+            for key, known in entries(page):
+                keys.check(key)
+                yield key, known
+        except KeyError as error:
+            raise keys.error(f"lists an object without {error.args[0]}") from error
+        token = page.get("NextContinuationToken")
+        if not page.get("IsTruncated", bool(token)):
+            return
+        empty = empty + 1 if keys.count == before else 0
+        if empty and (not token or empty > MAX_EMPTY_PAGES):
+            raise keys.error("has no end: pages without a key lead to others" if token else "ends in an empty page")
+        if token:
+            position = {"ContinuationToken": token}
+        else:
+            if call != client.list_objects:
+                log.debug("s3: %s is listed with version 1 of the API: a page has no token", bucket)
+            call, position = client.list_objects, {"Marker": keys.last}
 
 
 def take_entries(client: Any) -> None:
-    """Make a client put the entries of ``list_objects_v2`` where ``entries`` finds them."""
-    client.meta.events.register("before-parse.s3.ListObjectsV2", _take)
+    """Make a client put the entries of listings where ``entries`` finds them."""
+    for name in ("ListObjectsV2", "ListObjects"):
+        client.meta.events.register(f"before-parse.s3.{name}", _take)
 
 
 def entries(page: Mapping[str, Any]) -> Iterator[tuple[str, Identity]]:

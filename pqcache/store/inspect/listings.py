@@ -23,6 +23,7 @@ from pqcache.store.inspect.summary import read_remote_index
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
 from pqcache.store.sync.listing import list_source
+from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, redact, url_scheme
 from pqcache.units import format_size
 
@@ -94,6 +95,7 @@ def open_dataset(
     options: Mapping[str, str] | None = None,
     jobs: int = 16,
     on_event: OnEvent = ignore,
+    rules: FileRules | None = None,
 ) -> OpenedDataset:
     """Open a cache, a directory, a file or a URL; of anything but a cache the footers are read.
 
@@ -108,7 +110,7 @@ def open_dataset(
             return OpenedDataset(snapshot.index(), [entry.size for entry in entries], snapshot.path)
     source = open_source(text, options)
     try:
-        files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
+        files = sorted(list_source(source, on_event, rules=rules).files, key=lambda file: file.path)
         index = read_remote_index(source, files, jobs, on_event)
     finally:
         source.close()

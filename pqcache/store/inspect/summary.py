@@ -27,6 +27,7 @@ from pqcache.store.manifest import SourceFile
 from pqcache.store.row_group_index import Index, IndexBuilder
 from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.listing import list_source
+from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import url_scheme
 from pqcache.units import BLOCK_SIZE, parse_count, parse_size
 
@@ -114,6 +115,8 @@ def inspect(
     *,
     options: Mapping[str, str] | None = None,
     block_size: str | int | None = None,
+    as_files: bool = False,
+    all_files: bool = False,
     jobs: str | int = 16,
     on_event: OnEvent = ignore,
 ) -> Inspection:
@@ -121,7 +124,8 @@ def inspect(
 
     Of a cache the index is read, of anything else only the footers, ``jobs`` at once. ``block_size`` (bytes, or text
     like ``"128MB"``) is what row groups are measured against; default: the size that a cache was repartitioned to,
-    the block size of files on HDFS, else 128 MB.
+    the block size of files on HDFS, else 128 MB. ``as_files`` and ``all_files`` are as for ``sync``, of anything but a
+    cache.
 
     >>> found = inspect("cache/shop", block_size="8KB")
     >>> found.files, found.rows, found.row_groups, found.over_block
@@ -138,7 +142,8 @@ def inspect(
         return _inspect_cache(cache, size)
     source = open_source(text, options)
     try:
-        files = sorted(list_source(source, on_event).files, key=lambda file: file.path)
+        listing = list_source(source, on_event, rules=FileRules(as_files=as_files, all_files=all_files))
+        files = sorted(listing.files, key=lambda file: file.path)
         index = read_remote_index(source, files, parse_count(jobs), on_event)
         encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 from pqcache.errors import DamagedError, UsageError, disk_errors
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
-from pqcache.store.cache_directory import CacheDirectory, cache_at
+from pqcache.store.cache_directory import CacheDirectory, cache_at, lease_at
 from pqcache.store.config import read_config, updated, write_config
 from pqcache.store.manifest import Manifest
 from pqcache.store.repartition.dense_columns import DenseRequest, local_root
@@ -23,6 +23,7 @@ from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.run import JOBS, ByteCounter, CacheRun, Outcome, RunOptions, finish_run
 from pqcache.store.sync.table_schema import local_table_schema
+from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import redact
 from pqcache.units import BLOCK_SIZE, parse_count, parse_duration, parse_size
 
@@ -43,6 +44,8 @@ def repartition(
     align: str | None = None,
     block_size: str | int | None = None,
     options: Mapping[str, str] | None = None,
+    as_files: bool = False,
+    all_files: bool = False,
     scheduler: str | None = None,
     jobs: str | int = JOBS,
     wait: str | float = 0.0,
@@ -73,6 +76,8 @@ def repartition(
         align: ``"block"`` puts no row group across a boundary of ``block_size`` bytes.
         block_size: bytes of a block on HDFS, a multiple of 512; without ``align`` the cluster's own by default.
         options: the stores' options, such as ``{"endpoint": "http://..."}``.
+        as_files: with ``dest``, as for ``sync``; not remembered.
+        all_files: with ``dest``, as for ``sync``; not remembered.
         scheduler: address of a Dask scheduler whose workers do the work, like ``tcp://host:8786``.
         jobs: partitions worked on at once; on a cluster as many as its workers have threads.
         wait: how long to wait for another run on the cache to end.
@@ -102,7 +107,8 @@ def repartition(
     rewrite = _rewrite_options(changes, blocks if align else None)
     run = RunOptions(jobs=parse_count(jobs), wait=parse_duration(wait), dry_run=dry_run, on_event=ByteCounter(on_event))
     if dest is None:
-        for option, value in (("--align", align), ("--block-size", block_size), ("--scheduler", scheduler)):
+        only_for_dest = {"--align": align, "--block-size": block_size, "--scheduler": scheduler}
+        for option, value in {**only_for_dest, "--as-files": as_files, "--all-files": all_files}.items():
             if value:
                 raise UsageError(option, "is only for writing to DEST", "a cache lies on a local disk")
         if cache is None:
@@ -115,12 +121,17 @@ def repartition(
     with ExitStack() as stack:
         if cache is not None:
             check_apart(str(cache.path), os.fspath(dest))
-            snapshot, lease = cache.lease()
+            text = f"{cache.path}/current"
+            cache.snapshot()  # or there is nothing yet
+        leased = lease_at(text)
+        if leased is not None:  # the same snapshot for all workers
+            snapshot, below, lease = leased
             stack.enter_context(lease)
-            text = str(snapshot.path)
+            text = str(snapshot.path / below)
         if wanted.reads_files:
             local_root(text)  # refused before anything is contacted
-        endpoints = make_endpoints(text, os.fspath(dest), options or {}, blocks)
+        rules = FileRules(as_files=as_files, all_files=all_files)
+        endpoints = replace(make_endpoints(text, os.fspath(dest), options or {}, blocks), rules=rules)
         return repartition_to(endpoints, rewrite, wanted, scheduler, run)
 
 

@@ -22,6 +22,7 @@ from pqcache.parquet.schema_merge import unified
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset
 from pqcache.store.sync.listing import list_source
+from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, redact, url_scheme
 
 _JOBS = 8
@@ -194,11 +195,17 @@ def _extremes(files: Sequence[File], name: str) -> tuple[int, int]:
 
 
 def dense_proposals(
-    source: str | os.PathLike[str], *, options: Mapping[str, str] | None = None, on_event: OnEvent = ignore
+    source: str | os.PathLike[str],
+    *,
+    options: Mapping[str, str] | None = None,
+    as_files: bool = False,
+    all_files: bool = False,
+    on_event: OnEvent = ignore,
 ) -> list[Proposal]:
     """Return the list columns of a cache or a local directory that ``dense`` would make faster to read.
 
-    Only footers and first rows are read; a repartition checks every row.
+    Only footers and first rows are read; a repartition checks every row. ``as_files`` and ``all_files`` are as for
+    ``repartition``.
 
     >>> dense_proposals("cache/shop")  # its lists have many lengths
     []
@@ -214,7 +221,8 @@ def dense_proposals(
     root = local_root(text)  # refused before anything is contacted
     opened = open_dataset(text, options)
     try:
-        files = sorted(list_source(opened, on_event).files, key=lambda file: file.path)
+        listing = list_source(opened, on_event, rules=FileRules(as_files=as_files, all_files=all_files))
+        files = sorted(listing.files, key=lambda file: file.path)
     finally:
         opened.close()
     return propose_dense([root / file.path for file in files])

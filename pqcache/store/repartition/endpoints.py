@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pqcache.errors import UsageError
+from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import check_url, local_path, redact, url_scheme
 
 
@@ -15,7 +16,8 @@ from pqcache.store.urls import check_url, local_path, redact, url_scheme
 class Endpoints:
     """A source and a target by URL or absolute path, with the store options of each, which may hold secrets.
 
-    On HDFS the target's files get blocks of ``block_size`` bytes, None for the cluster's own.
+    On HDFS the target's files get blocks of ``block_size`` bytes, None for the cluster's own. ``rules`` say which files
+    of the source are taken.
     """
 
     source: str
@@ -23,6 +25,7 @@ class Endpoints:
     target: str
     target_options: Mapping[str, str]
     block_size: int | None
+    rules: FileRules = field(default_factory=FileRules)
 
 
 def make_endpoints(source: str, target: str, options: Mapping[str, str], block_size: int | None) -> Endpoints:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.listing import Listing, list_source
+from pqcache.store.sync.content import ContentMemory, read_memory
+from pqcache.store.sync.listing import Listing, ListSource, list_source
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.run import IDENTITY, JOBS, ByteCounter, CacheRun, Outcome, RunOptions, SyncReport, finish_run
 from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
@@ -42,6 +44,8 @@ def sync(
     force: bool = False,
     hdfs_driver: str | None = None,
     checksum: bool | None = None,
+    as_files: bool | None = None,
+    all_files: bool | None = None,
     jobs: str | int = JOBS,
     retries: str | int = RETRIES,
     timeout: str | float = TIMEOUT,
@@ -73,6 +77,9 @@ def sync(
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
         checksum: compare each download with the store's own checksum, where it has one; costs CPU.
+        as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
+            does not count; and those of a directory whose files are of another kind for the greater part.
+        all_files: take every file that is not hidden, whatever its name; one that is not Parquet is an error.
         jobs: files downloaded at once.
         retries: how often what fails for a passing reason is tried again.
         timeout: time without a byte after which a server counts as unavailable.
@@ -111,6 +118,8 @@ def sync(
         "max_delete": None if max_delete is None else str(max_delete),
         "hdfs_driver": hdfs_driver,
         "checksum": checksum,
+        "as_files": as_files,
+        "all_files": all_files,
     }
     url, place = (None, source) if cache is None else (os.fspath(source), cache)
     if url is not None:
@@ -160,16 +169,20 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     _check_apart(state.config.source, cache.path)
     source = _open(request, state.config)
     stack.callback(source.close)
-    listing = _list(source, state.config, options)
+    memory = read_memory(cache.path)
+    list_it = partial(_list, source, state.config, options.retries, memory)
+    listing = list_it(options.on_event)
     if not options.dry_run and not locked:
         cache.create()
         stack.enter_context(cache.lock(options.wait))
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
             state = _read_state(request)
-            listing = _list(source, state.config, options)
+            list_it = partial(_list, source, state.config, options.retries, memory)
+            listing = list_it(options.on_event)
     run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
-    outcome = _outcome(run, source, listing)
+    outcome = _outcome(run, source, listing, list_it)
     if not options.dry_run:
+        memory.write(cache.path)
         if state.config != state.remembered:
             write_config(cache.path, state.config)
         if state.remembered is not None and state.remembered.source != state.config.source:
@@ -183,13 +196,13 @@ def _open(request: _Request, config: Config) -> Source:
     return open_source(request.url or config.source, known, request.run.timeout, config.hdfs_driver)
 
 
-def _list(source: Source, config: Config, options: RunOptions) -> Listing:
-    return list_source(source, options.on_event, options.retries, config.where, config.columns)
+def _list(source: Source, config: Config, retries: int, memory: ContentMemory, on_event: OnEvent) -> Listing:
+    return list_source(source, on_event, retries, config.where, config.columns, config.file_rules, memory)
 
 
-def _outcome(run: CacheRun, source: Source, listing: Listing) -> Outcome:
+def _outcome(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> Outcome:
     """Publish a new snapshot if anything has changed."""
-    recipe = recipe_for(run.config, listing.subset)
+    recipe = recipe_for(run.config, listing.subset.recipe)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY:
         summary = _unchanged(run.current, listing, recipe, run.config.shard)
@@ -198,7 +211,7 @@ def _outcome(run: CacheRun, source: Source, listing: Listing) -> Outcome:
         return Outcome(plan=plan, published=None, totals=summary.totals)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
-    return sync_changes(run, source, listing)
+    return sync_changes(run, source, listing, list_again)
 
 
 def _unchanged(current: Snapshot, listing: Listing, recipe: Recipe, shard: str | None) -> Summary | None:

@@ -21,7 +21,7 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.compare import Comparison, compare_content
 from pqcache.store.sync.download.download import Vanished
-from pqcache.store.sync.listing import Listing, digest_of_shares, list_source
+from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.run import IDENTITY, CacheRun, Outcome
 from pqcache.store.sync.safety_checks import (
@@ -62,6 +62,7 @@ class _Attempt:
     run: CacheRun
     source: Source
     listing: Listing
+    list_again: ListSource
     manifest: Manifest | None
     intact: bool
     rules: WaitRules
@@ -73,7 +74,7 @@ class _Attempt:
         if not dry_run:
             check_case(listing.files, config.source, run.cache.tmp_dir)
         manifest = None if self.manifest is None else with_tags(self.manifest, listing.files)
-        recipe = recipe_for(config, listing.subset)
+        recipe = recipe_for(config, listing.subset.recipe)
         files = files_to_sync(listing, self.rules, manifest)
         plan = plan_for(run, listing, files, manifest, recipe, self.comparison)
         digest = digest_of_shares(listing, config.shard, self.rules, self.source.url)
@@ -103,14 +104,8 @@ class _Attempt:
 
     def check_unchanged(self, manifest: Manifest | None, files: Sequence[SourceFile]) -> None:
         """List the source again; raises _ListingDiffers where that gives other files than ``files``."""
-        config, options = self.run.config, self.run.options
-        now = list_source(
-            self.source,
-            lambda event: None if isinstance(event, Listed) else options.on_event(event),
-            options.retries,
-            config.where,
-            config.columns,
-        )
+        on_event = self.run.options.on_event
+        now = self.list_again(lambda event: None if isinstance(event, Listed | Warned) else on_event(event))
         differing = set(files) ^ set(files_to_sync(now, self.rules, manifest))
         if differing or now.subset.recipe != self.listing.subset.recipe:
             path = min((file.path for file in differing), default="")
@@ -148,8 +143,8 @@ class _Attempt:
         return frozenset(parent(path) for path in plan.removed if path in listed)
 
 
-def sync_changes(run: CacheRun, source: Source, listing: Listing) -> Outcome:
-    """Publish a new snapshot if anything has changed.
+def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> Outcome:
+    """Publish a new snapshot if anything has changed; ``list_again`` lists the source as ``listing`` was made.
 
     When all files are downloaded, the source is listed again. Only if it still has the same files are they published:
     then the source held exactly these at one moment, between the two listings. Otherwise the run goes on from the new
@@ -161,6 +156,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing) -> Outcome:
         run=run,
         source=source,
         listing=listing,
+        list_again=list_again,
         manifest=manifest,
         intact=intact,
         rules=rules,

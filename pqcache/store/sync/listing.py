@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pqcache.errors import SourceIncomplete
-from pqcache.events import Listed, OnEvent
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source
+from pqcache.events import Listed, OnEvent, Warned
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, TableSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
-from pqcache.store.hive import is_data
 from pqcache.store.manifest import SourceFile
 from pqcache.store.shard import listing_digest, owners, parse_shard
+from pqcache.store.sync.content import ContentMemory, parquet_by_content
 from pqcache.store.sync.download.subset import Subset, select
 from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
+from pqcache.store.tables.data_files import FileRules, check_passed_over, divide
+from pqcache.store.tables.table_format import check_above, check_tables
 from pqcache.units import format_count
 
 
@@ -26,17 +28,23 @@ class Listing:
     subset: Subset
 
 
+ListSource = Callable[[OnEvent], Listing]  # lists one source, always for the same selection
+
+
 def list_source(
     source: Source,
     on_event: OnEvent,
     retries: int = RETRIES,
     where: str | None = None,
     columns: Sequence[str] | None = None,
+    rules: FileRules | None = None,
+    memory: ContentMemory | None = None,
 ) -> Listing:
     """Return the source's Parquet files in the partitions that may satisfy ``where``, and what to take of them.
 
     A name that is unsafe below the cache raises SourceError. A source without any Parquet file raises SourceIncomplete:
-    an empty listing never replaces what is held.
+    an empty listing never replaces what is held. A table whose rows a listing does not show raises UsageError. What is
+    a dataset's file is decided by name and content, as ``rules`` say; what ``memory`` holds is not read again.
     """
     found: list[SourceFile] = []
 
@@ -47,7 +55,10 @@ def list_source(
         list_once, source.url, min(retries, 2), on_event, within=FIRST_ANSWER_TIMEOUT / 2
     )  # a silent server is asked once
     check_listing(found, source.url)
-    files = [file for file in found if is_data(file.path)]
+    if isinstance(source, TableSource):
+        files = found
+    else:
+        files = dataset_files(source, found, rules or FileRules(), on_event, memory, retries)
     if not files:
         others = f" among its {len(found):,} files" if found else ""
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
@@ -56,6 +67,33 @@ def list_source(
         raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
     on_event(Listed(len(files), sum(file.identity.size for file in files)))
     return Listing(files, [file.path for file in found], subset)
+
+
+def dataset_files(
+    source: Source,
+    found: Sequence[SourceFile],
+    rules: FileRules,
+    on_event: OnEvent,
+    memory: ContentMemory | None = None,
+    retries: int = RETRIES,
+) -> list[SourceFile]:
+    """Return those of all files ``found`` in a source that are its dataset's, in the same order.
+
+    A table whose rows a listing does not show, or half of which would not be taken, raises UsageError.
+    """
+    if not rules.as_files:
+        check_above(source.url)
+        check_tables((file.path for file in found), source.url)
+    files = divide(found, rules.all_files)
+    if not (files.unknown or files.other):
+        return list(files.taken)
+    parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), retries, on_event)
+    taken = parquet.union(files.taken)
+    passed = [*files.other, *(file for file in files.unknown if file not in parquet)]
+    warning = check_passed_over(taken, passed, source.url, rules) if taken else ""
+    if warning:
+        on_event(Warned(warning))
+    return [file for file in found if file in taken]
 
 
 def digest_of_shares(listing: Listing, shard: str | None, rules: WaitRules, url: str) -> str | None:

@@ -15,7 +15,6 @@ from pqcache.parquet.rewrite.options import canonical_json, shuffle_of
 from pqcache.store.config import Config
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
-from pqcache.store.sync.download.subset import Subset
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,10 @@ def recipe_of(text: str) -> Recipe:
     return Recipe(*(canonical_json(parts[name]) if name in parts else "" for name in ("fetch", "rewrite")))
 
 
-def recipe_for(config: Config, subset: Subset) -> Recipe:
-    """Return the recipe by which ``subset`` is fetched and rewritten as ``config`` says."""
+def recipe_for(config: Config, fetch: str) -> Recipe:
+    """Return the recipe of files that are fetched as ``fetch`` says and rewritten as ``config`` does."""
     rewrite = config.rewrite()
-    return Recipe(subset.recipe, rewrite.recipe if rewrite is not None else "")
+    return Recipe(fetch, rewrite.recipe if rewrite is not None else "")
 
 
 @dataclass(frozen=True)

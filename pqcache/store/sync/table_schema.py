@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from pqcache.parquet.int96_unit import int96_columns, int96_span, int96_unit
 from pqcache.parquet.schema_merge import unified
 from pqcache.parquet.sizes import fixed_width
 from pqcache.store.drivers.base import Source, file_url
-from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
 from pqcache.store.sync.download.remote_footer import read_remote_footer
@@ -113,9 +112,8 @@ def read_table_schema(
 
 def local_table_schema(root: Path, entries: Sequence[FileEntry], keep_int96: bool = False) -> TableSchema:
     """Return the schema of the files ``entries`` below a local directory."""
-    source = open_source(os.path.abspath(root))
     files = [SourceFile(entry.path, Identity(entry.size, 0)) for entry in entries]
-    return read_table_schema(source, files, keep_int96=keep_int96)
+    return read_table_schema(LocalSource(str(root), {}), files, keep_int96=keep_int96)
 
 
 def uniform_table_schema(schema: pa.Schema) -> TableSchema:

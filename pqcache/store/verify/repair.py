@@ -17,6 +17,7 @@ from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.command import sync
 from pqcache.store.sync.compare import Comparison, compare_content
+from pqcache.store.sync.content import read_memory
 from pqcache.store.sync.download.subset import select
 from pqcache.store.sync.incremental import files_to_sync, find_damaged, plan_for, wait_rules, with_tags
 from pqcache.store.sync.listing import list_source
@@ -56,7 +57,7 @@ def repair(
             raise CacheLocked(cache.path, "another run has published meanwhile", "verify again")
         held = sorted({file.path: file for entry in manifest.files for file in entry.sources}.items())
         files, subset = select(source, [file for _, file in held], config.where, config.columns)
-        recipe = recipe_for(config, subset)
+        recipe = recipe_for(config, subset.recipe)
         plan = plan_sync(files, manifest.files, recipe, damaged | find_damaged(snapshot, manifest.files))
         run = CacheRun(
             command="repair",
@@ -105,7 +106,14 @@ def changes_at_source(
     config, comparison = read_config(cache.path), Comparison()
     source = _open(config, store_options)
     try:
-        listing = list_source(source, options.on_event, where=config.where, columns=config.columns)
+        listing = list_source(
+            source,
+            options.on_event,
+            where=config.where,
+            columns=config.columns,
+            rules=config.file_rules,
+            memory=read_memory(cache.path),
+        )
         if options.compare == CONTENT:
             comparison = compare_content(source, listing.files, snapshot, manifest.files, options)
     finally:

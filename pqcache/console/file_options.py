@@ -1,0 +1,43 @@
+"""The options that say which files of a source are taken; sync remembers its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pqcache.console.help import SELECTION
+
+AsFiles = Annotated[
+    bool | None,
+    typer.Option(
+        "--as-files/--no-as-files",
+        help="* Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, or of a Spark stream, as "
+        "they are, also those that the table does not count. Default: such a table is refused.",
+        rich_help_panel=SELECTION,
+    ),
+]
+AllFiles = Annotated[
+    bool | None,
+    typer.Option(
+        "--all-files/--no-all-files",
+        help="* Take every file that is not hidden, whatever its name. Default: those that are Parquet by their suffix "
+        "or, without a suffix, by their content.",
+        rich_help_panel=SELECTION,
+    ),
+]
+OnceAsFiles = Annotated[
+    bool,
+    typer.Option(
+        "--as-files",
+        help="Take the Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, or of a Spark stream, as "
+        "they are.",
+        rich_help_panel=SELECTION,
+    ),
+]
+OnceAllFiles = Annotated[
+    bool,
+    typer.Option(
+        "--all-files", help="Take every file that is not hidden, whatever its name.", rich_help_panel=SELECTION
+    ),
+]

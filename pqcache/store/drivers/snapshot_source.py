@@ -1,0 +1,75 @@
+"""A source that is a snapshot of another cache, or a part of one: ``CACHE/current``, ``CACHE/snapshots/ID/dt=1``.
+
+The snapshot is found once, when the source is opened, and leased until it is closed: what the cache publishes or
+removes meanwhile does not matter. Its manifest is the listing, and a file's identity is made of what the manifest
+records: links and copies of one file in several snapshots have one identity.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+
+from pqcache.errors import SourceNotFound
+from pqcache.store.cache_directory import lease_at
+from pqcache.store.drivers.base import check_options
+from pqcache.store.drivers.local import LocalSource
+from pqcache.store.manifest import FileEntry, Identity, SourceFile
+from pqcache.store.snapshot import Lease, Snapshot
+from pqcache.store.urls import local_path
+
+
+class SnapshotSource:
+    """A TableSource over a leased snapshot; see ``pqcache.store.drivers.base``."""
+
+    table = "a pqcache"
+
+    def __init__(self, url: str, snapshot: Snapshot, below: str, lease: Lease) -> None:
+        self.url = os.path.abspath(os.path.expanduser(local_path(url)))
+        self._snapshot, self._below, self._lease = snapshot, below, lease
+        self._files = LocalSource(str(snapshot.path / below), {})
+        self._identities: dict[str, Identity] | None = None
+
+    def list(self) -> Iterator[SourceFile]:
+        for path, identity in self._listed().items():
+            yield SourceFile(path, identity)
+
+    def stat(self, path: str) -> Identity:
+        try:
+            return self._listed()[path]
+        except KeyError:
+            raise SourceNotFound(f"{self.url}/{path}", "no such file in the snapshot", "check the path") from None
+
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
+        yield from self._files.read(path, offset, length)
+
+    def close(self) -> None:
+        self._files.close()
+        self._lease.close()
+
+    def _listed(self) -> dict[str, Identity]:
+        """Return the identity of each file below the path that was named, or of the one file that it names."""
+        if self._identities is None:
+            prefix = f"{self._below}/" if self._below else ""
+            entries = self._snapshot.checked_manifest().files
+            found = {e.path[len(prefix) :]: _identity(e) for e in entries if e.path.startswith(prefix)}
+            if not found:
+                found = {e.path.rpartition("/")[2]: _identity(e) for e in entries if e.path == self._below}
+            if not found and self._below:
+                raise SourceNotFound(self.url, "no such file or directory in the snapshot", "check the path")
+            self._identities = found
+        return self._identities
+
+
+def open_snapshot(url: str, options: Mapping[str, str]) -> SnapshotSource | None:
+    """Return the source of the snapshot that a local URL lies in, or None where it lies in none."""
+    check_options("a local path", options, {})
+    leased = lease_at(url)
+    return None if leased is None else SnapshotSource(url, *leased)
+
+
+def _identity(entry: FileEntry) -> Identity:
+    """Return the identity of a snapshot's file: its checksum, or what it was made of where none is recorded."""
+    made_of = f"{entry.recipe}\0{entry.sources!r}".encode(errors="surrogatepass")
+    return Identity(entry.size, 0, entry.checksum or f"made-of:{blake2b(made_of, digest_size=16).hexdigest()}")

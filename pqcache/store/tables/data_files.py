@@ -1,0 +1,137 @@
+"""Which files of a listing are a dataset's: by name, and where a name does not say, by content.
+
+Trino, Athena and Hive write Parquet without a suffix (``000000_0``, ``20261101_..._uuid``). So a file whose name does
+not end like one of another kind is looked into. Files that are passed over although they may hold rows are counted:
+a table of which half would be passed over is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from pqcache.errors import UsageError
+from pqcache.store.hive import is_hidden, is_hidden_directory
+from pqcache.store.manifest import SourceFile
+from pqcache.store.urls import printable
+from pqcache.units import format_count
+
+MAGIC = (b"PAR1", b"PARE")  # at both ends of a file; the second where its footer is encrypted
+MIN_SIZE = 12  # bytes of a Parquet file without a column
+
+_PARQUET = frozenset({"parquet", "parq", "pq"})
+_OTHER_DATA = frozenset(  # kinds that engines write the rows of a table in
+    {
+        "orc", "avro", "csv", "tsv", "jsonl", "ndjson", "arrow", "feather", "rc", "seq",
+        "gz", "bz2", "zst", "lz4", "snappy", "lzo", "deflate",
+    }
+)  # fmt: skip
+_NO_DATA = frozenset(  # kinds that people and tools put beside a table
+    {
+        "txt", "md", "rst", "html", "htm", "xml", "json", "yml", "yaml", "toml", "ini", "cfg", "conf", "properties",
+        "log", "sql", "py", "ipynb", "sh", "r", "scala", "java", "jar", "pdf", "doc", "docx", "xls", "xlsx", "png",
+        "jpg", "jpeg", "gif", "svg", "webp", "zip", "tar", "tgz", "md5", "sha1", "sha256", "sha512", "asc", "sig",
+        "tmp", "temp", "lock", "swp", "bak", "part", "partial", "inprogress", "pending", "idx", "done", "success",
+    }
+)  # fmt: skip
+_SPARK_TEXT = frozenset({"json", "txt", "xml"})  # kinds of both, which Spark writes to part-...
+_NO_DATA_NAMES = frozenset(
+    {"readme", "license", "licence", "notice", "copying", "authors", "changelog", "version", "lock", "makefile"}
+)
+
+
+class Kind(Enum):
+    """What the name of a file says: Parquet; hidden; of a kind without rows; other rows; or nothing."""
+
+    PARQUET = "parquet"
+    HIDDEN = "hidden"
+    NO_DATA = "no data"
+    OTHER_DATA = "other data"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class FileRules:
+    """Which files of a source are taken.
+
+    Attributes:
+        as_files: take the Parquet files of a listing also where they are not the rows of a table.
+        all_files: take every file that is not hidden, whatever its name and content.
+    """
+
+    as_files: bool = False
+    all_files: bool = False
+
+
+def kind_of(path: str) -> Kind:
+    """Return what the name of a file says; ``path`` is relative to the dataset.
+
+    >>> kind_of("dt=1/part-0.parquet"), kind_of("dt=1/000000_0"), kind_of("dt=1/_SUCCESS")
+    (<Kind.PARQUET: 'parquet'>, <Kind.UNKNOWN: 'unknown'>, <Kind.HIDDEN: 'hidden'>)
+    """
+    directory, _, name = path.rpartition("/")
+    if is_hidden(name) or is_hidden_directory(directory):
+        return Kind.HIDDEN
+    _, dot, suffix = name.rpartition(".")
+    suffix = suffix.lower()
+    if dot and suffix in _PARQUET:
+        return Kind.PARQUET
+    if dot and (suffix in _OTHER_DATA or (suffix in _SPARK_TEXT and name.startswith("part-"))):
+        return Kind.OTHER_DATA
+    if (dot and suffix in _NO_DATA) or name.lower() in _NO_DATA_NAMES:
+        return Kind.NO_DATA
+    return Kind.UNKNOWN
+
+
+def is_magic(data: bytes) -> bool:
+    """Return whether these are the first or the last bytes of a Parquet file."""
+    return data in MAGIC
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFiles:
+    """The files of a listing: those to take, those to look into, and those of other data."""
+
+    taken: tuple[SourceFile, ...]
+    unknown: tuple[SourceFile, ...]
+    other: tuple[SourceFile, ...]
+
+
+def divide(files: Iterable[SourceFile], all_files: bool = False) -> DataFiles:
+    """Return the ``files`` of a listing divided by their names; an empty one without a suffix holds no rows.
+
+    Files too short for Parquet need not be looked into.
+    """
+    taken, unknown, other = [], [], []
+    for file in files:
+        kind = kind_of(file.path)
+        if kind is Kind.PARQUET or (all_files and kind is not Kind.HIDDEN):
+            taken.append(file)
+        elif kind is Kind.UNKNOWN and file.identity.size >= MIN_SIZE:
+            unknown.append(file)
+        elif kind in (Kind.UNKNOWN, Kind.OTHER_DATA) and file.identity.size:
+            other.append(file)
+    return DataFiles(taken=tuple(taken), unknown=tuple(unknown), other=tuple(other))
+
+
+def check_passed_over(
+    taken: Collection[SourceFile], passed: Collection[SourceFile], place: str, rules: FileRules
+) -> str:
+    """Return a warning about the files that are passed over, or an empty text where there are none.
+
+    Where they are half of the files at ``place``, or half of the bytes, raises UsageError unless ``rules`` allow it.
+    """
+    if not passed:
+        return ""
+    first = printable(min(file.path for file in passed))
+    count, size = format_count(len(passed), "file"), sum(file.identity.size for file in passed)
+    if not rules.as_files and (len(passed) >= len(taken) or size >= sum(file.identity.size for file in taken)):
+        raise UsageError(
+            place,
+            f"{count} without a Parquet suffix ({first}) would not be taken, beside {len(taken):,} of Parquet",
+            "take every file with --all-files (all_files=True), or those of Parquet alone with --as-files "
+            "(as_files=True)",
+        )
+    verb = "was" if len(passed) == 1 else "were"
+    return f"{place}: {count} without a Parquet suffix {verb} not taken ({first}); --all-files takes them"

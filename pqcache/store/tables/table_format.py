@@ -1,0 +1,178 @@
+"""Finds tables whose rows are not the rows of all files in their directory, by the names in a listing.
+
+Delta, Iceberg, Hudi, Hive's transactional tables and Spark's streaming sink keep replaced files, deleted rows and
+files of failed writers beside the files of the table, and say in a log of their own which of them count. All
+functions are pure but ``check_above``, which looks at the directories above a local path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pqcache.errors import UsageError
+from pqcache.store.hive import is_hidden, is_hidden_directory
+from pqcache.store.layout import CONFIG
+from pqcache.store.urls import local_path, printable, url_scheme
+
+_DELTA, _ICEBERG, _HUDI = "a Delta table", "an Iceberg table", "a Hudi table"
+_HIVE, _SPARK, _CACHE = "a transactional Hive table", "the output of a Spark stream", "a pqcache"
+_REASONS = {  # why a listing does not show its rows, and what to do
+    _DELTA: ("its log says which files count", "write it to plain Parquet with an engine that reads Delta"),
+    _ICEBERG: ("its metadata say which files count", "write it to plain Parquet with an engine that reads Iceberg"),
+    _HUDI: ("its timeline says which files count", "write it to plain Parquet with an engine that reads Hudi"),
+    _HIVE: ("its files are changes to rows", "write it to an external table with Hive"),
+    _SPARK: ("its log says which files count", "write it to plain Parquet with Spark"),
+    _CACHE: ("it holds several snapshots of the same rows", "name the cache's directory 'current'"),
+}
+LOGS = {"_delta_log": _DELTA, ".hoodie": _HUDI, "_spark_metadata": _SPARK, "metadata": _ICEBERG}  # by directory
+_LOG_FILES = {  # names that nothing but the writer of such a table gives
+    _DELTA: re.compile(r"\d+(\..+)?\.(json|parquet)|_last_checkpoint"),
+    _HUDI: re.compile(r".+"),
+    _SPARK: re.compile(r"\d+(\.compact)?"),
+    _ICEBERG: re.compile(r".+\.metadata\.json(\.gz)?|version-hint\.text"),
+}
+_HIVE_DIRECTORY = re.compile(r"(delete_)?delta_\d+_\d+(_\d+)?(_v\d+)?|base_\d{7}(_v\d+)?|base_\d+_v\d+")
+_OTHER_FILES = {  # that show a table in any directory; a partition's, mostly
+    _HIVE: re.compile(r"_orc_acid_version|_metadata_acid"),
+    _HUDI: re.compile(r"\.hoodie_partition_metadata(\.\w+)?"),
+    _CACHE: re.compile(re.escape(CONFIG)),
+}
+_HIDDEN_BEGIN = frozenset("_.")
+
+
+@dataclass(frozen=True)
+class FoundTable:
+    """A table: its format, its directory relative to the listing (``""`` for the listing's own), and what shows it."""
+
+    format: str
+    directory: str
+    evidence: str
+
+
+def find_tables(paths: Iterable[str]) -> list[FoundTable]:
+    """Return the tables among the ``paths`` of a listing in path order, without those inside of one of their format.
+
+    What lies in a hidden directory is not looked at: nothing of it is taken.
+    """
+    found: dict[tuple[str, str], FoundTable] = {}
+    for path in paths:
+        directory, _, name = path.rpartition("/")
+        log = _log_of(directory)
+        if log is not None and (log.format is _HIVE or _shows(log, directory, name)):
+            found.setdefault((log.directory, log.format), FoundTable(log.format, log.directory, path))
+        elif name[:1] in _HIDDEN_BEGIN or name == CONFIG:
+            for format_, pattern in _OTHER_FILES.items():
+                if pattern.fullmatch(name) and not is_hidden_directory(directory):
+                    root = _without_partitions(directory)
+                    found.setdefault((root, format_), FoundTable(format_, root, path))
+    outer: list[FoundTable] = []
+    for found_table in sorted(found.values(), key=lambda one: one.directory):
+        if not any(_is_in(found_table, one) for one in outer):
+            outer.append(found_table)
+    return outer
+
+
+def check_tables(paths: Iterable[str], place: str) -> None:
+    """Raise UsageError, by name, when the listing ``paths`` of ``place`` holds a table that a listing does not show."""
+    tables = find_tables(paths)
+    if tables:
+        table = tables[0]
+        among = f", the first of {len(tables):,}" if len(tables) > 1 else ""
+        subject = f"{place}/{table.directory}" if table.directory else place
+        raise _error(table, subject, f"is {table.format} ({printable(table.evidence)}{among})")
+
+
+def check_above(url: str) -> None:
+    """Raise UsageError when the directory or file ``url`` is a part of such a table.
+
+    It is known by the directories above a local path, which takes a few system calls, and of another store by the
+    names in the URL alone, which show Hive's transactional tables only.
+    """
+    if url_scheme(url) not in ("", "file"):
+        names = [name for name in url.partition("://")[2].split("/")[1:] if name]
+        table = next((FoundTable(_HIVE, "", name) for name in names[-2:] if _HIVE_DIRECTORY.fullmatch(name)), None)
+        if table is not None:
+            raise _error(table, url, f"is a part of {table.format} ({printable(table.evidence)})")
+        return
+    path = local_path(url)
+    for root in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
+        table = table_above(root)
+        if table is not None:
+            evidence = os.path.join(table.directory, table.evidence)
+            raise _error(table, path, f"is a part of {table.format} ({printable(evidence)})")
+
+
+def table_above(root: str) -> FoundTable | None:
+    """Return the table that the absolute path ``root`` lies in, with its absolute directory."""
+    directory, name = os.path.split(root)
+    depth = 0
+    while name:
+        if depth < 2 and _HIVE_DIRECTORY.fullmatch(name):  # the directory of a bucket's file
+            return FoundTable(_HIVE, directory, name)
+        if depth == 0 and name in ("snapshots", "tmp") and os.path.isfile(os.path.join(directory, CONFIG)):
+            return FoundTable(_CACHE, directory, CONFIG)
+        for log, format_ in LOGS.items():
+            if format_ is _ICEBERG and not (name == "data" or "=" in name):
+                continue  # its files are in data/ or in partitions, and others have a directory metadata too
+            for file in _names_in(os.path.join(directory, log)):
+                if _LOG_FILES[format_].fullmatch(file):
+                    return FoundTable(format_, directory, f"{log}/{file}")
+        directory, name = os.path.split(directory)
+        depth += 1
+    return None
+
+
+def _error(table: FoundTable, subject: str, what: str) -> UsageError:
+    reason, advice = _REASONS[table.format]
+    return UsageError(
+        printable(subject),
+        f"{what}, and {reason}",
+        f"{advice}, or take its files as they are with --as-files (as_files=True)",
+    )
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+@lru_cache(1 << 14)
+def _log_of(directory: str) -> FoundTable | None:
+    """Return the table whose log, or whose part, a directory is by the names in its path; hidden ones are skipped."""
+    segments = directory.split("/")
+    for position, segment in enumerate(segments):
+        above = "/".join(segments[:position])
+        format_ = LOGS.get(segment)
+        if format_ is not None and not (format_ is _ICEBERG and position < len(segments) - 1):
+            return FoundTable(format_, above, segment)
+        if _HIVE_DIRECTORY.fullmatch(segment):
+            return FoundTable(_HIVE, _without_partitions(above), segment)
+        if is_hidden(segment):
+            return None
+    return None
+
+
+def _shows(log: FoundTable, directory: str, name: str) -> bool:
+    """Return whether a file below a log is one of the log's own; Hudi's has directories."""
+    own = f"{log.directory}/{log.evidence}" if log.directory else log.evidence
+    return (log.format is _HUDI or directory == own) and _LOG_FILES[log.format].fullmatch(name) is not None
+
+
+def _without_partitions(directory: str) -> str:
+    """Return the directory that holds the partition directories in a path."""
+    segments = directory.split("/")
+    while segments and "=" in segments[-1]:
+        segments.pop()
+    return "/".join(segments)
+
+
+def _is_in(inner: FoundTable, outer: FoundTable) -> bool:
+    """Return whether a table is a part of another of its format."""
+    within = not outer.directory or f"{inner.directory}/".startswith(f"{outer.directory}/")
+    return inner.format is outer.format and within

@@ -1,0 +1,140 @@
+"""A cache as the source of another: one snapshot, whatever is published meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.errors import DamagedError, SourceNotFound, UsageError
+from pqcache.events import Event, Fetched, Listed
+from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.snapshot_source import SnapshotSource
+from tests.datasets import rows_of, write_day, write_shop
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return write_shop(tmp_path / "lake", files=2, rows=20)
+
+
+@pytest.fixture
+def upstream(lake: Path, tmp_path: Path) -> Path:
+    pqcache.sync(lake, tmp_path / "upstream", keep=1)
+    return tmp_path / "upstream"
+
+
+@pytest.mark.parametrize("moment", [Listed, Fetched])
+def test_an_upstream_that_publishes_during_the_sync(
+    moment: type[Event], lake: Path, upstream: Path, tmp_path: Path
+) -> None:
+    """Each time other files with the same rows: a listing of two moments has them twice or not at all."""
+    for night in range(3):
+        before = rows_of(upstream / "current")
+        acted: list[Event] = []
+
+        def publish(event: Event, night: int = night, acted: list[Event] = acted) -> None:
+            if isinstance(event, moment) and not acted:
+                acted.append(event)
+                for day in range(3):
+                    directory = lake / f"dt=2026-11-{day + 1:02d}"
+                    shutil.rmtree(directory)
+                    write_day(lake, f"2026-11-{day + 1:02d}", first=day * 100_000, files=2, rows=20, seed=night + 1)
+                    for path in directory.glob("*.parquet"):
+                        path.rename(path.with_name(f"night-{night}-{path.name}"))
+                assert pqcache.sync(upstream).published
+
+        report = pqcache.sync(upstream / "current", tmp_path / "cache", on_event=publish, force=True)
+        assert acted
+        assert report.published
+        assert rows_of(tmp_path / "cache" / "current") == before
+        assert len(CacheDirectory(upstream).snapshots()) == 2, "the leased one is kept"
+    pqcache.sync(tmp_path / "cache", force=True)
+    assert rows_of(tmp_path / "cache" / "current") == rows_of(upstream / "current")
+    pqcache.gc(upstream)
+    assert len(CacheDirectory(upstream).snapshots()) == 1, "no lease is left"
+
+
+def test_kept_files_are_not_fetched_again(lake: Path, upstream: Path, tmp_path: Path) -> None:
+    """In the new snapshot they are links, whose ctime is another, or copies with another inode."""
+    assert pqcache.sync(upstream / "current", tmp_path / "cache").added == 6
+    assert not pqcache.sync(tmp_path / "cache").published
+    write_day(lake, "2026-11-09", first=900_000, files=1, rows=20)
+    pqcache.sync(upstream)
+    for path in (upstream / "current" / "dt=2026-11-01").iterdir():  # a copy of a cache has other times
+        os.utime(path, ns=(1, 1))
+    report = pqcache.sync(tmp_path / "cache")
+    assert (report.added, report.changed, report.removed, report.unchanged) == (1, 0, 0, 6)
+    assert rows_of(tmp_path / "cache" / "current") == rows_of(upstream / "current")
+
+
+@pytest.mark.parametrize("size", [None, "4KB"])
+def test_a_part_of_a_snapshot_is_a_source(size: str | None, lake: Path, upstream: Path, tmp_path: Path) -> None:
+    if size is not None:
+        pqcache.repartition(upstream, row_group_size=size)
+    current = CacheDirectory(upstream).snapshot()
+    first = sorted(path.name for path in (current.path / "dt=2026-11-01").glob("*.parquet"))[0]
+    (tmp_path / "link").symlink_to(upstream / "current")
+    for number, (path, below) in enumerate(
+        [
+            (upstream / "current", ""),
+            (current.path, ""),
+            (upstream / "current" / "dt=2026-11-01", "dt=2026-11-01"),
+            (tmp_path / "link" / "dt=2026-11-01" / first, f"dt=2026-11-01/{first}"),
+        ]
+    ):
+        with closing(open_source(f"file://{path}")) as source:
+            assert isinstance(source, SnapshotSource)
+            listed = {file.path: file.identity for file in source.list()}
+            assert all(source.stat(name) == identity for name, identity in listed.items())
+        pqcache.sync(path, tmp_path / f"cache-{number}")
+        expected = current.path / below
+        found = tmp_path / f"cache-{number}" / "current"
+        held = sorted(entry.path for entry in CacheDirectory(found.parent).snapshot().manifest().files)
+        assert held == ([first] if expected.is_file() else sorted(listed))
+        if not below:
+            assert rows_of(found) == rows_of(lake)
+
+
+def test_what_is_no_part_of_a_snapshot(upstream: Path, tmp_path: Path) -> None:
+    with closing(open_source(str(upstream / "current" / "dt=2020-01-01"))) as source:
+        with pytest.raises(SourceNotFound, match="no such file or directory in the snapshot"):
+            list(source.list())
+        with pytest.raises(SourceNotFound):
+            source.stat("x.parquet")
+    with pytest.raises(UsageError, match="for what it holds now name"):
+        open_source(str(upstream))
+    with pytest.raises(UsageError, match="has no such option"):
+        open_source(str(upstream / "current"), {"endpoint": "x"})
+    for path in (tmp_path, upstream / "snapshots", tmp_path / "nothing"):
+        assert snapshot_at(str(path)) is None
+        assert lease_at(str(path)) is None
+    assert snapshot_at("s3://bucket/cache/snapshots/x") is None
+
+
+def test_a_damaged_manifest_of_the_upstream_is_named(upstream: Path, tmp_path: Path) -> None:
+    manifest = upstream / "current" / "_pqcache" / "files.arrow"
+    manifest.chmod(0o644)
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    with pytest.raises(DamagedError, match=r"files\.arrow"):
+        pqcache.sync(upstream / "current", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_repartition_reads_one_snapshot(lake: Path, upstream: Path, tmp_path: Path) -> None:
+    before = rows_of(upstream / "current")
+
+    def publish(event: Event) -> None:
+        if isinstance(event, Listed):
+            write_day(lake, "2026-11-01", first=5_000_000, files=2, rows=20, seed=5)
+            pqcache.sync(upstream)
+
+    for number, source in enumerate((upstream, upstream / "current")):
+        before = rows_of(upstream / "current")
+        pqcache.repartition(source, tmp_path / f"out-{number}", row_group_size="1MB", on_event=publish)
+        assert rows_of(tmp_path / f"out-{number}") == before

@@ -1,0 +1,129 @@
+"""Tables whose rows are not those of all their files are refused by everything that lists a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.cli import run
+from pqcache.errors import UsageError
+from pqcache.store.config import read_config
+from pqcache.torch import ParquetDataset
+from tests.datasets import rows_of, shop_table
+
+
+def write(root: Path, *paths: str) -> Path:
+    """Write 10 rows to each path, or an empty file where the name is none of Parquet's."""
+    for number, path in enumerate(paths):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith((".parquet", "_0")):
+            pq.write_table(shop_table(10 * number, 10), root / path)
+        else:
+            (root / path).write_text("{}")
+    return root
+
+
+LAYOUTS = {
+    "Delta": ("part-0.parquet", "part-1.parquet", "_delta_log/00000000000000000000.json"),
+    "Iceberg": ("data/00000-0-a.parquet", "data/00000-0-a-deletes.parquet", "metadata/v1.metadata.json"),
+    "Hudi": ("2026/a_0-1-0_1.parquet", "2026/a_0-2-0_2.parquet", ".hoodie/hoodie.properties"),
+    "Hive": ("dt=1/base_0000002/000000_0", "dt=1/delta_0000003_0000003_0000/000000_0"),
+    "Spark": ("part-0.parquet", "part-1.parquet", "_spark_metadata/0"),
+}
+
+
+@pytest.fixture(params=sorted(LAYOUTS))
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    return str(request.param), write(tmp_path / "lake" / "db" / "table", *LAYOUTS[request.param])
+
+
+CALLS: dict[str, Callable[[Path, Path], Any]] = {
+    "sync": lambda table, out: pqcache.sync(table, out),
+    "dry run": lambda table, out: pqcache.sync(table, out, dry_run=True),
+    "repartition": lambda table, out: pqcache.repartition(table, out),
+    "inspect": lambda table, out: pqcache.inspect(table),
+    "ParquetDataset": lambda table, out: ParquetDataset(table),
+}
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+def test_a_table_is_refused_by_name(call: str, table: tuple[str, Path], tmp_path: Path) -> None:
+    name, root = table
+    with pytest.raises(UsageError, match=rf"{name}.*take its files as they are with --as-files") as error:
+        CALLS[call](root.parent.parent if call == "sync" else root, tmp_path / "out")
+    assert error.value.subject == str(root)
+    assert not (tmp_path / "out").exists()
+
+
+def test_those_who_know_better_take_the_files(table: tuple[str, Path], tmp_path: Path) -> None:
+    _, root = table
+    cache, files = tmp_path / "cache", sum(path.endswith((".parquet", "_0")) for path in LAYOUTS[table[0]])
+    assert pqcache.sync(root, cache, as_files=True).files == files
+    assert read_config(cache).as_files
+    assert not pqcache.sync(cache).published, "it is remembered"
+    assert pqcache.inspect(root, as_files=True).files == files
+    assert len(ParquetDataset(root, columns=["id"], as_files=True, batch_size=None)) == 10 * files
+    assert pqcache.repartition(root, tmp_path / "out", as_files=True).rows == 10 * files
+    assert pqcache.repartition(cache, tmp_path / "again").rows == 10 * files
+    assert len(ParquetDataset(cache, columns=["id"], batch_size=None)) == 10 * files
+    with pytest.raises(UsageError, match="with --as-files"):
+        pqcache.sync(cache, as_files=False)
+
+
+def test_the_command_line_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, cache, out = str(write(tmp_path / "lake", *LAYOUTS["Delta"])), str(tmp_path / "cache"), str(tmp_path / "out")
+    for words in (["sync", root, cache], ["inspect", root], ["inspect", root, "--files"], ["repartition", root, out]):
+        assert run(words) == 2
+        printed = capsys.readouterr()
+        assert "is a Delta table (_delta_log/00000000000000000000.json)" in printed.err
+        assert len(printed.err.splitlines()) == 1
+        assert run([*words, "--as-files"]) == 0
+
+
+@pytest.mark.parametrize("part", ["dt=1", "dt=1/part-0.parquet"])
+def test_a_part_of_a_table_is_refused_too(part: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "lake", "dt=1/part-0.parquet", "dt=2/part-0.parquet", LAYOUTS["Delta"][-1])
+    for call in CALLS.values():
+        with pytest.raises(UsageError, match="is a part of a Delta table"):
+            call(root / part, tmp_path / "out")
+    assert pqcache.sync(root / part, tmp_path / "cache", as_files=True).rows == 10
+    assert len(ParquetDataset(root / part, columns=["id"], batch_size=None, as_files=True)) == 10
+
+
+def test_bench_reads_the_files_of_a_table(tmp_path: Path) -> None:
+    root = write(tmp_path / "lake", *LAYOUTS["Delta"])
+    with pytest.raises(UsageError, match="is a Delta table"):
+        pqcache.bench(root, workers=[0], seconds=0.01)
+    assert pqcache.bench(root, workers=[0], seconds=0.01, as_files=True).rows == 20
+
+
+def test_a_table_that_appears_later_publishes_nothing(tmp_path: Path) -> None:
+    root = write(tmp_path / "lake", "dt=1/part-0.parquet", "dt=2/part-0.parquet")
+    cache = tmp_path / "cache"
+    pqcache.sync(root, cache)
+    before = rows_of(cache / "current")
+    write(root, "_delta_log/00000000000000000000.json")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="is a Delta table"):
+            pqcache.sync(cache)
+    assert rows_of(cache / "current") == before
+
+
+def test_names_like_those_of_tables_are_no_tables(tmp_path: Path) -> None:
+    root = write(tmp_path / "lake", "metadata/part-0.parquet", "delta_col=1/part-0.parquet", "base_1/part-0.parquet")
+    assert pqcache.sync(root, tmp_path / "cache").rows == 30
+    assert len(ParquetDataset(root, columns=["id"], batch_size=None)) == 30
+
+
+def test_a_directory_of_caches_is_refused(tmp_path: Path) -> None:
+    cache = tmp_path / "caches" / "shop"
+    pqcache.sync(write(tmp_path / "lake", "part-0.parquet"), cache)
+    for place in (cache.parent, cache / "snapshots"):
+        for call in CALLS.values():
+            with pytest.raises(UsageError, match=r"a pqcache.*name the cache's directory 'current'"):
+                call(place, tmp_path / "out")
