@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from pqcache.benchmark.command import BenchReport
-from pqcache.console.terminal import bar, stdout_console
+from pqcache.console.terminal import bar, escape, stdout_console
 from pqcache.units import format_count, format_size
 
 _WIDTH = 24

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from pqcache.benchmark.forecast import Forecast, describe_forecast
 from pqcache.console.inspect_html import inspection_page
-from pqcache.console.terminal import bar, is_plain, print_json, stdout_console
+from pqcache.console.terminal import bar, escape, is_plain, print_json, stdout_console
 from pqcache.errors import PqcacheError, UsageError
 from pqcache.store.inspect.listings import Difference
 from pqcache.store.inspect.summary import Inspection
@@ -31,7 +30,7 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
     console.print(f"[bold]{escape(found.target)}[/]")
     if found.source:
         console.print(f"  source       {escape(found.source)}")
-        console.print(f"  snapshot     {found.snapshot}, {_age(found.created)} old")
+        console.print(f"  snapshot     {escape(found.snapshot or '?')}, {_age(found.created)} old")
     if found.shard is not None:
         console.print(f"  share        {found.shard} of listing {found.listing}")
     partitions = format_count(len(found.partitions), "partition")
@@ -93,12 +92,12 @@ def print_columns(found: Inspection, limit: int | None) -> None:
         shown = tuple(sorted(shown, key=lambda item: -item.bytes)[:limit])
     for item in shown:
         if item.partition:
-            table.add_row(f"  {escape(item.name)}", item.type, "the path")
+            table.add_row(f"  {escape(item.name)}", escape(item.type), "the path")
             continue
         stored = " ".join([item.codec.lower(), *(name.lower() for name in item.encodings)])
         ratio = f"{item.uncompressed / max(1, item.bytes):.1f}"
         numbers = (format_size(item.bytes), _share(item.bytes, found), ratio)
-        table.add_row(f"  {escape(item.name)}", escape(item.type), stored, *numbers)
+        table.add_row(f"  {escape(item.name)}", escape(item.type), escape(stored), *numbers)
     console = stdout_console()
     console.print()
     console.print(table)

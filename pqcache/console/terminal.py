@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pqcache.errors import PqcacheError
 from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.store.urls import printable, printable_json
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need it
@@ -41,10 +42,17 @@ _PHASE_TEXT = {
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print one line without markup to standard output, or to ``stream``."""
+    """Print one line without markup to standard output, or to ``stream``; what controls a terminal is escaped."""
     stream = stream or sys.stdout
-    stream.write(text + "\n")
+    stream.write(printable(text) + "\n")
     stream.flush()
+
+
+def escape(text: str) -> str:
+    """Return ``text`` for a console, where it neither is markup nor controls the terminal."""
+    from rich.markup import escape as escape_markup
+
+    return escape_markup(printable(text))
 
 
 def stdout_console() -> Console:
@@ -79,7 +87,7 @@ def reporter(json_lines: bool, quiet: bool) -> Iterator[OnEvent]:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on a line of its own."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(printable_json(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
     sys.stdout.flush()
 
 
@@ -89,10 +97,11 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
         parts = {"subject": error.subject, "reason": error.reason, "advice": error.advice}
         kind = type(error).__name__
         print_json({"event": "error", "kind": kind, "message": str(error), **parts, "exit_code": error.exit_code})
-    label, message = "pqcache: error:", " ".join(str(error).split())
+    label, message = "pqcache: error:", printable(" ".join(str(error).split()))
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in (None, "dumb"):
         label = f"\x1b[1;31m{label}\x1b[0m"
-    print_line(f"{label} {message}", sys.stderr)
+    sys.stderr.write(f"{label} {message}\n")
+    sys.stderr.flush()
 
 
 def print_sync(report: SyncReport) -> None:
@@ -286,10 +295,8 @@ class _ProgressBars:
     """Shows progress bars on a terminal, and warnings above them."""
 
     def __init__(self) -> None:
-        from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self._escape = escape
         self._progress = Progress(
             TextColumn("{task.description:<16}"),
             BarColumn(bar_width=None),
@@ -312,7 +319,7 @@ class _ProgressBars:
     def __call__(self, event: Event) -> None:
         message = _message(event)
         if message is not None:
-            self._progress.console.print(self._escape(message), style="yellow")
+            self._progress.console.print(escape(message), style="yellow")
         elif isinstance(event, Started):
             self._units[event.phase] = event.unit
             if event.total:

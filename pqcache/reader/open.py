@@ -6,10 +6,11 @@ import hashlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from pqcache.errors import UsageError
+from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.local import LocalSource
@@ -21,25 +22,55 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import dataset_files
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import LOGS, check_above
+from pqcache.system.mounts import has_lasting_inodes
 
 
-@dataclass(frozen=True)
+class FileIdentity(NamedTuple):
+    """What shows that a file is the one that was indexed; ``inode`` is 0 where its file system may change it."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    def matches(self, status: os.stat_result) -> bool:
+        """Return whether a file is still the same."""
+        same = (status.st_size, status.st_mtime_ns) == (self.size, self.mtime_ns)
+        return same and self.inode in (0, status.st_ino)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Data:
-    """An opened dataset; ``snapshot`` is a name for its content, also where it is in no cache (``cache`` is None)."""
+    """An opened dataset.
+
+    Attributes:
+        root: the directory of its files; that of a snapshot by the snapshot's own path, and not by ``current``.
+        index: its row groups.
+        snapshot: a name for its content, also where it is in no cache.
+        cache: the cache that it was opened by; None for a snapshot or plain files by their own path.
+        part_of: the snapshot that plain files lie in, which is leased.
+        identities: of plain files, one for each, as these may be replaced; None for a snapshot, which is immutable.
+    """
 
     root: Path
     index: Index
     snapshot: str
     cache: Path | None = None
+    part_of: Snapshot | None = None
+    identities: tuple[FileIdentity, ...] | None = None
+
+    def lease(self) -> Lease | None:
+        """Return a lease of the snapshot that plain files lie in; None where they lie in none."""
+        return None if self.part_of is None else self.part_of.lease()
 
 
 def open_data(
     path: str | os.PathLike[str], snapshot: str | None = None, rules: FileRules | None = None
 ) -> tuple[Data, Lease | None]:
-    """Open a cache (its current snapshot, or the one named), a snapshot, a directory of Parquet, or one file.
+    """Open a cache (its current snapshot, or the one named), a snapshot, a part of one, a directory, or one file.
 
-    The lease keeps a snapshot from being removed; close it when done. ``rules`` say which files of a directory are
-    taken. A path where there is nothing, or nothing that is Parquet, raises UsageError.
+    A path into a snapshot leads to that one from now on, also where ``current`` is a part of it. The lease keeps a
+    snapshot from being removed; close it when done. ``rules`` say which files of a directory are taken. A path where
+    there is nothing, or nothing that is Parquet, raises UsageError.
     """
     text = os.fspath(path)
     if not text:  # Path("") would be this directory
@@ -54,22 +85,48 @@ def open_data(
             lease = found.lease()
         else:
             found, lease = cache.lease()
-        return Data(found.path, found.index(), found.id, root), lease
-    if (root / ROW_GROUPS).is_file():  # CACHE/current, or a snapshot by its own path
-        found = Snapshot(root.resolve())
-        data = _same(Data(found.path, found.index(), found.id), snapshot)
-        return data, found.lease() if (found.path / LEASE).is_file() else None
-    rules = rules or FileRules()
+        return Data(root=found.path, index=found.index(), snapshot=found.id, cache=root), lease
+    whole, place, held = _snapshot_at(root)
+    try:
+        if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path
+            data = Data(root=place, index=whole.index(), snapshot=whole.id)
+        else:
+            data = replace(_plain_files(place, text, rules or FileRules()), part_of=None if held is None else whole)
+        return _same(data, snapshot), held
+    except BaseException:
+        if held is not None:
+            held.close()
+        raise
+
+
+def _snapshot_at(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
+    """Return the snapshot that a path leads to or into, where it leads, and a lease; a copy of a snapshot has none."""
+    while True:
+        place = Path(os.path.realpath(root))
+        found = next((Snapshot(path) for path in (place, *place.parents) if (path / ROW_GROUPS).is_file()), None)
+        if found is None:
+            return None, root, None
+        if not (found.path / LEASE).is_file():
+            return found, place, None
+        try:
+            return found, place, found.lease()
+        except CacheError:
+            if Path(os.path.realpath(root)) == place:  # else it was replaced meanwhile
+                raise
+
+
+def _plain_files(root: Path, text: str, rules: FileRules) -> Data:
+    """Open a directory or one file, which was named as ``text``."""
     if root.is_file():
         if not rules.as_files:
             check_above(str(root))
-        return _same(_indexed(root.parent, [root.name]), snapshot), None
+        return _indexed(root.parent, [root.name])
     if not root.is_dir():
         raise UsageError(text, "no such file or directory", "name a cache, a directory of Parquet or a file")
     paths = sorted(file.path for file in dataset_files(LocalSource(str(root), {}), list(_files(root)), rules, _warn))
     if not paths:
         raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {text}'")
-    return _same(_indexed(root, paths), snapshot), None
+    return _indexed(root, paths)
 
 
 def _same(data: Data, snapshot: str | None) -> Data:
@@ -79,11 +136,22 @@ def _same(data: Data, snapshot: str | None) -> Data:
 
 
 def _indexed(root: Path, paths: Sequence[str]) -> Data:
+    identities = {path: _identity(root / path) for path in paths}  # before they are read
     index = build_index(root, paths)
+    known = tuple(identities[path] for path in index.paths)
     digest = hashlib.blake2b("\n".join(index.paths).encode(), digest_size=8)
+    digest.update(repr([identity[:2] for identity in known]).encode())  # no inodes: copies may keep their times
     for column in ("file", "rows", "offset", "bytes"):
         digest.update(index.numbers(column).tobytes())
-    return Data(root, index, f"files-{digest.hexdigest()}")
+    return Data(root=root, index=index, snapshot=f"files-{digest.hexdigest()}", identities=known)
+
+
+def _identity(path: Path) -> FileIdentity:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ParquetError(path, f"cannot be read ({error.strerror})", "repair it, or move it away") from error
+    return FileIdentity(status.st_size, status.st_mtime_ns, status.st_ino if has_lasting_inodes(status.st_dev) else 0)
 
 
 def _files(root: Path) -> Iterator[SourceFile]:

@@ -190,12 +190,30 @@ class RowGroupReader:
         """Open the file of a row group; what goes wrong with it raises ParquetError by name."""
         path = self.path(number)
         try:
+            self._check_identity(number, path)
             with self._open(int(self.file[number]), path) as file:
                 yield file, path
+            self._check_identity(number, path)  # it is opened more than once, and may be written in place
         except FileNotFoundError as error:
             raise ParquetError(path, "the file is gone", "open the dataset again") from error
         except (pa.ArrowException, OSError, IndexError) as error:
+            self._check_identity(number, path)
             raise self._damaged(path, number, error) from error
+
+    def _check_identity(self, number: int, path: Path) -> None:
+        """Raise ParquetError where a plain file is not the one that was indexed, also if it has the same layout."""
+        if self.data.identities is None:
+            return
+        try:
+            status = os.stat(path)
+        except FileNotFoundError as error:
+            raise ParquetError(path, "the file is gone", "open the dataset again") from error
+        if not self.data.identities[int(self.file[number])].matches(status):
+            raise ParquetError(
+                path,
+                "was replaced or written to since the dataset was opened",
+                "open the dataset again; a cache has snapshots, which do not change",
+            )
 
     def _read(self, file: pq.ParquetFile, number: int, wanted: list[str], low: int, high: int) -> pa.Table:
         """Return a complete row group, or only the rows asked for where row groups are read in pieces.

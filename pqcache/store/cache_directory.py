@@ -14,7 +14,6 @@ one complete snapshot at any time. Nothing in a published snapshot is ever edite
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import time
@@ -25,14 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
-from pqcache.store.layout import CONFIG, CONTENT, FILES
+from pqcache.events import OnEvent, Warned, ignore
+from pqcache.store.layout import CONFIG, CONTENT, FILES, HISTORY, LOCK
+from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
-from pqcache.system.disk import make_directory, write_durably
+from pqcache.system.disk import make_directory, open_plain, write_durably
+from pqcache.system.locks import lock_holder, try_lock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_WITHOUT_LOCKS = (
+    "its file system has no locks: a second run is not noticed until it publishes, and old snapshots are kept, as "
+    "their readers are not known; remove those of last week with 'pqcache gc {cache} --older-than 7d'"
+)
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 
 
@@ -130,41 +136,59 @@ class CacheDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(self.path, "exists and is not a directory")
         self._check_links()
-        ours = {"CACHEDIR.TAG", "lock", "tmp", "snapshots"}
+        check_ownership(self.path)
+        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots"}
         if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise UsageError(self.path, "not empty and not a pqcache", "name a new directory")
-        make_directory(self.snapshots_dir)
-        make_directory(self.tmp_dir)
-        write_durably(self.path / "CACHEDIR.TAG", _TAG, self.tmp_dir)
+        make_directory(self.path.parent)
+        make_directory(self.path, directory_mode())
+        make_directory(self.snapshots_dir, directory_mode())
+        make_directory(self.tmp_dir, private_mode())
+        write_durably(self.path / "CACHEDIR.TAG", _TAG, self.tmp_dir, file_mode())
 
     def check_layout(self) -> None:
-        """Raise CacheError when a part of the cache is a link: nothing is ever written outside of it."""
+        """Raise CacheError when a part of the cache is a link, or others can change it.
+
+        Nothing is ever written outside of a cache. See ``pqcache.store.ownership`` for who is trusted.
+        """
         self._check_links()
-        self.snapshots_dir.mkdir(exist_ok=True)
-        self.tmp_dir.mkdir(exist_ok=True)
+        check_ownership(self.path)
+        self.snapshots_dir.mkdir(directory_mode(), exist_ok=True)
+        self.tmp_dir.mkdir(private_mode(), exist_ok=True)
+        make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", "lock", CONFIG, CONTENT, "history.jsonl.zst"):
+        for name in ("snapshots", "tmp", LOCK, CONFIG, CONTENT, HISTORY):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 
     @contextmanager
-    def lock(self, wait: float = 0.0) -> Iterator[None]:
-        """Hold the cache's lock; raises CacheLocked when another run holds it for ``wait`` seconds."""
+    def lock(self, wait: float = 0.0, on_event: OnEvent = ignore) -> Iterator[None]:
+        """Hold the cache's lock; raises CacheLocked when another run holds it for ``wait`` seconds.
+
+        A cache that others can change raises CacheError. A file system without locks is reported as an event.
+        """
         deadline = time.monotonic() + wait
         self.check_layout()
-        with (self.path / "lock").open("ab") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise CacheLocked(
-                            self.path, "another run is at work here", "wait for it with --wait SECONDS"
-                        ) from None
-                    time.sleep(min(0.2, max(0.01, wait)))
+        descriptor = self._open_lock()
+        try:
+            while (held := try_lock(descriptor, exclusive=True)) is False:
+                if time.monotonic() >= deadline:
+                    holder = lock_holder(descriptor)
+                    reason = f"another run is at work here{f' ({holder})' if holder else ''}"
+                    raise CacheLocked(self.path, reason, "wait for it with --wait SECONDS")
+                time.sleep(min(0.2, max(0.01, wait)))
+            if held is None:
+                on_event(Warned(f"{self.path}: {_WITHOUT_LOCKS.format(cache=self.path)}"))
             yield
+        finally:
+            os.close(descriptor)
+
+    def _open_lock(self) -> int:
+        """Open the lock, which others must not be able to open: who can, can hold it for ever."""
+        descriptor = open_plain(self.path / LOCK, os.O_RDWR | os.O_CREAT, private_mode() & 0o666)
+        make_private(descriptor)
+        return descriptor
 
 
 def cache_path(path: str | os.PathLike[str]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ from pqcache.errors import CacheError, UsageError
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
 from pqcache.store.layout import CONFIG
+from pqcache.store.ownership import file_mode
 from pqcache.store.shard import parse_shard
 from pqcache.store.tables.data_files import FileRules
-from pqcache.system.disk import write_durably
+from pqcache.system.disk import open_plain, write_durably
 from pqcache.units import parse_duration, parse_size
 
 FORMAT = 1
@@ -103,7 +105,7 @@ def read_config(cache: Path) -> Config:
     """Read ``pqcache.toml``; a missing, malformed or newer one raises CacheError."""
     path = cache / CONFIG
     try:
-        document: Mapping[str, Any] = parsed(path.read_text(encoding="utf-8"))
+        document: Mapping[str, Any] = parsed(_text_of(path))
     except FileNotFoundError as error:
         raise CacheError(cache, "not a pqcache", f"make one with 'pqcache sync SOURCE {cache}'") from error
     except (OSError, ValueError) as error:
@@ -142,6 +144,11 @@ def read_config(cache: Path) -> Config:
         raise CacheError(path, f"{error}", "correct it, or sync into a new directory") from error
 
 
+def _text_of(path: Path) -> str:
+    with open(open_plain(path, os.O_RDONLY), encoding="utf-8") as file:
+        return file.read()
+
+
 def parsed(text: str) -> dict[str, Any]:
     """Return the values of a TOML document; a malformed one raises ValueError."""
     if sys.version_info >= (3, 11):
@@ -159,7 +166,7 @@ def write_config(cache: Path, config: Config) -> None:
 
     path = cache / CONFIG
     if path.is_file():
-        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+        document = tomlkit.parse(_text_of(path))
     else:
         document = tomlkit.document()
         document.add(tomlkit.comment("Written by pqcache; 'pqcache sync CACHE' repeats with what is here."))
@@ -195,7 +202,7 @@ def write_config(cache: Path, config: Config) -> None:
             document[name] = value
     after = tomlkit.dumps(document)
     if after != before or not path.is_file():
-        write_durably(path, after.encode(), cache / "tmp")
+        write_durably(path, after.encode(), cache / "tmp", file_mode())
 
 
 def _size_text(size: int) -> str:

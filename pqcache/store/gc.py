@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from pqcache.store.config import read_config
 from pqcache.store.layout import LEASE
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import remove_tree
+from pqcache.system.locks import open_to_lock, try_lock
 from pqcache.units import parse_count, parse_duration
 
 
@@ -45,7 +45,8 @@ def gc(
     """Remove all but the newest ``keep`` snapshots; default: as many as sync keeps.
 
     The current snapshot, those in use by a reader, and those younger than ``older_than`` are kept. ``wait`` is how
-    long to wait for another run to end. Durations are seconds or text like ``"48h"``.
+    long to wait for another run to end. Durations are seconds or text like ``"48h"``. On a file system without locks
+    readers are not known, and nothing is removed without ``older_than``.
 
     >>> gc("cache/shop", keep=1).removed
     ()
@@ -53,7 +54,7 @@ def gc(
     Raises CacheError, or CacheLocked when another run is at work.
     """
     target = CacheDirectory.open(os.fspath(cache))
-    with disk_errors(target.path), target.lock(parse_duration(wait)):
+    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
         count = read_config(target.path).keep if keep is None else parse_count(keep)
         if dry_run:
             removed = removable_snapshots(target, count, parse_duration(older_than))
@@ -69,9 +70,11 @@ def gc(
 def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
     """Remove all but the newest ``keep`` snapshots, the current one among them; return those removed.
 
-    Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago.
+    Leased snapshots are kept, and so are those published less than ``older_than`` seconds ago. Where there are no
+    locks, none is removed unless ``older_than`` says what no reader can be reading any more.
     """
-    return [snapshot for snapshot in removable_snapshots(cache, keep, older_than) if remove_snapshot(cache, snapshot)]
+    found = removable_snapshots(cache, keep, older_than)
+    return [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]
 
 
 def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
@@ -84,23 +87,24 @@ def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.
     return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
 
 
-def remove_snapshot(cache: CacheDirectory, snapshot: Snapshot) -> bool:
-    """Remove a snapshot that nobody reads; the exclusive lock is held until it is renamed."""
+def remove_snapshot(cache: CacheDirectory, snapshot: Snapshot, without_lock: bool = False) -> bool:
+    """Remove a snapshot that nobody reads; the exclusive lock is held until it is renamed.
+
+    Return whether it was removed. Where there are no locks it is removed only ``without_lock``.
+    """
     try:
-        file = (snapshot.path / LEASE).open("rb")
+        file = open_to_lock(snapshot.path / LEASE)
     except FileNotFoundError:
         file = None
     try:
         if file is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            held = try_lock(file, exclusive=True)
+            if held is False or (held is None and not without_lock):
                 return False
-        cache.tmp_dir.mkdir(exist_ok=True)
         trash = cache.tmp_dir / f"removed-{snapshot.id}-{os.urandom(4).hex()}"
         snapshot.path.rename(trash)
     finally:
         if file is not None:
-            file.close()
+            os.close(file)
     remove_tree(trash)
     return True

@@ -13,20 +13,20 @@ import zstandard
 
 from pqcache.errors import DamagedError
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.system.disk import fsync_path
-
-HISTORY = "history.jsonl.zst"
+from pqcache.store.layout import HISTORY
+from pqcache.store.ownership import file_mode
+from pqcache.system.disk import fsync_path, open_plain
 
 
 def append_history(cache: Path, record: Mapping[str, Any]) -> None:
     """Append one run's record durably; a torn frame left by a crash is cut off first."""
     path = cache / HISTORY
     frame = zstandard.ZstdCompressor().compress(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-    with open(path, "ab") as file:
-        if file.tell():
-            good = _complete_frames(path.read_bytes())[1]
-            if good < file.tell():
-                file.truncate(good)
+    with open(open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, file_mode()), "r+b") as file:
+        data = file.read()
+        good = _complete_frames(data)[1]
+        if good < len(data):
+            file.truncate(good)
         file.write(frame)
         file.flush()
         os.fsync(file.fileno())
@@ -35,10 +35,11 @@ def append_history(cache: Path, record: Mapping[str, Any]) -> None:
 
 def read_history(cache: Path) -> list[dict[str, Any]]:
     """Return all runs' records, oldest first; a torn last frame is ignored."""
-    path = cache / HISTORY
-    if not path.exists():
+    try:
+        with open(open_plain(cache / HISTORY, os.O_RDONLY), "rb") as file:
+            text, _ = _complete_frames(file.read())
+    except FileNotFoundError:
         return []
-    text, _ = _complete_frames(path.read_bytes())
     return [json.loads(line) for line in text.splitlines()]
 
 

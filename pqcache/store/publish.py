@@ -10,6 +10,7 @@ from pqcache.errors import CacheLocked
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import LEASE
+from pqcache.store.ownership import file_mode
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, fsync_tree, replace_symlink
 
@@ -22,7 +23,7 @@ def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Sn
     Every file in it must be durable already; directories are made so here, before the rename that
     makes them visible. Where locks lie, another run may have published meanwhile: that raises CacheLocked.
     """
-    (built / LEASE).touch()
+    (built / LEASE).touch(file_mode())
     fsync_tree(built)
     if cache.current() != previous:
         raise CacheLocked(cache.path, "another run has published meanwhile", "sync again")
@@ -45,4 +46,4 @@ def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:
     """Remove what a run left that died before its snapshot became current: it would count as an old one."""
     for snapshot in cache.snapshots():
         if snapshot.number > previous.number and time.time() - snapshot.path.stat().st_mtime > _PUBLISHING:
-            remove_snapshot(cache, snapshot)
+            remove_snapshot(cache, snapshot, without_lock=True)  # it never was current

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pqcache.errors import CacheError, DamagedError
+from pqcache.errors import CacheError, CacheLocked, DamagedError
 from pqcache.store.layout import CHECKSUMS, FILES, LEASE, ROW_GROUPS, SUMMARY
 from pqcache.system.checksum import checksum_matches, checksum_of
+from pqcache.system.disk import open_plain
+from pqcache.system.locks import lock_holder, try_lock
 
 if TYPE_CHECKING:
     from pqcache.store.manifest import Manifest
     from pqcache.store.row_group_index import Index
+
+LEASE_WAIT = 10.0  # seconds; gc holds the lock against which a lease waits for one rename
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,19 @@ class Lease:
 
     def __init__(self, snapshot: Snapshot) -> None:
         try:
-            self._file = (snapshot.path / LEASE).open("rb")
+            self._file = open(open_plain(snapshot.path / LEASE, os.O_RDONLY), "rb")  # noqa: SIM115
         except OSError as error:
             raise CacheError(
                 snapshot.path, f"the snapshot is gone ({error.strerror})", "open the cache again"
             ) from error
-        fcntl.flock(self._file, fcntl.LOCK_SH)
+        deadline = time.monotonic() + LEASE_WAIT
+        while try_lock(self._file.fileno(), exclusive=False) is False:  # without locks gc removes nothing
+            if time.monotonic() >= deadline:
+                holder = lock_holder(self._file.fileno()) or "another process"
+                self._file.close()
+                reason = f"{holder} keeps it locked, as only gc does, and for a moment"
+                raise CacheLocked(snapshot.path / LEASE, reason, "end that process, or try again")
+            time.sleep(0.01)
         try:  # gc may have moved it away between open and flock
             current = os.stat(snapshot.path / LEASE)
         except OSError:

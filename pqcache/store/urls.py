@@ -75,7 +75,13 @@ def userinfo(url: str) -> tuple[str, str]:
     return unquote(user), unquote(password)
 
 
-def printable(path: str) -> str:
-    """Return ``path`` for one line of output: characters that control a terminal are percent-encoded."""
-    shown = path.encode("utf-8", "backslashreplace").decode()
+def printable(text: str) -> str:
+    """Return a path, or another text, for one line of output: what controls a terminal is percent-encoded."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
     return _UNSAFE.sub(lambda match: quote(match[0], safe=""), shown)
+
+
+def printable_json(text: str) -> str:
+    """Return the JSON ``text`` with the same value, in which what controls a terminal is escaped."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", shown)

@@ -13,11 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.manifest import SourceFile
+from pqcache.store.ownership import is_own, make_directories
 from pqcache.system.disk import remove_tree
 
 
@@ -35,15 +37,15 @@ def make_workdir(cache: CacheDirectory) -> Path:
     """Create this run's directory below ``tmp/``, with ``fetch/`` and ``rewrite/`` in it; return its path."""
     run = cache.tmp_dir / f"{_boot_id()}-{os.getpid()}-{os.urandom(4).hex()}"
     for name in ("fetch", "rewrite"):
-        (run / name).mkdir(parents=True)
+        make_directories(run / name)
     return run
 
 
 def adopt(cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites: Collection[str]) -> None:
     """Move what dead runs left and this one needs into ``run``, and remove the rest of ``tmp/``.
 
-    The beginning of a download is used only if the machine has not restarted since: what was not made
-    durable may then be zeros.
+    What belongs to others, or can be written by them, is not taken over. The beginning of a download is used only if
+    the machine has not restarted since: what was not made durable may then be zeros.
     """
     for other in sorted(cache.tmp_dir.iterdir()):
         if other == run:
@@ -53,7 +55,7 @@ def adopt(cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites
             continue
         same_boot = other.name.startswith(_boot_id() + "-")
         for kind, wanted in (("fetch", downloads), ("rewrite", rewrites)):
-            if not (other / kind).is_dir() or (other / kind).is_symlink():
+            if not _is_own_directory(other / kind):
                 continue
             for left in (other / kind).iterdir():
                 key, dot, _ = left.name.partition(".")
@@ -69,9 +71,23 @@ def discard(directory: Path) -> None:
     remove_tree(trash)
 
 
+def _is_own_directory(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and is_own(status)
+
+
 def _move(left: Path, target: Path) -> None:
-    if not target.exists() and not left.is_symlink():
+    if not target.exists() and not left.is_symlink() and _is_all_own(left):
         left.rename(target)
+
+
+def _is_all_own(left: Path) -> bool:
+    """Return whether a file, or a directory with all files in it, belongs to this user and no other can write to it."""
+    entries = list(left.iterdir()) if left.is_dir() else []
+    return all(is_own(path.lstat()) for path in (left, *entries))
 
 
 def _digest(*parts: object) -> str:

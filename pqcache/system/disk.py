@@ -25,12 +25,42 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_directory(path: Path) -> None:
+def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Open a file for reading or writing; a symbolic link in its place, or a FIFO, raises OSError."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return descriptor
+
+
+def real_path(descriptor: int, name: str) -> str:
+    """Return the path, without links, of what was opened as ``name``; where the system does not say, of ``name``."""
+    found = os.path.realpath(f"/dev/fd/{descriptor}")
+    return os.path.realpath(name) if found.startswith("/dev/fd/") else found
+
+
+def limit_modes(root: Path, mode: int) -> None:
+    """Let only those of ``mode`` read the files below a directory, and only the owner write them."""
+    for directory, _, names in os.walk(root):
+        for name in names:
+            limit_mode(Path(directory, name), mode)
+
+
+def limit_mode(path: Path, mode: int) -> None:
+    """Let only those of ``mode`` read a file, of those who can, and only the owner write it."""
+    now = stat.S_IMODE(path.stat().st_mode)
+    limited = now & (mode & 0o444 | 0o300)
+    if now != limited:
+        path.chmod(limited)
+
+
+def make_directory(path: Path, mode: int = 0o777) -> None:
     """Make a directory and its missing parents, and make each entry durable."""
     if path.is_dir():
         return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
+    make_directory(path.parent, mode)
+    path.mkdir(mode, exist_ok=True)
     fsync_path(path.parent)
 
 
@@ -64,11 +94,11 @@ def replace_symlink(link: Path, target: str, scratch: Path) -> None:
     fsync_path(link.parent)
 
 
-def write_durably(path: Path, data: bytes, scratch: Path) -> None:
+def write_durably(path: Path, data: bytes, scratch: Path, mode: int = 0o666) -> None:
     """Write a small file atomically and durably; a crash may leave a temporary file in ``scratch``."""
     temporary = _temporary(path, scratch)
     try:
-        with temporary.open("xb") as file:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -84,23 +114,36 @@ def _temporary(path: Path, scratch: Path) -> Path:
 
 
 def remove_tree(root: Path) -> None:
-    """Remove a directory, read-only files included; one that is not there is skipped."""
+    """Remove a directory, read-only directories included; one that is not there is skipped. No link is followed."""
     if root.is_symlink():
         root.unlink()
         return
 
     def retry_writable(function: object, path: str, _: object) -> None:
-        parent = Path(path).parent
-        if not os.path.lexists(path):
-            return  # removed by another process
-        parent.chmod(parent.stat().st_mode | stat.S_IRWXU)
-        if function is os.rmdir:
-            os.rmdir(path)
-        else:
-            os.unlink(path)
+        if os.path.lexists(path):  # else it was removed by another process
+            _remove_writable(root, Path(path), function is os.rmdir)
 
     if root.exists():
         shutil.rmtree(root, onerror=retry_writable)
+
+
+def _remove_writable(root: Path, path: Path, is_directory: bool) -> None:
+    """Remove a file or an empty directory of the tree ``root``, after its directory was made writable.
+
+    A directory on the way may belong to another user, who replaces it by a link meanwhile: that raises OSError.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    parts = () if path == root else path.parent.relative_to(root).parts
+    directory = os.open(root.parent if path == root else root, flags)
+    try:
+        for part in parts:
+            below = os.open(part, flags, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        os.fchmod(directory, stat.S_IMODE(os.fstat(directory).st_mode) | stat.S_IRWXU)
+        (os.rmdir if is_directory else os.unlink)(path.name, dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
 def tree_size(root: Path) -> int:

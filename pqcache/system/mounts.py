@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
+from pathlib import Path
 
 _LOCAL = frozenset(("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"))
 
@@ -29,3 +31,15 @@ def file_system_type(path: str) -> str:
     except (OSError, IndexError):
         return ""
     return found[1]
+
+
+@lru_cache
+def has_lasting_inodes(device: int) -> bool:
+    """Return whether files of a device keep their inode numbers; FUSE may give them new ones at any time."""
+    place = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return True
+    kinds = [line.partition(" - ")[2].split(" ")[0] for line in mounts if place in line.split(" ", 4)[2:3]]
+    return not any(kind.startswith("fuse") for kind in kinds)

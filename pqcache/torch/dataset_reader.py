@@ -30,6 +30,7 @@ from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.checkpoint import State, check_options
@@ -285,13 +286,22 @@ class DatasetReader:
         if self.nodes is not None or not self._share_alone:
             self.nodes = gather_shares(self._data, self._loader)
 
-    def _open(self, columns: Sequence[str] | None, snapshot: str | None, counts: Ints | None = None) -> None:
+    def _open(
+        self,
+        columns: Sequence[str] | None,
+        snapshot: str | None,
+        counts: Ints | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
-        self._data, lease = open_data(self.options.path, snapshot, self.options.rules)
+        self._data, lease = open_data(self.options.path if path is None else path, snapshot, self.options.rules)
         if self._release is not None:
             self._release()
-        self._release = weakref.finalize(self, lease.close) if lease is not None else None
+        self._keep(lease)
         self._set_plan(columns, counts)
+
+    def _keep(self, lease: Lease | None) -> None:
+        self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
     def _set_plan(self, columns: Sequence[str] | None, counts: Ints | None) -> None:
         options = self.options
@@ -319,16 +329,19 @@ class DatasetReader:
         kept = self.__dict__.copy()
         del kept["_plan"], kept["_loader"], kept["_release"], kept["_fitted"]
         kept["_columns"], kept["_counts"] = self._plan.columns, self._plan.counts_in_index
-        if self._release is not None:  # in a cache: opened again, and leased, where it is unpickled
-            kept["_data"] = self._data.snapshot
+        data = self._data
+        if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
+            kept["_data"] = data.root if data.cache is None else self.options.path, data.snapshot
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         columns, counts = kept.pop("_columns"), kept.pop("_counts")
         self.__dict__.update(kept, _release=None)
-        if isinstance(kept["_data"], str):
-            self._open(columns, kept["_data"], counts)
+        if isinstance(kept["_data"], tuple):
+            path, snapshot = kept["_data"]
+            self._open(columns, snapshot, counts, path)
         else:
+            self._keep(self._data.lease())
             self._set_plan(columns, counts)
 
 

@@ -198,7 +198,7 @@ def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"2.parquet": pa.table({"x": list(range(700)), "s": ["a"] * 700})}, 100)
     loader = loader_of(tmp_path)
     write(tmp_path, {"2.parquet": pa.table({"x": list(range(350)), "s": ["a"] * 350})}, 50)
-    with pytest.raises(ParquetError, match=r"2\.parquet: row group \d+ has 50 rows where the index has 100"):
+    with pytest.raises(ParquetError, match=r"2\.parquet: was replaced or written to"):
         list(read(loader, Order(counts=loader.plan.counts, batch_size=64)))
 
 

@@ -440,6 +440,38 @@ def test_errors_reach_the_trainer_by_name(shop: Path, tmp_path: Path) -> None:
         fails(ds, workers, r"1\.parquet: the file is gone")
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_file_that_is_replaced_between_epochs_is_an_error(workers: int, tmp_path: Path) -> None:
+    for n in range(3):
+        pq.write_table(pa.table({"id": list(range(100))}), tmp_path / f"{n}.parquet")
+    ds = ParquetDataset(tmp_path, batch_size=10)
+    state = ds.state_dict()
+    assert len(ids_of(loader(ds, workers))) == 30
+    pq.write_table(pa.table({"id": list(range(100, 200))}), tmp_path / "1.parquet")
+    ds.set_epoch(1)
+    fails(ds, workers, r"1\.parquet: was replaced or written to since the dataset was opened")
+    with pytest.raises(UsageError, match="its files have changed since the state was taken"):
+        ParquetDataset(tmp_path, batch_size=10).load_state_dict(state)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("part", ["current", "current/dt=2026-11-01"])
+def test_a_path_into_a_snapshot_is_read_from_one_snapshot(part: str, start: str, shop: Path, tmp_path: Path) -> None:
+    """Workers that start after another snapshot was published read the one that the dataset was opened with."""
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    write_shop(lake, days=2, files=2, rows=40)
+    pqcache.sync(str(lake), cache, keep=1)
+    ds = ParquetDataset(cache / part, columns=["id", "title"], batch_size=20)
+    expected = sorted(title for batch in ds for title in batch["title"])
+    for version in (1, 2):
+        write_shop(lake, days=2, files=2, rows=40, seed=version)
+        assert pqcache.sync(cache).published
+    found = loader(ds, 1, multiprocessing_context=start)
+    assert sorted(title for batch in found for title in batch["title"]) == expected
+    assert len(list((cache / "snapshots").iterdir())) == 2
+    del ds, found
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [

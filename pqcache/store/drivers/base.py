@@ -96,6 +96,13 @@ def reads_versions(source: Source | None) -> bool:
     return getattr(source, "reads_versions", False)
 
 
+class LocalFiles(Source, Protocol):
+    """A source whose files have modes that mean something on this machine."""
+
+    def copy_mode(self, path: str, group: int) -> int:
+        """Return the bits for reading that a copy of a file may have if it is of ``group``: who can read the file."""
+
+
 @dataclass(frozen=True)
 class StagedFile:
     """A file that a target has, or has a place for, and that readers do not see yet.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import stat as stat_module
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 from pqcache.errors import (
@@ -23,9 +23,20 @@ from pqcache.store.drivers.base import HIDDEN, STAGING, StagedFile, check_option
 from pqcache.store.hive import is_hidden
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Identity, SourceFile, local_tag
-from pqcache.system.disk import fsync_path, fsync_tree, make_directory, remove_tree, write_durably
+from pqcache.store.ownership import is_trusted
+from pqcache.system.disk import (
+    fsync_path,
+    fsync_tree,
+    make_directory,
+    open_plain,
+    real_path,
+    remove_tree,
+    write_durably,
+)
+from pqcache.system.locks import try_lock, user_name
 from pqcache.system.mounts import has_stable_inodes
 
+LOCK = f"{HIDDEN}/lock"  # of a target, which a run holds while it writes
 _CHUNK = 4 << 20
 
 log = logging.getLogger("pqcache.store")
@@ -56,6 +67,8 @@ class LocalSource:
                 with os.scandir(os.path.join(self._root, directory)) as entries:
                     for entry in entries:
                         path = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.is_symlink() and not is_hidden(entry.name):
+                            self._check_links(path, os.path.realpath(self._name(path)))
                         if entry.is_dir():
                             pending.append(path)
                         elif (identity := self._listed(path, entry)) is not None:
@@ -72,6 +85,8 @@ class LocalSource:
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         try:
             with open(self._name(path), "rb", buffering=0) as file:
+                if (real := real_path(file.fileno(), self._name(path))) != self._name(path) and not self._only:
+                    self._check_links(path, real)
                 file.seek(offset)
                 while length > 0 and (chunk := file.read(min(_CHUNK, length))):
                     length -= len(chunk)
@@ -79,8 +94,48 @@ class LocalSource:
         except OSError as error:
             raise self._error(path, error) from error
 
+    def copy_mode(self, path: str, group: int) -> int:
+        """Return the bits for reading that a copy of ``path`` may have if it is of ``group``: who can read it here.
+
+        Directories count from the source's root on.
+        """
+        names = ["", *accumulate(path.split("/"), "{}/{}".format)]
+        try:
+            found = [os.stat(self._name(name)) for name in (names[-1:] if self._only else names)]
+        except OSError as error:
+            raise self._error(path, error) from error
+        needed = [*[stat_module.S_IXOTH] * (len(found) - 1), stat_module.S_IROTH]
+        others = all(status.st_mode & bit for status, bit in zip(found, needed, strict=True))
+        of_group = all(
+            status.st_mode & (bit << 3 if status.st_gid == group else bit)
+            for status, bit in zip(found, needed, strict=True)
+        )
+        return 0o400 | 0o040 * of_group | 0o004 * others
+
     def close(self) -> None:
         pass
+
+    def _check_links(self, path: str, real: str) -> None:
+        """Raise SourceDenied where a link of another user leads out of the source, to what that user may not read.
+
+        ``real`` is where ``path`` leads. A link that is not there any more raises SourceUnavailable.
+        """
+        root = os.path.realpath(self._root)
+        if real.startswith(f"{root.rstrip('/')}/"):
+            return
+        links = 0
+        for name in accumulate(path.split("/"), "{}/{}".format):
+            status = os.lstat(self._name(name))
+            links += stat_module.S_ISLNK(status.st_mode)
+            if stat_module.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
+                owner = user_name(status.st_uid)
+                raise SourceDenied(
+                    self._name(name),
+                    f"is a link of {owner} to a place outside of the source, which {owner} may not be able to read",
+                    "make the link yourself, or replace it by the file",
+                )
+        if not links:
+            raise SourceUnavailable(self._name(path), "was replaced while it was read")
 
     def _listed(self, path: str, entry: os.DirEntry[str]) -> Identity | None:
         """Return the identity of a listed entry, or None for a file that is gone or that readers skip."""
@@ -144,11 +199,13 @@ class LocalTarget:
     def begin(self) -> None:
         with disk_errors(self._root):
             self._root.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CacheLocked(self.url, "another run is writing it", "wait for its end") from None
+            if not is_trusted(self._root.lstat().st_uid):
+                raise UsageError(self._root, "belongs to another user", "remove it, or name another directory")
+            (self._root / HIDDEN).mkdir(exist_ok=True)
+            # a file, as NFS locks nothing else exclusively; two runs without a lock write the same bytes
+            self._lock = open_plain(self._root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            if try_lock(self._lock, exclusive=True) is False:
+                raise CacheLocked(self.url, "another run is writing it", "wait for its end")
             remove_tree(self.scratch)
             self.scratch.mkdir(parents=True)
 
@@ -193,12 +250,14 @@ class LocalTarget:
 
     def finish(self) -> None:
         with disk_errors(self._root):
+            self.close()  # on NFS a file that is open cannot be removed
             remove_tree(self._root / HIDDEN)
             fsync_tree(self._root)
             os.rename(self._root, self._final)  # takes the place of an empty directory
             fsync_path(self._final.parent)
 
     def abandon(self) -> None:
+        self.close()
         with suppress(OSError):
             remove_tree(self._root)
 

@@ -32,6 +32,7 @@ from pqcache.store.keys.lookup import (
     write_key_index,
 )
 from pqcache.store.manifest import FileEntry
+from pqcache.store.ownership import make_directories
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints
 from pqcache.store.snapshot import Snapshot
@@ -94,7 +95,7 @@ def refresh_key_indexes(
                     known = check_key_index(directory_of(previous.path, column))
                 except DamagedError as error:
                     log.debug("the key index of %s is built from all rows: %s", column, error)
-            directory.mkdir(parents=True)
+            make_directories(directory)
             if known is not None and known.field.equals(field_of(index, column)):
                 _refresh(known, moved, snapshot.path, index, directory, on_event)
             else:

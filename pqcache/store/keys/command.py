@@ -15,9 +15,11 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config, write_config
 from pqcache.store.keys.build import build_key_index
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of, field_of
+from pqcache.store.layout import ROW_GROUPS
+from pqcache.store.ownership import make_directories
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.workdir import discard
-from pqcache.system.disk import fsync_path, remove_tree
+from pqcache.system.disk import fsync_path, limit_modes, remove_tree
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration
 
@@ -88,7 +90,7 @@ def index(
         snapshot, lease = target.lease()
         with lease:
             return _report(target, snapshot, (), (), watch)
-    with disk_errors(target.path), target.lock(parse_duration(wait)):
+    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
         _remove_left(target.tmp_dir)
         snapshot, config = target.snapshot(), read_config(target.path)
         row_groups = snapshot.checked_index()
@@ -100,9 +102,10 @@ def index(
         built = [column for column in dict.fromkeys(keys) if not _is_intact(snapshot, column)]
         for column in built:
             scratch = target.tmp_dir / f"keys-{os.getpid()}-{os.urandom(4).hex()}"
-            scratch.mkdir()
+            make_directories(scratch)
             try:
                 build_key_index(snapshot.path, row_groups, column, scratch, on_event, threads)
+                limit_modes(scratch, (snapshot.path / ROW_GROUPS).stat().st_mode)  # as it has values of the files too
                 _replace(directory_of(snapshot.path, column), scratch, target)
             finally:
                 remove_tree(scratch)
@@ -129,7 +132,7 @@ def _is_intact(snapshot: Snapshot, column: str) -> bool:
 
 def _replace(place: Path, built: Path | None, cache: CacheDirectory) -> None:
     """Move a key index that is complete and durable to its place, or none; the old one is removed first."""
-    place.parent.mkdir(exist_ok=True)
+    make_directories(place.parent)
     if place.exists():
         trash = cache.tmp_dir / f"removed-{os.urandom(8).hex()}"
         place.rename(trash)

@@ -174,7 +174,7 @@ def _is_done(snapshot: Snapshot, manifest: Manifest, recipe: Recipe) -> bool:
 def _repartition_cache(
     cache: CacheDirectory, changes: Mapping[str, Any], dense: DenseRequest, options: RunOptions
 ) -> RepartitionReport:
-    with disk_errors(cache.path), cache.lock(options.wait):
+    with disk_errors(cache.path), cache.lock(options.wait, options.on_event):
         config = updated(read_config(cache.path), changes)
         if config.row_group_size is None:
             config = replace(config, row_group_size=BLOCK_SIZE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import tempfile
@@ -17,6 +16,7 @@ from shutil import disk_usage
 from pqcache.errors import PqcacheError, disk_errors
 from pqcache.store.drivers.base import Target
 from pqcache.system.disk import remove_tree, tree_size
+from pqcache.system.locks import try_lock
 from pqcache.units import format_size
 
 _PREFIX = "pqcache-spool-"
@@ -88,7 +88,7 @@ def open_spool(target: Target) -> Iterator[Spool]:
         spool = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = os.open(spool, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it when this process ends, however it ends
+        try_lock(lock, exclusive=True)  # the kernel releases it when this process ends, however it ends
         yield Spool(spool)
     finally:
         with suppress(OSError):
@@ -98,11 +98,12 @@ def open_spool(target: Target) -> Iterator[Spool]:
 
 def _remove_if_dead(left: Path) -> None:
     with suppress(OSError):  # another user's, or just removed by its owner
-        if time.time() - left.stat().st_mtime < _FRESH:
+        status = left.lstat()
+        if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _FRESH:
             return
         lock = os.open(left, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(left)
+            if try_lock(lock, exclusive=True):
+                remove_tree(left)
         finally:
             os.close(lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
+from pqcache.store.ownership import make_directories
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
@@ -31,7 +33,7 @@ from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import BuiltFile, Origin, SnapshotJob, keys_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
 from pqcache.store.workdir import adopt, make_workdir
-from pqcache.system.disk import fsync_path, link_or_copy, remove_tree, tree_size
+from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
 from pqcache.units import format_count
 
 log = logging.getLogger("pqcache.sync")
@@ -195,12 +197,12 @@ def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[P
     entries = [item.entry for item in built]
     entries.extend(_kept(job.plan))
     entries.sort(key=lambda entry: entry.path)
-    (target / "_pqcache").mkdir(parents=True)
+    make_directories(target / "_pqcache")
     made: set[str] = set()
     for entry in entries:
         directory = parent(entry.path)
         if directory not in made:
-            (target / directory).mkdir(parents=True, exist_ok=True)
+            make_directories(target / directory)
             made.add(directory)
         place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
         link_or_copy(place, f"{target}/{entry.path}")
@@ -222,15 +224,21 @@ def _write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) ->
         shard=job.metadata.shard,
         listing=job.metadata.listing,
     )
+    readable = 0o444  # by those who can read all the files: minima and maxima are values of theirs
+    for entry in entries:
+        readable &= os.stat(f"{target}/{entry.path}").st_mode
     write_manifest(manifest, target / FILES)
     write_summary(manifest, target / SUMMARY)
     write_checksums(target)
     for name in (ROW_GROUPS, FILES, SUMMARY, CHECKSUMS):
+        limit_mode(target / name, readable)
         fsync_path(target / name)
     if keys := job.run.config.keys:
         from pqcache.store.keys.build import refresh_key_indexes  # and pyarrow.compute, which few syncs need
+        from pqcache.store.keys.lookup import KEYS
 
         refresh_key_indexes(keys, None if job.reindex else job.previous, Snapshot(target), job.on_event)
+        limit_modes(target / KEYS, readable)
     return manifest
 
 

@@ -19,6 +19,7 @@ from pqcache.store.drivers.base import TIMEOUT, Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary
+from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.content import ContentMemory, read_memory
 from pqcache.store.sync.listing import Listing, ListSource, list_source
@@ -163,8 +164,9 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     """Do what is asked for; ``stack`` holds the lock and the source."""
     cache, options = request.cache, request.run
     locked = cache.exists() and not options.dry_run
+    check_ownership(cache.path)  # before its options are believed, and before the source is listed for it
     if locked:
-        stack.enter_context(cache.lock(options.wait))
+        stack.enter_context(cache.lock(options.wait, options.on_event))
     state = _read_state(request)  # read under the lock: a run that was waited for may have changed it
     _check_apart(state.config.source, cache.path)
     source = _open(request, state.config)
@@ -174,7 +176,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     listing = list_it(options.on_event)
     if not options.dry_run and not locked:
         cache.create()
-        stack.enter_context(cache.lock(options.wait))
+        stack.enter_context(cache.lock(options.wait, options.on_event))
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
             state = _read_state(request)
             list_it = partial(_list, source, state.config, options.retries, memory)

@@ -110,7 +110,9 @@ def _rewrite(
         options = replace(options, dense=table.dense)
     links = job.workdir / f"{target.name}.in"  # the files by their names, as rewriting goes by these
     links.mkdir()
+    readable = 0o444  # by those who can read all the inputs
     for item in inputs:
+        readable &= item.path.stat().st_mode
         link_or_copy(item.path, links / item.name)
     unfinished = target.with_name(target.name + ".new")
 
@@ -137,7 +139,7 @@ def _rewrite(
     for warning in result.warnings:
         job.on_event(Warned(warning))
     for path in unfinished.iterdir():
-        path.chmod(0o444)
+        path.chmod(path.stat().st_mode & 0o444 & readable)
     (unfinished / _ROWS).write_text(json.dumps([item.rows for item in inputs]))
     fsync_path(unfinished / _ROWS)
     fsync_path(unfinished)

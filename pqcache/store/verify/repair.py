@@ -13,6 +13,7 @@ from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata
+from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
 from pqcache.store.sync.command import sync
@@ -49,7 +50,7 @@ def repair(
             raise CacheError(cache.path, "its manifest is damaged and sync did not notice", "sync into a new directory")
         return cache.snapshot(report.snapshot)
     with ExitStack() as stack, disk_errors(cache.path):
-        stack.enter_context(cache.lock(options.wait))
+        stack.enter_context(cache.lock(options.wait, options.on_event))
         config = read_config(cache.path)
         source = _open(config, store_options)
         stack.callback(source.close)
@@ -101,8 +102,10 @@ def changes_at_source(
     """Return the source files that a sync would download or drop now: those whose identities have changed.
 
     With ``options.compare`` as ``content``, also those whose content differs. If files cannot be compared so, because
-    they are rewritten or have some columns or rows only, UsageError is raised.
+    they are rewritten or have some columns or rows only, UsageError is raised. Raises CacheError where others can
+    change the cache: they could have it contact another source.
     """
+    check_ownership(cache.path)
     config, comparison = read_config(cache.path), Comparison()
     source = _open(config, store_options)
     try:

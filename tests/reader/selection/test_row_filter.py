@@ -717,7 +717,7 @@ def test_a_file_that_changed_after_the_count_is_named(tmp_path: Path) -> None:
         pq.write_table(pa.table({"id": range(100), "n": [value, 1] * 50}), tmp_path / "a.parquet")
         if not value:
             ds = ParquetDataset(tmp_path, columns=["id"], filters="n = 1")
-    with pytest.raises(ParquetError, match=r"a\.parquet: of row group 0 100 rows are selected, where 50 were counted"):
+    with pytest.raises(ParquetError, match=r"a\.parquet: was replaced or written to"):
         list(ds)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(ParquetError, match=r"a\.parquet"):

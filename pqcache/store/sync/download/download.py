@@ -34,7 +34,7 @@ from pqcache.errors import (
     disk_error,
 )
 from pqcache.events import Advanced, OnEvent, ignore
-from pqcache.store.drivers.base import ReadIntoSource, Source, file_url
+from pqcache.store.drivers.base import LocalFiles, ReadIntoSource, Source, file_url
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.subset import EVERYTHING, Subset
@@ -142,7 +142,7 @@ def download(
         part = Path(f"{final}.part")
         if os.path.exists(final) and not part.exists():  # complete, from a run that died: check it like any other
             final.rename(part)
-            part.chmod(0o644)
+            part.chmod(part.stat().st_mode | 0o200)
         transfer = _Transfer(source=source, file=file, part=part, options=options, cached=cached)
         try:
             downloaded = _download_version(transfer)
@@ -159,7 +159,7 @@ def download(
                 break
             file = SourceFile(file.path, moved.identity, file.block_size)
             continue
-        part.chmod(0o444)
+        part.chmod(_mode_of(transfer))
         part.replace(final)
         return downloaded
     raise SourceIncomplete(
@@ -167,6 +167,15 @@ def download(
         f"keeps changing at {source.url} while it is copied",
         "nothing was published, sync again when its writer has finished",
     )
+
+
+def _mode_of(transfer: _Transfer) -> int:
+    """Return the mode of a complete download: nobody writes it, and those who can read a local source file read it."""
+    status, source = transfer.part.stat(), transfer.source
+    mode = status.st_mode & 0o444  # what the umask leaves
+    if hasattr(source, "copy_mode"):  # isinstance of a protocol is slow, and this is asked for each file
+        mode &= cast(LocalFiles, source).copy_mode(transfer.file.path, status.st_gid)
+    return mode
 
 
 def _download_version(transfer: _Transfer) -> Downloaded:

@@ -1,0 +1,183 @@
+"""Who may change a cache: a command that writes, or believes ``pqcache.toml``, refuses a cache that others can change.
+
+What others could put there would be followed, removed, published or contacted with the rights of this user. Reading
+somebody's cache needs no such trust. Trusted are this user, root, and what two variables of the environment name, as a
+setting inside the cache could be made by anyone:
+
+- ``PQCACHE_TRUSTED_GROUPS``: names or numbers of groups, with commas. Their members may own the cache and write to it.
+- ``PQCACHE_TRUSTED_CACHES``: directories, with colons. They are not checked.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from functools import lru_cache
+from pathlib import Path
+
+from pqcache.errors import CacheError
+from pqcache.store.layout import CONFIG, HISTORY, LOCK
+from pqcache.system.locks import user_name
+
+GROUPS = "PQCACHE_TRUSTED_GROUPS"
+CACHES = "PQCACHE_TRUSTED_CACHES"
+
+
+def check_ownership(cache: Path) -> None:
+    """Raise CacheError, with the command that corrects it, where others than trusted users can change a cache.
+
+    Checked are the directory, its parts, and each snapshot and each run's directory in ``tmp/``; what is not there is
+    skipped. Directories above the cache are not checked.
+    """
+    if _is_trusted_cache(cache):
+        return
+    for path in (cache, cache / CONFIG, cache / "snapshots", cache / "tmp"):
+        if path.is_symlink():
+            _check_owner(path, os.lstat(path), cache)
+        if path.exists():
+            status = path.stat()
+            _check_owner(path, status, cache)
+            _check_writers(path, status, cache)
+    for name in (LOCK, HISTORY, "current"):
+        if os.path.lexists(cache / name):
+            _check_owner(cache / name, os.lstat(cache / name), cache)
+    for name in ("snapshots", "tmp"):
+        if (cache / name).is_dir():
+            for entry in list(os.scandir(cache / name)):
+                status = entry.stat(follow_symlinks=False)
+                _check_owner(Path(entry.path), status, cache)
+                if stat.S_ISDIR(status.st_mode):
+                    _check_writers(Path(entry.path), status, cache)
+
+
+def is_trusted(user: int) -> bool:
+    """Return whether a user is this one, root, or a member of a trusted group."""
+    return user in (0, os.geteuid()) or not _trusted_groups().isdisjoint(_groups_of(user) if _trusted_groups() else ())
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Return whether a file or directory belongs to a trusted user and no other can write to it."""
+    return is_trusted(status.st_uid) and not _writers(status)
+
+
+def directory_mode() -> int:
+    """Return the mode of a new directory in a cache, from which the system takes the umask."""
+    return 0o777 if _is_shared() else 0o755
+
+
+def file_mode() -> int:
+    """Return the mode of a new file in a cache, from which the system takes the umask."""
+    return 0o666 if _is_shared() else 0o644
+
+
+def private_mode() -> int:
+    """Return the mode of a new directory that only trusted users can enter."""
+    return 0o770 if _is_shared() else 0o700
+
+
+def make_private(file: Path | int) -> None:
+    """Take from a file or directory of this user, which an early version may have made, what others may do with it."""
+    status = os.stat(file)
+    if status.st_uid == os.geteuid() and status.st_mode & 0o777 & ~private_mode():
+        os.chmod(file, status.st_mode & private_mode())
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory in a cache, and its missing parents, with ``directory_mode``."""
+    if not path.is_dir():
+        make_directories(path.parent)
+        path.mkdir(directory_mode(), exist_ok=True)
+
+
+def _is_shared() -> bool:
+    return bool(os.environ.get(GROUPS) or os.environ.get(CACHES))
+
+
+def _check_owner(path: Path, status: os.stat_result, cache: Path) -> None:
+    if is_trusted(status.st_uid):
+        return
+    reason = f"belongs to {user_name(status.st_uid)}, and what others put there is not trusted"
+    me = user_name(os.geteuid())
+    if path.parent == cache / "tmp":
+        advice = f"remove it: rm -r {shlex.quote(str(path))}"
+    else:
+        advice = f"run this as {user_name(status.st_uid)}, or if you trust its content: chown -R {me} {_quoted(cache)}"
+    raise CacheError(path, reason, f"{advice}; for a cache that a group shares, set {GROUPS}")
+
+
+def _check_writers(path: Path, status: os.stat_result, cache: Path) -> None:
+    writers = _writers(status)
+    if writers:
+        advice = f"chmod -R go-w {_quoted(cache)}; for a cache that a group shares, set {GROUPS}"
+        raise CacheError(path, f"can be written by {writers}, and what others put there is not trusted", advice)
+
+
+def _writers(status: os.stat_result) -> str:
+    """Return who can write beside the owner and is not trusted; empty if nobody."""
+    if status.st_mode & stat.S_IWOTH:
+        return "every user"
+    group = status.st_gid
+    if status.st_mode & stat.S_IWGRP and group not in _trusted_groups() and not _is_private(group, status.st_uid):
+        return f"group {_group_name(group)}"
+    return ""
+
+
+def _quoted(cache: Path) -> str:
+    return shlex.quote(str(cache))
+
+
+def _is_trusted_cache(cache: Path) -> bool:
+    named = os.environ.get(CACHES, "").split(os.pathsep)
+    return any(os.path.realpath(path) == os.path.realpath(cache) for path in named if path)
+
+
+def _trusted_groups() -> frozenset[int]:
+    return _parsed_groups(os.environ.get(GROUPS, ""))
+
+
+@lru_cache
+def _parsed_groups(text: str) -> frozenset[int]:
+    import grp
+
+    found = set()
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.add(int(name) if name.isdigit() else grp.getgrnam(name).gr_gid)
+        except KeyError:
+            raise CacheError(f"{GROUPS}={text}", f"there is no group {name!r}", "correct the variable") from None
+    return frozenset(found)
+
+
+@lru_cache
+def _groups_of(user: int) -> frozenset[int]:
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(user)
+    except KeyError:
+        return frozenset()
+    return frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+
+
+@lru_cache
+def _is_private(group: int, user: int) -> bool:
+    """Return whether a group is the one of a single user, as many systems make for each, with umask 002."""
+    import grp
+    import pwd
+
+    try:
+        owner, entry = pwd.getpwuid(user), grp.getgrgid(group)
+    except KeyError:
+        return False
+    same = owner.pw_gid == group and entry.gr_name == owner.pw_name
+    return same and set(entry.gr_mem) <= {owner.pw_name}
+
+
+def _group_name(group: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(group).gr_name
+    except KeyError:
+        return str(group)

@@ -1,0 +1,334 @@
+"""A cache that another user can change: what was planted is neither followed, believed, published nor waited for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.store import ownership, snapshot, workdir
+from pqcache.store.drivers.local import LocalSource
+from pqcache.store.ownership import CACHES, GROUPS
+from tests.datasets import write_day
+from tests.faults.checks import check_clean, check_snapshot, rows_at
+from tests.faults.lakes import lake_of, state_of
+
+NOBODY = 65534
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="NOT TESTED: only root can give files to another user")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    lake, cache = lake_of(tmp_path, days=2)
+    pqcache.sync(str(lake), cache)
+    write_day(lake, "2026-11-01", files=2, rows=20, first=1000, seed=3)
+    return cache
+
+
+def everything(cache: Path) -> list[Callable[[], object]]:
+    """Return all that writes to a cache, or contacts the source that it names."""
+    return [
+        lambda: pqcache.sync(cache),
+        lambda: pqcache.sync(cache, dry_run=True),
+        lambda: pqcache.gc(cache, keep=1),
+        lambda: pqcache.repartition(cache, row_group_size=4096),
+        lambda: pqcache.index(cache, keys=["id"]),
+        lambda: pqcache.verify(cache, source=True),
+    ]
+
+
+@as_root
+@pytest.mark.parametrize("part", ["", "pqcache.toml", "tmp", "snapshots", "lock", "history.jsonl.zst", "current"])
+def test_a_part_that_belongs_to_another_user_is_refused(part: str, cache: Path) -> None:
+    os.chown(cache / part, NOBODY, NOBODY, follow_symlinks=False)
+    before = state_of(cache)
+    for run in everything(cache):
+        with pytest.raises(pqcache.CacheError, match=rf"{part}: belongs to nobody.* chown -R root {cache}"):
+            run()
+    assert state_of(cache) == before
+    assert pqcache.inspect(str(cache)).rows == 80
+    assert pqcache.verify(cache).ok
+
+
+@pytest.mark.parametrize("part", ["", "pqcache.toml", "tmp", "snapshots", "current/"])
+@pytest.mark.parametrize(("mode", "who"), [(0o777, "every user"), (0o775, "group")])
+def test_a_part_that_others_can_write_is_refused(part: str, mode: int, who: str, cache: Path) -> None:
+    path = (cache / part).resolve()
+    if os.getuid() == 0:
+        os.chown(path, 0, 12345)
+    elif mode == 0o775 and ownership._is_private(path.stat().st_gid, os.getuid()):
+        pytest.skip("NOT TESTED: the group of this user is private")
+    path.chmod(mode)
+    before = state_of(cache)
+    for run in everything(cache):
+        with pytest.raises(pqcache.CacheError, match=f"{path.name}: can be written by {who}") as caught:
+            run()
+    assert state_of(cache) == before
+    assert pqcache.inspect(str(cache)).rows == 80
+    command = caught.value.advice.partition(";")[0]
+    subprocess.run(command, shell=True, check=True)
+    assert pqcache.sync(cache).published
+
+
+@as_root
+def test_a_source_exchanged_by_another_user_is_not_read(cache: Path, tmp_path: Path) -> None:
+    """``pqcache.toml`` of somebody else, with which root would publish what only root can read."""
+    private = tmp_path / "private"
+    write_day(private, "2026-11-01", files=1, rows=20, seed=5)
+    config = cache / "pqcache.toml"
+    text = config.read_text().replace(str(tmp_path / "lake"), str(private))
+    config.unlink()
+    config.write_text(text)
+    os.chown(config, NOBODY, NOBODY)
+    with pytest.raises(pqcache.CacheError, match=r"pqcache.toml: belongs to nobody"):
+        pqcache.sync(cache, force=True)
+    assert pqcache.inspect(str(cache)).rows == 80
+
+
+@as_root
+def test_downloads_that_another_user_planted_are_not_published(cache: Path, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    other = tmp_path / "planted"
+    write_day(other, "2026-11-01", files=2, rows=20, first=1000, seed=4)
+    files = [file for file in LocalSource(str(lake), {}).list() if file.path.endswith("-01/part-00000.parquet")]
+    key = workdir.file_key(str(lake), files[0])
+    run = cache / "tmp" / f"{workdir._boot_id()}-1-00000000"
+    (run / "fetch").mkdir(parents=True)
+    shutil.copy2(other / files[0].path, run / "fetch" / key)
+    shutil.copystat(lake / files[0].path, run / "fetch" / key)
+    planted = [run / "fetch" / key, run / "fetch", run]
+    for path in planted:
+        os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(pqcache.CacheError, match=rf"belongs to nobody.* rm -r {run}"):
+        pqcache.sync(cache)
+    os.chown(run, 0, 0)
+    pqcache.sync(cache)  # what is in it is not taken over
+    assert check_snapshot(cache, [rows_at(lake)]) == 0
+    check_clean(cache)
+
+
+@pytest.mark.parametrize("kind", ["fetch", "rewrite"])
+def test_what_others_could_change_is_not_taken_over(kind: str, cache: Path) -> None:
+    run = cache / "tmp" / "run"
+    left = run / kind / "key"
+    left.parent.mkdir(parents=True)
+    left.touch() if kind == "fetch" else left.mkdir()
+    opened = pqcache.Cache.open(cache)
+    left.chmod(0o777)
+    mine = workdir.make_workdir(opened)
+    workdir.adopt(opened, mine, ["key"], ["key"])
+    assert list((mine / kind).iterdir()) == []
+    assert list((cache / "tmp").iterdir()) == [mine]
+
+
+@as_root
+def test_a_new_cache_in_the_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=1)
+    cache.mkdir()
+    os.chown(cache, NOBODY, NOBODY)
+    with pytest.raises(pqcache.CacheError, match="belongs to nobody"):
+        pqcache.sync(str(lake), cache)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("umask", [0, 0o002, 0o022, 0o077])
+def test_what_a_sync_makes_is_writable_by_its_owner_alone(umask: int, tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=1)
+    before = os.umask(umask)
+    try:
+        for _ in range(2):
+            pqcache.sync(str(lake), cache, row_group_size=4096)
+            write_day(lake, "2026-11-01", files=2, rows=20, first=1000, seed=3)
+        pqcache.index(cache, keys=["id"])
+    finally:
+        os.umask(before)
+    for path in (cache, *cache.rglob("*")):
+        assert path.is_symlink() or not path.stat().st_mode & 0o022, path
+        assert not path.lstat().st_mode & umask or path.is_symlink(), path
+    assert (cache / "lock").stat().st_mode & 0o777 == 0o600
+
+
+@as_root
+def test_a_group_that_is_trusted_may_share_a_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = next(number for number in (NOBODY, 12345))
+    for path in (cache, *cache.rglob("*")):
+        if not path.is_symlink():
+            os.chown(path, NOBODY, group)
+            path.chmod(path.stat().st_mode | 0o020)
+    with pytest.raises(pqcache.CacheError, match="belongs to nobody"):
+        pqcache.sync(cache)
+    monkeypatch.setenv(GROUPS, "no-such-group")
+    with pytest.raises(pqcache.CacheError, match="there is no group 'no-such-group'"):
+        pqcache.sync(cache)
+    monkeypatch.setenv(GROUPS, f"root, {group}")
+    assert pqcache.sync(cache).published
+    (cache / "tmp").chmod(0o777)
+    with pytest.raises(pqcache.CacheError, match="every user"):
+        pqcache.sync(cache)
+    monkeypatch.delenv(GROUPS)
+    monkeypatch.setenv(CACHES, f"/elsewhere:{cache}")
+    pqcache.sync(cache)
+
+
+@as_root
+def test_the_lock_of_an_early_version_is_closed_to_others(cache: Path) -> None:
+    (cache / "lock").chmod(0o644)
+    pqcache.sync(cache)
+    assert (cache / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_who_holds_the_lock_is_named(cache: Path) -> None:
+    with (cache / "lock").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(pqcache.CacheLocked, match=rf"another run is at work here \(process {os.getpid()} of \w+\)"):
+            pqcache.sync(cache)
+
+
+def test_a_lease_does_not_wait_for_ever(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who can read a lease can lock it exclusively, as only gc should, and for as long as a rename takes."""
+    monkeypatch.setattr(snapshot, "LEASE_WAIT", 0.05)
+    opened = pqcache.Cache.open(cache)
+    with (cache / "current" / "_pqcache" / "lease").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(pqcache.CacheLocked, match=rf"lease: process {os.getpid()} of \w+ keeps it locked"):
+            opened.lease()
+        assert pqcache.sync(cache).published  # it waits for no lease
+    assert pqcache.sync(cache).snapshot
+
+
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A directory that every user can enter, unlike those of pytest."""
+    directory = Path(tempfile.mkdtemp(prefix="pqcache-test-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@as_root
+def test_another_user_can_read_a_cache(open_to_all: Path) -> None:
+    lake, cache = lake_of(open_to_all, days=1)
+    pqcache.sync(str(lake), cache)
+    code = (
+        "import os, sys, pqcache\n"
+        "def read():\n"
+        "    batches = pqcache.Cache.open(sys.argv[1]).batches(['id'], filters='price >= 0')\n"
+        "    return sum(len(batch) for batch in batches), pqcache.inspect(sys.argv[1]).rows\n"
+        "def lock():\n"
+        "    try:\n"
+        "        return open(sys.argv[1] + '/lock')\n"
+        "    except PermissionError:\n"
+        "        return 'closed'\n"
+        "read()  # imports, which the other user may not be able to do\n"
+        "os.setgid(65534)\n"
+        "os.setuid(65534)\n"
+        "print(*read(), lock())\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, str(cache)], capture_output=True, text=True, check=False)
+    assert ran.stdout == "40 40 closed\n", ran.stderr
+
+
+def modes(cache: Path) -> dict[str, int]:
+    """Return the modes of the files of the current snapshot, by name."""
+    root = (cache / "current").resolve()
+    return {p.relative_to(root).as_posix(): p.stat().st_mode & 0o777 for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("row_group_size", [None, 4096])
+@pytest.mark.parametrize("private", ["dt=2026-11-01/part-00000.parquet", "dt=2026-11-01", ""])
+def test_a_copy_is_not_more_readable_than_its_source(private: str, row_group_size: int | None, tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=2)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size)
+    assert set(modes(cache).values()) == {0o444, 0o644}
+    pqcache.index(cache, keys=["id"])
+    write_day(lake, "2026-11-01", files=2, rows=20, first=1000, seed=3)
+    (lake / private).chmod(0o600 if private.endswith(".parquet") else 0o700)
+    if not private:
+        write_day(lake, "2026-11-02", files=2, rows=20, first=2000, seed=3)
+    pqcache.sync(cache)
+    found = modes(cache)
+    for name in ("files.arrow", "row_groups.arrow", "summary.json", "checksums.json"):
+        assert found[f"_pqcache/{name}"] == 0o600  # minima and maxima are values of the files
+    assert all(mode & 0o077 == 0 for name, mode in found.items() if name.startswith("_pqcache/keys"))
+    copies = {name: mode for name, mode in found.items() if name.startswith(private.removesuffix("part-00000.parquet"))}
+    if private.endswith(".parquet") and row_group_size is None:
+        assert found[private] == 0o400
+        assert found["dt=2026-11-01/part-00001.parquet"] == 0o444
+    else:
+        assert {mode for name, mode in copies.items() if name.endswith(".parquet")} == {0o400}
+    if private:
+        assert {mode for name, mode in found.items() if name.startswith("dt=2026-11-02")} == {0o444}
+
+
+@as_root
+def test_group_permissions_are_those_of_the_same_group(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=1)
+    (lake / "dt=2026-11-01" / "part-00000.parquet").chmod(0o640)
+    os.chown(lake / "dt=2026-11-01" / "part-00001.parquet", 0, 12345)
+    (lake / "dt=2026-11-01" / "part-00001.parquet").chmod(0o640)
+    pqcache.sync(str(lake), cache)
+    found = modes(cache)
+    assert found["dt=2026-11-01/part-00000.parquet"] == 0o440
+    assert found["dt=2026-11-01/part-00001.parquet"] == 0o400
+
+
+def test_nobody_else_can_read_a_download_in_progress(cache: Path) -> None:
+    assert (cache / "tmp").stat().st_mode & 0o777 == 0o700
+    (cache / "tmp").chmod(0o755)  # as early versions made it
+    pqcache.sync(cache)
+    assert (cache / "tmp").stat().st_mode & 0o777 == 0o700
+
+
+@as_root
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_link_of_another_user_out_of_the_source_is_refused(what: str, tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=1)
+    private = tmp_path / "private"
+    write_day(private, "2026-11-02", files=1, rows=20, seed=5)
+    link = lake / "dt=2026-11-02"
+    target = private / "dt=2026-11-02"
+    if what == "file":
+        link.mkdir()
+        link, target = link / "part-00000.parquet", target / "part-00000.parquet"
+    link.symlink_to(target)
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(pqcache.SourceError, match=f"{link}: is a link of nobody to a place outside of the source"):
+        pqcache.sync(str(lake), cache)
+    os.chown(link, 0, 0, follow_symlinks=False)
+    assert pqcache.sync(str(lake), cache).rows == 60
+
+
+@as_root
+def test_links_of_others_within_the_source_are_followed(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=2)
+    file = lake / "dt=2026-11-02" / "part-00009.parquet"
+    file.symlink_to("../dt=2026-11-01/part-00000.parquet")
+    os.chown(file, NOBODY, NOBODY, follow_symlinks=False)
+    assert pqcache.sync(str(lake), cache).rows == 100
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to(lake)
+    os.chown(elsewhere, NOBODY, NOBODY, follow_symlinks=False)
+    assert pqcache.sync(str(elsewhere), tmp_path / "second").rows == 100  # the source itself is what the user names
+
+
+@as_root
+def test_a_file_that_becomes_a_link_after_it_was_listed_is_not_read(tmp_path: Path) -> None:
+    lake, _ = lake_of(tmp_path, days=1)
+    source = LocalSource(str(lake), {})
+    (file, *_) = source.list()
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"secret" * 1000)
+    (lake / file.path).unlink()
+    (lake / file.path).symlink_to(secret)
+    os.chown(lake / file.path, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(pqcache.SourceError, match="is a link of nobody"):
+        list(source.read(file.path, 0, 10))

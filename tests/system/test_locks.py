@@ -1,0 +1,60 @@
+"""Locks on NFS, which locks no file exclusively that is open for reading only, and where there are none."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from pqcache.system import locks
+
+NUMBERS = [errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK]
+
+
+def test_a_lock_is_held_busy_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    one, other = locks.open_to_lock(path), locks.open_to_lock(path)
+    assert locks.try_lock(one, exclusive=False) is True
+    assert locks.try_lock(other, exclusive=False) is True
+    assert locks.try_lock(other, exclusive=True) is False
+    assert locks.lock_holder(one) == f"process {os.getpid()} of {locks.user_name(os.geteuid())}"
+    os.close(one)
+    assert locks.try_lock(other, exclusive=True) is True
+    os.close(other)
+    descriptor = os.open(path, os.O_RDONLY)
+    assert locks.lock_holder(descriptor) == ""
+    for number in NUMBERS:
+
+        def refuse(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        assert locks.try_lock(descriptor, exclusive=True) is None
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        locks.try_lock(descriptor, exclusive=True)
+    os.close(descriptor)
+
+
+def test_a_lock_is_opened_for_writing_and_never_through_a_link(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    descriptor = locks.open_to_lock(path)
+    assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+    os.close(descriptor)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        locks.open_to_lock(tmp_path / "link")
+
+
+def test_a_user_without_a_name_is_a_number() -> None:
+    assert locks.user_name(0) == "root"
+    assert locks.user_name(4_000_000) == "4000000"
