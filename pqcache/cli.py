@@ -9,7 +9,7 @@ import sys
 from typing import NoReturn
 
 from pqcache.console.commands import app
-from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line
+from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line, open_error
 from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
 
@@ -58,7 +58,8 @@ def run(arguments: list[str]) -> int:
         _drop_output()
         name = error.filename or "the output, or a temporary file"
         advice = "make it accessible for this user" if isinstance(error, PermissionError) else ""
-        return _fail(PqcacheError(name, error.strerror or first_line(error), advice), arguments)
+        known = open_error(error) or (error.strerror or first_line(error), advice)
+        return _fail(PqcacheError(name, *known), arguments)
     except Exception as error:  # noqa: BLE001  a bug: print a line, not a traceback
         return _unexpected(error, arguments)
 

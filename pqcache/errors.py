@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_REGULAR = "not a regular file"  # of an OSError with EINVAL
 
 
 def first_line(error: BaseException | str) -> str:
@@ -127,10 +128,21 @@ class Interrupted(PqcacheError):
     exit_code = 130
 
 
+def open_error(error: BaseException) -> tuple[str, str] | None:
+    """Return reason and advice for a file that could not be opened for what is no fault of its content, else None."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many open files", "raise the limit with 'ulimit -n 4096', or use fewer jobs or workers"
+    if isinstance(error, OSError) and error.errno == errno.EINVAL and error.strerror == NOT_REGULAR:
+        return NOT_REGULAR, "move it away"
+    return None
+
+
 def disk_error(path: Path, error: OSError) -> PqcacheError:
     """Return the error for a failed write below the cache."""
     if error.errno in DISK_FULL:
         return PqcacheError(path.parent, "no space left on the device", "free some, or put the cache on a larger disk")
+    if (known := open_error(error)) is not None:
+        return PqcacheError(path, *known)
     return PqcacheError(path, f"{error.strerror or error}", "check the cache's disk and its permissions")
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError, first_line
+from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.columns.columns import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.page_columns import PageColumns
 from pqcache.reader.open import Data
 from pqcache.reader.order.order import Ints
 from pqcache.system.buffer_pool import Arena, BufferPool
+from pqcache.system.disk import check_regular, open_regular
 
 log = logging.getLogger("pqcache.reader")
 
@@ -262,6 +263,7 @@ class RowGroupReader:
         With a small buffer what is decoded next is still in the processor's cache, and only that is in memory.
         """
         footer = self._footers.get(file_number)
+        check_regular(path)
         file = pq.ParquetFile(path, metadata=footer, pre_buffer=False, buffer_size=_BUFFER)
         if footer is None:
             if len(self._footers) >= _FOOTERS:
@@ -275,7 +277,7 @@ class RowGroupReader:
         """Ask the kernel for a complete row group at once, as a cold disk is slow page by page."""
         if not hasattr(os, "posix_fadvise"):
             return
-        file = os.open(path, os.O_RDONLY)
+        file = open_regular(path)
         try:
             os.posix_fadvise(file, int(self._offset[number]), int(self._bytes[number]), os.POSIX_FADV_WILLNEED)
         finally:
@@ -289,6 +291,8 @@ class RowGroupReader:
         )
 
     def _damaged(self, path: Path, number: int, error: BaseException) -> ParquetError:
+        if (known := open_error(error)) is not None:
+            return ParquetError(path, *known)
         return ParquetError(
             path,
             f"row group {self.row_group[number]} cannot be read ({first_line(error)})",

@@ -15,6 +15,7 @@ from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.order.order import Ints
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
+from pqcache.system.disk import check_regular
 
 _SAMPLE_ROWS = 1024
 _VIEW = 16  # bytes that point to a string's or a list's bytes
@@ -66,6 +67,7 @@ def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
     index, row_group = plan.data.index, int(plan.row_groups[0])
     path = plan.data.root / index.paths[int(index.numbers("file")[row_group])]
     try:
+        check_regular(path)
         with pq.ParquetFile(path) as file:
             present = [name for name in names if name in file.schema_arrow.names]
             number = int(index.numbers("row_group")[row_group])

@@ -17,6 +17,7 @@ from pqcache.errors import DamagedError
 from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import Manifest, SourceFile, Totals
 from pqcache.store.snapshot import Snapshot
+from pqcache.system.disk import read_regular
 
 FORMAT = 2  # as the manifest's, so that a summary never stands for a manifest that cannot be read
 _OURS = "_pqcache"
@@ -62,7 +63,7 @@ def read_summary(snapshot: Snapshot) -> Summary | None:
     reason: object = "it has no checksums, or a summary of another format"
     try:
         if all(snapshot.check(name) for name in (SUMMARY, FILES, ROW_GROUPS)):
-            values = json.loads((snapshot.path / SUMMARY).read_bytes())
+            values = json.loads(read_regular(snapshot.path / SUMMARY))
             if values.pop("format") == FORMAT:
                 return Summary(**{**values, "totals": Totals(**values["totals"])})
     except (DamagedError, OSError, ValueError) as error:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pqcache.errors import CacheError, DamagedError
 from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
+from pqcache.system.disk import check_regular
 
 FORMAT = 2  # 1 had recipes that were not JSON
 _SOURCE = pa.struct([("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64()), ("tag", pa.string())])
@@ -55,6 +56,7 @@ def read_heading(path: Path) -> Manifest:
 
 def _read(path: Path, with_files: bool) -> Manifest:
     try:
+        check_regular(path)
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             about = json.loads((reader.schema.metadata or {}).get(b"pqcache", b"{}"))
             if about.get("format") != FORMAT:

@@ -39,6 +39,7 @@ from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
 from pqcache.parquet.dense import dense_in, is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
 from pqcache.store.hive import parent, partition_table
+from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 FORMAT = 1
@@ -319,6 +320,7 @@ def partitions_of(paths: Sequence[str]) -> pa.Table:
 def read_index(path: Path) -> Index:
     """Open an index by memory-mapping it."""
     try:
+        check_regular(path)
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             table = reader.read_all()
         metadata: Mapping[bytes, bytes] = table.schema.metadata or {}

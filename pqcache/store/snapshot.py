@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pqcache.errors import CacheError, CacheLocked, DamagedError
+from pqcache.errors import CacheError, CacheLocked, DamagedError, open_error
 from pqcache.store.layout import CHECKSUMS, FILES, LEASE, ROW_GROUPS, SUMMARY
 from pqcache.system.checksum import checksum_matches, checksum_of
-from pqcache.system.disk import open_plain
+from pqcache.system.disk import open_plain, read_regular
 from pqcache.system.locks import lock_holder, try_lock
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Snapshot:
         """
         checksums, path = self.path / CHECKSUMS, self.path / name
         try:
-            recorded = json.loads(checksums.read_bytes())[name]
+            recorded = json.loads(read_regular(checksums))[name]
             if checksum_matches(recorded, path):
                 return True
         except FileNotFoundError as error:
@@ -97,6 +97,8 @@ class Lease:
         try:
             self._file = open(open_plain(snapshot.path / LEASE, os.O_RDONLY), "rb")  # noqa: SIM115
         except OSError as error:
+            if (known := open_error(error)) is not None:
+                raise CacheError(snapshot.path / LEASE, *known) from error
             raise CacheError(
                 snapshot.path, f"the snapshot is gone ({error.strerror})", "open the cache again"
             ) from error

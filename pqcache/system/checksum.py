@@ -10,6 +10,8 @@ from pathlib import Path
 
 import xxhash
 
+from pqcache.system.disk import open_regular
+
 _PREFIX = "xxh3:"
 
 Checksum = xxhash.xxh3_64
@@ -36,7 +38,7 @@ def add_file(checksum: Checksum, descriptor: int, length: int) -> None:
 def checksum_of(path: Path | str) -> str:
     """Return a file's checksum as it is recorded; raises OSError."""
     checksum = new_checksum()
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         add_file(checksum, descriptor, os.fstat(descriptor).st_size)
     finally:

@@ -10,6 +10,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from pqcache.errors import NOT_REGULAR
+
 DIRECT_IO_BLOCK = 4096  # memory, offsets and lengths of direct writes are multiples of it; every disk takes this one
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)  # not on every system
@@ -25,13 +27,34 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file for reading or writing; a symbolic link in its place, or a FIFO, raises OSError."""
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+    """Return a descriptor of a regular file; anything else raises OSError, where opening a FIFO would block."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode)  # regular files ignore O_NONBLOCK
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+        raise _not_regular(path)
     return descriptor
+
+
+def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
+    """Return a descriptor of a regular file as ``open_regular`` does; a symbolic link in its place raises OSError."""
+    return open_regular(path, flags | os.O_NOFOLLOW, mode)
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Return a regular file's bytes; raises as ``open_regular`` does."""
+    with open(path, "rb", opener=open_regular) as file:
+        return file.read()
+
+
+def check_regular(path: str | Path) -> None:
+    """Raise OSError for what is no regular file: before a library opens it, which could block."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise _not_regular(path)
+
+
+def _not_regular(path: str | Path) -> OSError:
+    return OSError(errno.EINVAL, NOT_REGULAR, os.fspath(path))
 
 
 def real_path(descriptor: int, name: str) -> str:

@@ -8,6 +8,9 @@ and no copy.
 A slot begins with a header: a random token, by which it is known again, and one byte for each time it was
 sent, which the receiver clears. Where the system has no such memory (other than Linux), or no descriptors are
 left because many batches are kept, batches go through the pipe.
+
+A child that is forked while a slot is in use maps it too, and nobody knows for how long. So what is in use at a
+fork is retired: the slot is never used again, and its memory is freed when the last process has unmapped it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import os
 import threading
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +37,7 @@ _HEADER = 4096  # a page, so that what follows begins at one
 _TOKEN = 16
 _SENDS = slice(_TOKEN, 256)
 _MAX_SLOTS = 256  # file descriptors that a worker may take for them
+_SENT, _RETIRED = 1, 2  # the byte of a send while the receiver may use the slot, and for ever after a fork
 
 
 class SlotReference(NamedTuple):
@@ -56,24 +60,40 @@ class Slot:
         mapped = np.frombuffer(self._map, np.uint8)
         self.token = os.urandom(_TOKEN)
         mapped[:_TOKEN] = np.frombuffer(self.token, np.uint8)
-        self.sends = mapped[_SENDS]
         self.block: Block = mapped[_HEADER:]
         self.begin = int(self.block.ctypes.data)
         self.borrowed = False
+        self.retired = False  # a child of this process has arrays over it
 
     @property
     def free(self) -> bool:
-        """Whether neither this process nor a receiver holds an array over it."""
-        return not self.borrowed and not self.sends.any()
+        """Whether no process holds an array over it."""
+        return not self.borrowed and not self.retired and not self._sends()
+
+    @property
+    def done(self) -> bool:
+        """Whether it was retired, and neither this process nor a receiver will ask for it again."""
+        if self.borrowed:
+            return False
+        sends = self._sends()
+        return (self.retired or _RETIRED in sends) and _SENT not in sends
+
+    def _sends(self) -> bytes:
+        """Return the bytes of the sends, without zeros at both ends."""
+        return self._map[_SENDS].strip(b"\0")
 
     def send(self) -> SlotReference | None:
         """Return what a receiver needs to find the slot, marked as sent; None where too many receivers hold it."""
-        unused = np.flatnonzero(self.sends == 0)
-        if not len(unused):
+        unused = self._map[_SENDS].find(0)
+        if unused < 0:
             return None
-        self.sends[unused[0]] = 1
-        byte = int(unused[0]) + _TOKEN
+        byte = _TOKEN + unused
+        self._map[byte] = _SENT
         return SlotReference(os.getpid(), self.descriptor, self.token, len(self.block), byte)
+
+    def close(self) -> None:
+        """Close the descriptor; the memory is freed with the last array over it, in any process."""
+        os.close(self.descriptor)
 
 
 class SharedPool(BufferPool):
@@ -100,6 +120,7 @@ class SharedPool(BufferPool):
         Sizes are powers of two, so that there are few. The first slots are used first, as what nobody has written to
         takes no memory. Twice the size is accepted because batches may be a little below and above a power of two.
         """
+        self._drop_retired()
         for size in (wanted, 2 * wanted):
             for slot in self._slots:
                 if len(slot.block) == size and slot.free:
@@ -116,6 +137,17 @@ class SharedPool(BufferPool):
         self._begins.insert(number, slot.begin)
         self._slots.insert(number, slot)
         return slot
+
+    def _drop_retired(self) -> None:
+        for slot in [slot for slot in self._slots if slot.done]:
+            number = self._slots.index(slot)
+            del self._slots[number], self._begins[number]
+            slot.close()
+
+    def retire_borrowed(self) -> None:
+        """Never use again the slots that this process has arrays over: a child of it is about to map them."""
+        for slot in list(self._slots):  # without the lock: this thread may hold it
+            slot.retired = slot.retired or slot.borrowed
 
     def slot_of(self, address: int, size: int) -> Slot | None:
         """Return the slot in which ``size`` bytes at ``address`` lie; None if they lie elsewhere."""
@@ -146,9 +178,12 @@ class _BorrowedSlot:
 class _ReceivedSlot:
     """What tensors over a received slot keep alive in the trainer; its end clears the byte of this send."""
 
+    in_use: ClassVar[dict[int, tuple[npt.NDArray[np.uint8], int]]] = {}  # by id: the mapping and the byte of each
+
     def __init__(self, mapped: npt.NDArray[np.uint8], byte: int) -> None:
         self._mapped, self._byte = mapped, byte
         self._pid = os.getpid()
+        self.in_use[id(self)] = mapped, byte
         block = mapped[_HEADER:]
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
@@ -158,8 +193,9 @@ class _ReceivedSlot:
         }
 
     def __del__(self) -> None:
+        self.in_use.pop(id(self), None)
         if os.getpid() == self._pid:  # a forked child has a copy of this object, but not of the batch
-            self._mapped[self._byte] = 0
+            self._mapped[self._byte] &= _RETIRED
 
 
 def end_with_trainer() -> None:
@@ -182,6 +218,18 @@ def _end_if_alone(trainer: int) -> None:
 _ending = 0  # the process id of the worker that was set to end with its trainer
 _pool: tuple[int, SharedPool] | None = None  # of this process, by its id
 _mapped: dict[bytes, tuple[int, npt.NDArray[np.uint8]]] = {}  # by token, with the sender's process id
+
+
+def _retire() -> None:
+    """Retire every slot that a child, which is about to be forked, will share with this process."""
+    if (pool := shared_pool()) is not None:
+        pool.retire_borrowed()
+    for mapped, byte in list(_ReceivedSlot.in_use.values()):
+        mapped[byte] = _RETIRED
+        _mapped.pop(mapped[:_TOKEN].tobytes(), None)  # the sender closes it; what is still under way opens it again
+
+
+os.register_at_fork(before=_retire)
 
 
 def worker_pool() -> BufferPool:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pqcache.errors import ParquetError, first_line
+from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, decode_first, encode
+from pqcache.system.disk import open_regular
 
 MAGIC = b"PAR1"
 
@@ -56,6 +57,9 @@ def read_tail(read: Callable[[int, int], bytes], size: int, name: object) -> Tai
 
     ``name`` is the file to blame in the `ParquetError` for what is not Parquet, cut off or encrypted.
     """
+    if size == 0:
+        advice = "write it again at the source, or remove it there"
+        raise ParquetError(name, "has no bytes, as a writer that was killed or still writes leaves it", advice)
     start = max(0, size - _TAIL)
     data = read(start, size - start)
     if data[-4:] == b"PARE":
@@ -77,7 +81,7 @@ def read_tail(read: Callable[[int, int], bytes], size: int, name: object) -> Tai
 def read_local_tail(path: Path) -> Tail:
     """Return the end of the file ``path`` as `read_tail` does."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_regular(path)
         try:
             size = os.fstat(file).st_size
             return read_tail(lambda offset, length: os.pread(file, length, offset), size, path)
@@ -91,6 +95,10 @@ def not_parquet(name: object, reason: BaseException | str) -> ParquetError:
     """Return the error for a file whose footer cannot be read."""
     if isinstance(reason, PermissionError):
         return ParquetError(name, "permission denied", "make it readable for this user")
+    if isinstance(reason, OSError) and (known := open_error(reason)) is not None:
+        return ParquetError(name, *known)
+    if "too deeply nested" in str(reason):
+        return ParquetError(name, "has columns nested deeper than Arrow reads", "flatten them at the source")
     return ParquetError(
         name,
         f"not a Parquet file, or truncated ({first_line(reason)})",

@@ -15,6 +15,7 @@ from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.int96_unit import int96_columns, int96_span, int96_unit
+from pqcache.system.disk import check_regular
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
 _FOOTERS_AT_ONCE, _FOOTERS_IN_TURN = 4, 8
@@ -39,6 +40,7 @@ def open_parquet(path: Path, int96_unit: str = "ns", metadata: pq.FileMetaData |
         ParquetError: missing, not Parquet, truncated or encrypted.
     """
     try:
+        check_regular(path)
         # An open file, because pyarrow takes some path strings for URLs.
         return pq.ParquetFile(
             pa.OSFile(os.fsencode(path)),

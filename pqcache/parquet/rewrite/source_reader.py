@@ -25,6 +25,7 @@ from pqcache.parquet.footer.source_footer import SourceFooter, kinds, open_parqu
 from pqcache.parquet.pages.long_values import LongColumns, TakeRows
 from pqcache.parquet.schema_merge import conformed
 from pqcache.parquet.sizes import Floats, Widths, fixed_width, sizes_of, widths_of
+from pqcache.system.disk import open_regular
 
 Numbers = range | npt.NDArray[np.int64]
 
@@ -183,7 +184,7 @@ def _tables(
         with ExitStack() as stack:
             columns, take = None, dict[str, TakeRows]()
             if long_columns is not None:
-                descriptor = os.open(path, os.O_RDONLY)
+                descriptor = open_regular(path)
                 stack.callback(os.close, descriptor)
                 take = long_columns.takers(file, descriptor, groups, decoded)
                 columns = [name for name in file.schema_arrow.names if name not in take]

@@ -20,6 +20,7 @@ from pqcache.reader.columns.batch_layout import LONG
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
 from pqcache.reader.columns.columns import ColumnData, as_rows
 from pqcache.system.buffer_pool import Arena, BufferPool
+from pqcache.system.disk import open_regular
 
 log = logging.getLogger("pqcache.reader")
 
@@ -47,7 +48,7 @@ class PageColumns:
             return {}
         found: dict[str, ColumnData] = {}
         metadata = file.metadata.row_group(row_group)
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_regular(path)
         try:
             for form, leaf in leaves:
                 chunk = metadata.column(leaf.number)

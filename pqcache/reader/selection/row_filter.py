@@ -32,7 +32,7 @@ from pqcache.reader.selection.selection import Intersection, Selection
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
-from pqcache.system.disk import write_durably
+from pqcache.system.disk import read_regular, write_durably
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 COUNTS = "_pqcache/counts"
@@ -281,7 +281,7 @@ def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
 def _read_counts(path: Path, groups: Ints) -> Ints | None:
     """Return the stored counts of these row groups, or None where there are none, or no valid ones."""
     try:
-        table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+        table = pa.ipc.open_file(pa.BufferReader(read_regular(path))).read_all()
         about = json.loads((table.schema.metadata or {})[b"pqcache"])
         counts = table["selected"].to_numpy()
         if about["format"] != FORMAT or about["checksum"] != _checksum(groups, counts):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from pqcache.errors import UsageError
+from pqcache.errors import SourceError, UsageError
 from pqcache.store.manifest import Identity, SourceFile
 
 TIMEOUT = 30.0  # seconds without a byte
@@ -31,6 +31,8 @@ FIRST_ANSWER_TIMEOUT = 10.0  # seconds: a server that is down must not take thre
 HDFS_NATIVE = "hdfs-native"
 HDFS3 = "hdfs3"
 HIDDEN = "_pqcache"  # directory of a target for what is not published yet; readers skip it
+MAX_PATH = 8000  # characters of a path below a source, as many as HDFS allows
+MAX_DIRECTORIES = 10_000_000  # of a source
 STAGING = f"{HIDDEN}/tmp"
 
 
@@ -171,6 +173,24 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Close connections and release locks; nothing else may be called afterwards."""
+
+
+class DirectoryLimit:
+    """Counts the directories of one listing, so that a server or a link that leads on for ever is an error."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._count = 0
+
+    def enter(self, path: str) -> str:
+        """Return ``path``; SourceError when it is too long, or one directory too many."""
+        self._count += 1
+        if len(path) > MAX_PATH:
+            reason = f"has directories nested without end ({path[:60]}...)"
+            raise SourceError(self._url, reason, "name a directory below it, or remove the one that holds itself")
+        if self._count > MAX_DIRECTORIES:
+            raise SourceError(self._url, f"has more than {MAX_DIRECTORIES:,} directories", "name one below it")
+        return path
 
 
 def file_url(source: Source, path: str) -> str:

@@ -1,6 +1,7 @@
 """A source and a target on HDFS, through hdfs-native: no JVM, with HA nameservices and Kerberos.
 
-``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as everywhere; any Hadoop key can be given with ``-o``.
+``HADOOP_CONF_DIR`` and ``HADOOP_USER_NAME`` work as everywhere; a user in the URL goes before the latter. Any Hadoop
+key can be given with ``-o``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,9 +29,10 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, STAGING, TIMEOUT, StagedFile
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, STAGING, TIMEOUT, DirectoryLimit, StagedFile
 from pqcache.store.drivers.hadoop_site import site_configuration
-from pqcache.store.drivers.stall import Stalled, with_time_limit
+from pqcache.store.drivers.hdfs_user import act_as
+from pqcache.store.drivers.stall import Stalled, too_slow, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
@@ -49,9 +52,6 @@ class HdfsSource:
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         parts = urlsplit(url)
-        user, _ = userinfo(url)
-        if user:
-            os.environ.setdefault("HADOOP_USER_NAME", user)  # hdfs-native takes the user from there alone
         self.url = redact(url).rstrip("/")
         self._host = parts.netloc.rpartition("@")[2]
         self._root = "/" + url.partition("://")[2].partition("/")[2].strip("/")
@@ -64,6 +64,7 @@ class HdfsSource:
         self._config = {**site_configuration(), "dfs.client.failover.max.attempts": attempts, **options}
         self._orders = _namenode_orders(self._host, self._config)
         self._use_next_namenode()
+        self._leave_user = act_as(userinfo(url)[0], self.url, self)
 
     def list(self) -> Iterator[SourceFile]:
         with self._errors(self._root):
@@ -75,10 +76,12 @@ class HdfsSource:
                 self._root, _, self._only = self._root.rpartition("/")
                 yield SourceFile(self._only, _identity(info), info.blocksize or 0)
                 return
-            start = len(self._root.rstrip("/")) + 1
+            start, limit = len(self._root.rstrip("/")) + 1, DirectoryLimit(self.url)
             for batch in with_time_limit(lambda: self._list(self._root), self._timeout):
                 for status in batch:
-                    if not status.isdir:
+                    if status.isdir:
+                        limit.enter(status.path)
+                    else:
                         yield SourceFile(status.path[start:], _identity(status), status.blocksize or 0)
 
     def stat(self, path: str) -> Identity:
@@ -91,7 +94,8 @@ class HdfsSource:
         with self._errors(name):
             received = False
             try:
-                for packets in with_time_limit(lambda: self._read(name, offset, length), self._timeout):
+                packets_of = partial(self._read, name, offset, length)
+                for packets in with_time_limit(packets_of, self._timeout, lambda found: sum(map(len, found))):
                     received = True
                     yield from packets
             except Stalled:
@@ -100,7 +104,7 @@ class HdfsSource:
                 raise
 
     def close(self) -> None:
-        pass
+        self._leave_user()
 
     def _use_next_namenode(self) -> None:
         """Build a client that asks the next NameNode first.
@@ -176,6 +180,8 @@ class HdfsSource:
     def _error(self, name: str, error: BaseException) -> PqcacheError:
         show = self._show(name)
         text = re.split(r"(\\n|\n)(\\t|\t)at ", str(error))[0]  # without Java's stack, which names many classes
+        if (slow := too_slow(show, error)) is not None:
+            return slow
         if isinstance(error, Stalled):
             return SourceUnavailable(show, "no answer in time", "check the host, the port and the cluster's health")
         if isinstance(error, FileNotFoundError) or "FileNotFoundException" in text:

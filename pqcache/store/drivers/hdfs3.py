@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import TIMEOUT
+from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit
 from pqcache.store.drivers.hdfs3_config import login, name_node, settings
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
@@ -68,13 +68,13 @@ class Hdfs3Source:
                     self._root, _, self._only = self._root.rpartition("/")
                 yield SourceFile(self._only, top.identity, top.block_size)
                 return
-            pending = [""]
+            pending, limit = [""], DirectoryLimit(self.url)
             while pending:
                 directory = pending.pop()
                 for item in self._entries(handle, f"{self._root.rstrip('/')}/{directory}".rstrip("/") or "/"):
                     path = "/".join(filter(None, (directory, item.name)))
                     if item.is_directory:
-                        pending.append(path)
+                        pending.append(limit.enter(path))
                     else:
                         yield SourceFile(path, item.identity, item.block_size)
 

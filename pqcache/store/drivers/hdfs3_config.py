@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from pqcache.errors import UsageError
 from pqcache.store.drivers.hadoop_site import read_xml, site_files, with_variables_replaced
+from pqcache.store.drivers.hdfs_user import environment_user
 from pqcache.store.urls import redact, userinfo
 
 OPTIONS = {
@@ -114,7 +115,7 @@ def login(url: str, options: Mapping[str, str], configuration: Mapping[str, str]
         raise UsageError(redact(url), "has a token and a ticket cache", "give -o token= or -o ticket_cache=, not both")
     user = parameters.get("user") or userinfo(url)[0]
     if not user and configuration.get("hadoop.security.authentication", "simple").lower() == "simple":
-        user = os.environ.get("HADOOP_USER_NAME", "")
+        user = environment_user()
     if user and "token" not in parameters:
         parameters["user"] = user
     return parameters

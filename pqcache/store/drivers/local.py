@@ -18,8 +18,9 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
     disk_errors,
+    open_error,
 )
-from pqcache.store.drivers.base import HIDDEN, STAGING, StagedFile, check_options
+from pqcache.store.drivers.base import HIDDEN, STAGING, DirectoryLimit, StagedFile, check_options
 from pqcache.store.hive import is_hidden
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Identity, SourceFile, local_tag
@@ -29,6 +30,7 @@ from pqcache.system.disk import (
     fsync_tree,
     make_directory,
     open_plain,
+    open_regular,
     real_path,
     remove_tree,
     write_durably,
@@ -60,7 +62,7 @@ class LocalSource:
         if self._only:
             yield SourceFile(self._only, self.stat(self._only))
             return
-        pending = [""]
+        pending, limit = [""], DirectoryLimit(self.url)
         while pending:
             directory = pending.pop()
             try:
@@ -70,7 +72,7 @@ class LocalSource:
                         if entry.is_symlink() and not is_hidden(entry.name):
                             self._check_links(path, os.path.realpath(self._name(path)))
                         if entry.is_dir():
-                            pending.append(path)
+                            pending.append(limit.enter(path))
                         elif (identity := self._listed(path, entry)) is not None:
                             yield SourceFile(path, identity)
             except OSError as error:
@@ -84,7 +86,7 @@ class LocalSource:
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         try:
-            with open(self._name(path), "rb", buffering=0) as file:
+            with open(self._name(path), "rb", buffering=0, opener=open_regular) as file:
                 if (real := real_path(file.fileno(), self._name(path))) != self._name(path) and not self._only:
                     self._check_links(path, real)
                 file.seek(offset)
@@ -172,6 +174,8 @@ class LocalSource:
             return SourceNotFound(name, "not a directory", "check the path")
         if isinstance(error, PermissionError):
             return SourceDenied(name, "permission denied", "make it readable for this user")
+        if (known := open_error(error)) is not None:
+            return SourceError(name, *known)
         return SourceUnavailable(name, error.strerror or str(error))
 
 

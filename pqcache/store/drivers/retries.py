@@ -18,6 +18,10 @@ T = TypeVar("T")
 RETRIES = 4
 
 
+class SourceTooSlow(SourceUnavailable):
+    """A server sends too few bytes a second: it is tried again as often as one that sends none."""
+
+
 def with_retries(
     call: Callable[[], T],
     path: str,
@@ -28,8 +32,9 @@ def with_retries(
 ) -> T:
     """Return what ``call`` returns; after SourceUnavailable call it again, with growing jittered waits in between.
 
-    The error is raised after ``retries`` tries in a row during which ``progress`` (a number that grows) did not change,
-    or when ``within`` seconds have passed. ``on_event`` gets a Retried before each wait, about ``path``.
+    The error is raised after ``retries`` tries in a row during which ``progress`` (a number that grows) did not change
+    or the server was too slow, or when ``within`` seconds have passed. ``on_event`` gets a Retried before each wait,
+    about ``path``.
     """
     began, seen, idle = time.monotonic(), progress(), 0
     failed: list[SourceUnavailable] = []
@@ -44,10 +49,11 @@ def with_retries(
             raise failed.pop()
         return call()
 
-    def is_enough(_: object) -> bool:
+    def is_enough(state: tenacity.RetryCallState) -> bool:
         nonlocal seen, idle
         before, seen = seen, progress()
-        idle = 0 if seen > before else idle + 1
+        slow = state.outcome is not None and isinstance(state.outcome.exception(), SourceTooSlow)
+        idle = 0 if seen > before and not slow else idle + 1
         return idle > retries or time.monotonic() - began > within
 
     def report(state: tenacity.RetryCallState) -> None:

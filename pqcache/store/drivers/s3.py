@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,6 @@ from botocore.exceptions import ClientError
 
 from pqcache.errors import (
     SourceChanged,
-    SourceDenied,
     SourceError,
     SourceNotFound,
     SourceUnavailable,
@@ -37,6 +37,7 @@ log = logging.getLogger("pqcache.store")
 
 _PART, _MAX_PARTS, _PARALLEL_PARTS = 16 << 20, 10_000, 4  # of a multipart upload; bytes, parts, threads
 _CHUNK = 256 << 10  # bytes; a larger one would be fresh memory each time, with page faults
+_UPLOADS = f"{HIDDEN}/uploads"  # a record for each multipart upload that is neither completed nor aborted
 
 
 class S3Source:
@@ -159,7 +160,9 @@ class S3Target:
     """A Target over botocore; see ``pqcache.store.drivers.base.Target``.
 
     S3 cannot rename. So every file is a multipart upload, which readers do not see until it is completed, and those of
-    a partition are completed one after the other once all of them are uploaded.
+    a partition are completed one after the other once all of them are uploaded. Until then a small object beside the
+    records of the target names each upload, so that a later run aborts what a killed one has left, and nothing else:
+    not what others upload to the same bucket.
     """
 
     scratch = None
@@ -175,16 +178,7 @@ class S3Target:
         yield from self._source.list()
 
     def begin(self) -> None:
-        try:
-            with self._errors(""):
-                pages = self._client.get_paginator("list_multipart_uploads").paginate(
-                    **self._bucket, Prefix=self._prefix
-                )
-                for page in pages:
-                    for upload in page.get("Uploads", ()):
-                        self._abort(upload["Key"], upload["UploadId"])
-        except SourceDenied as error:  # listing uploads takes a permission that writing does not
-            log.debug("s3: uploads of killed runs are left to a lifecycle rule: %s", error)
+        self._abort_left(self.list())
 
     def read(self, path: str, size: int) -> bytes:
         return b"".join(self._source.read(path, 0, size))
@@ -209,11 +203,12 @@ class S3Target:
         with self._errors(path):
             upload = self._client.create_multipart_upload(**self._bucket, Key=key)["UploadId"]
             try:
+                self.write(_record_of(upload), json.dumps({"key": key, "upload": upload}).encode())
                 with ThreadPoolExecutor(_PARALLEL_PARTS) as pool:
                     first = range(0, size, length)
                     etags = list(pool.map(lambda offset: self._part(file, key, upload, offset, length), first))
             except BaseException:
-                self._abort(key, upload)
+                self._abort([(key, upload)])
                 raise
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(etags, 1)]
         return StagedFile(path, file, size, (upload, parts))
@@ -232,14 +227,15 @@ class S3Target:
             except SourceNotFound:  # completed by an earlier call, whose answer was lost
                 if self._source.stat(item.path).size != item.size:
                     raise
+        self._forget([item.handle[0] for item in staged])
 
     def discard(self, token: str, staged: Sequence[StagedFile]) -> None:
-        for item in staged:
-            self._abort(self._source._key(item.path), item.handle[0])
+        self._abort([(self._source._key(item.path), item.handle[0]) for item in staged])
 
     def finish(self) -> None:
-        hidden = [file.path for file in self._source.list() if file.path.startswith(f"{HIDDEN}/")]
-        self.remove(hidden)
+        hidden = [file for file in self._source.list() if file.path.startswith(f"{HIDDEN}/")]
+        self._abort_left(hidden)
+        self.remove([file.path for file in hidden])
 
     def abandon(self) -> None:
         self.finish()
@@ -261,9 +257,42 @@ class S3Target:
         )
         return str(answer["ETag"])
 
-    def _abort(self, key: str, upload: str) -> None:
-        with suppress(*ERRORS):
-            self._client.abort_multipart_upload(**self._bucket, Key=key, UploadId=upload)
+    def _abort_left(self, files: Iterable[SourceFile]) -> None:
+        """Abort the uploads that are recorded among the target's files, by this run or a killed one."""
+        for file in [file for file in files if file.path.startswith(f"{_UPLOADS}/")]:
+            with suppress(SourceNotFound):  # removed by another run
+                self._abort_recorded(file)
+
+    def _abort_recorded(self, file: SourceFile) -> None:
+        data = self.read(file.path, file.identity.size)
+        try:
+            record = json.loads(data)
+            key, upload = str(record["key"]), str(record["upload"])
+        except (ValueError, TypeError, KeyError):
+            log.debug("s3: %s is no record of an upload", self._source._name(file.path))
+            return
+        if key.startswith(self._prefix):
+            self._abort([(key, upload)])
+
+    def _abort(self, uploads: Sequence[tuple[str, str]]) -> None:
+        """Abort uploads and remove their records; the record of one that may still be there is kept. Never fails."""
+        gone = []
+        for key, upload in uploads:
+            try:
+                self._client.abort_multipart_upload(**self._bucket, Key=key, UploadId=upload)
+            except ERRORS as error:
+                if not isinstance(source_error(key, error), SourceNotFound):
+                    log.debug("s3: the upload of %s is not aborted: %s", key, error)
+                    continue
+            gone.append(upload)
+        self._forget(gone)
+
+    def _forget(self, uploads: Sequence[str]) -> None:
+        """Remove the records of uploads that are no more; one that is left does no harm."""
+        try:
+            self.remove([_record_of(upload) for upload in uploads])
+        except SourceError as error:
+            log.debug("s3: records of uploads are left: %s", error)
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
@@ -271,3 +300,8 @@ class S3Target:
             yield
         except ERRORS as error:
             raise source_error(self._source._name(path), error) from error
+
+
+def _record_of(upload: str) -> str:
+    """Return where an upload is recorded."""
+    return f"{_UPLOADS}/{hashlib.sha256(upload.encode()).hexdigest()[:32]}.json"

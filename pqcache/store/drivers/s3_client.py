@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,11 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
+from pqcache.store.drivers.speed_floor import pool_classes
+from pqcache.store.drivers.stall import too_slow
 from pqcache.store.urls import redact, userinfo
+
+log = logging.getLogger("pqcache.store")
 
 OPTIONS = {
     "endpoint": "URL of a compatible store, as AWS_ENDPOINT_URL",
@@ -78,13 +83,26 @@ def new_client(session: Any, url: str, options: Mapping[str, str], timeout: floa
     )
     try:
         region = options.get("region") or session.get_config_variable("region") or "us-east-1"
-        return session.create_client("s3", region_name=region, endpoint_url=options.get("endpoint"), config=config)
+        client = session.create_client("s3", region_name=region, endpoint_url=options.get("endpoint"), config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise UsageError(redact(url), str(error)) from error
+    _set_speed_floor(client, timeout)
+    return client
+
+
+def _set_speed_floor(client: Any, timeout: float) -> None:
+    """Let a client's answers have a floor of speed, also through a proxy."""
+    pools = getattr(client._endpoint.http_session, "_pool_classes_by_scheme", None)
+    if not isinstance(pools, dict):
+        log.debug("s3: this botocore has no pools of connections that are known: an answer that drips has no limit")
+        return
+    pools.update(pool_classes(pools, timeout))  # it is the dict of all managers
 
 
 def source_error(name: str, error: Exception) -> SourceError:
     """Return pqcache's error for what botocore, urllib3 or ``http.client`` has raised about the object ``name``."""
+    if (slow := too_slow(name, error)) is not None:
+        return slow
     if isinstance(error, botocore.exceptions.ClientError):
         code = str(error.response.get("Error", {}).get("Code", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)

@@ -26,6 +26,8 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, percent_encode
 from urllib3.util import wait_for_read
 
+from pqcache.store.drivers.speed_floor import response_class
+
 log = logging.getLogger("pqcache.store")
 
 _SHARED_HEADERS = {"user-agent", "x-amz-request-payer", "accept-encoding"}
@@ -192,6 +194,7 @@ class RangeReader:
 
         def connect() -> http.client.HTTPConnection:
             connection = make(server.hostname, server.port, timeout=config.connect_timeout)
+            connection.response_class = response_class(config.read_timeout)
             try:
                 connection.connect()
                 connection.sock.settimeout(config.read_timeout)

@@ -1,22 +1,56 @@
-"""A time limit for blocking iterators of clients that have none."""
+"""A time limit for blocking iterators of clients that have none, and a floor for the speed of what is received.
+
+A timeout sees only servers that send nothing at all. So bytes are counted over the time that was spent waiting for
+them, as git does with http.lowSpeedLimit and http.lowSpeedTime. Time that the receiver takes for something else
+does not count, nor does the time to the first bytes, for which the timeout is enough.
+"""
 
 from __future__ import annotations
 
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import ClassVar, Generic, TypeVar
 
+from pqcache.store.drivers.retries import SourceTooSlow
+
 T = TypeVar("T")
+FLOOR = 1000  # bytes a second
 _QUEUED = 4  # items that may wait to be taken
 _IDLE_SECONDS = 1.0  # after which a thread without work ends
 
 
 class Stalled(Exception):
     """Nothing came within the time limit."""
+
+
+class TooSlow(OSError):
+    """Fewer bytes than the floor came in the time of a timeout."""
+
+
+class SpeedFloor:
+    """Counts bytes of one answer and seconds spent waiting for them."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._began = False
+        self._bytes, self._waited = 0, 0.0
+
+    def count(self, size: int, waited: float) -> None:
+        """Count ``size`` bytes for which the receiver waited; raise TooSlow when there were too few for ``seconds``."""
+        if not self._began:
+            self._began = True
+            return
+        self._bytes += size
+        self._waited += waited
+        if self._waited >= self._seconds:
+            if self._bytes < FLOOR * self._waited:
+                raise TooSlow(f"{self._bytes:,} bytes in {self._waited:.0f} s")
+            self._bytes, self._waited = 0, 0.0
 
 
 class _EndOfItems(Generic[T]):
@@ -64,8 +98,12 @@ class _Thread(threading.Thread):
 os.register_at_fork(after_in_child=_Thread.idle.clear)  # a child has only the thread that forked
 
 
-def with_time_limit(make: Callable[[], Iterator[T]], seconds: float) -> Iterator[T]:
+def with_time_limit(
+    make: Callable[[], Iterator[T]], seconds: float, size: Callable[[T], int] | None = None
+) -> Iterator[T]:
     """Yield what ``make()`` yields; raise Stalled when ``seconds`` pass without anything.
+
+    With ``size``, which returns an item's bytes, TooSlow when they come more slowly than the floor.
 
     ``make`` runs on a thread of its own, a few items ahead of the caller. A stalled thread is abandoned: it ends
     with its call, or with the process.
@@ -88,9 +126,11 @@ def with_time_limit(make: Callable[[], Iterator[T]], seconds: float) -> Iterator
             error = failure
         items.put(_EndOfItems(error))
 
+    floor = SpeedFloor(seconds)
     _Thread.take().submit(produce)
     try:
         while True:
+            began = time.monotonic()
             try:
                 item = items.get(timeout=seconds)
             except queue.Empty:
@@ -99,8 +139,22 @@ def with_time_limit(make: Callable[[], Iterator[T]], seconds: float) -> Iterator
                 if item.error is not None:
                     raise item.error
                 return
+            if size is not None:
+                floor.count(size(item), time.monotonic() - began)
             free_slots.put(None)
             yield item
     finally:
         closed.set()
         free_slots.put(None)
+
+
+def too_slow(name: str, error: BaseException) -> SourceTooSlow | None:
+    """Return pqcache's error about ``name`` if a library's error has TooSlow inside, however deep."""
+    pending: list[object] = [error]
+    for found in pending:
+        if isinstance(found, TooSlow):
+            advice = "check the network and the server's load"
+            return SourceTooSlow(name, f"the server sends fewer than {FLOOR:,} bytes a second ({found})", advice)
+        if isinstance(found, BaseException) and len(pending) < 100:
+            pending += [found.__cause__, found.__context__, *found.args]
+    return None

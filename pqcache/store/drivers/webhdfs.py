@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -12,7 +10,9 @@ import requests
 from fsspec.implementations.webhdfs import WebHDFS
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit, check_options
+from pqcache.store.drivers.stall import too_slow
+from pqcache.store.drivers.webhdfs_http import NameNodeSession, origin_of, shown
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 
@@ -47,8 +47,7 @@ class WebHdfsSource:
             self._fs = self._connect(parts.hostname, parts.port or 9870, user, password, options)
         except (ValueError, ImportError) as error:
             raise UsageError(self.url, str(error)) from error
-        self._request = self._fs.session.request
-        self._fs.session.request = functools.partial(self._request, timeout=(5, timeout))  # fsspec sets none
+        self._session = self._fs.session = NameNodeSession(self._fs.session, self._fs.url, timeout)
 
     @staticmethod
     def _connect(host: str, port: int, user: str, password: str, options: Mapping[str, str]) -> Any:
@@ -70,13 +69,13 @@ class WebHdfsSource:
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
-            with self._limited_to(min(FIRST_ANSWER_TIMEOUT, self._timeout)):
+            with self._session.limited_to(min(FIRST_ANSWER_TIMEOUT, self._timeout)):
                 info = self._fs.info(self._root)
             if info["type"] != "directory":
                 self._root, _, self._only = self._root.rpartition("/")
                 yield SourceFile(self._only, _identity(info), info.get("blockSize", 0))
                 return
-            pending = [""]
+            pending, limit = [""], DirectoryLimit(self.url)
             while pending:
                 directory = pending.pop()
                 name = f"{self._root}/{directory}".rstrip("/") or "/"
@@ -84,7 +83,7 @@ class WebHdfsSource:
                     # fsspec's own ``name`` has one '/' too many at times
                     path = f"{directory}/{item['pathSuffix']}" if directory else item["pathSuffix"]
                     if item["type"] == "directory":
-                        pending.append(path)
+                        pending.append(limit.enter(path))
                     else:
                         yield SourceFile(path, _identity(item), item.get("blockSize", 0))
         except _ERRORS as error:
@@ -103,10 +102,7 @@ class WebHdfsSource:
             return
         try:
             answer = self._fs._call("OPEN", path=name, redirect=False, offset=offset, length=length)
-            location = answer.headers.get("Location")
-            if location:  # fsspec would follow it without checking the status, and return an error's body as data
-                answer.close()
-                answer = self._fs.session.get(self._fs._apply_proxy(location), stream=True)
+            answer = self._session.follow(answer)  # fsspec would return an error's body as data
             with answer:
                 answer.raise_for_status()
                 if answer.headers.get("Content-Length", str(length)) != str(length):
@@ -120,17 +116,7 @@ class WebHdfsSource:
             raise self._error(name, error) from error
 
     def close(self) -> None:
-        self._fs.session.close()
-
-    @contextmanager
-    def _limited_to(self, seconds: float) -> Iterator[None]:
-        """Wait no longer than ``seconds`` for an answer inside the block."""
-        before = self._fs.session.request
-        self._fs.session.request = functools.partial(self._request, timeout=(5, seconds))
-        try:
-            yield
-        finally:
-            self._fs.session.request = before
+        self._session.close()
 
     def _name(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}"
@@ -140,8 +126,14 @@ class WebHdfsSource:
         text = first_line(error)
         if isinstance(error, SourceError):
             return error
+        if (slow := too_slow(show, error)) is not None:
+            return slow
         if isinstance(error, requests.HTTPError) and error.response is not None:
             status = error.response.status_code
+            origin = origin_of(str(error.response.url))
+            if status in (401, 403) and origin != self._session.origin:
+                reason = f"access denied by {shown(origin)}, to which the NameNode redirects"
+                return SourceDenied(show, reason, "a password goes to the NameNode alone, check the token (-o token=)")
             if status in (401, 403):
                 return SourceDenied(show, "access denied", "check the user, its permissions and the ticket")
             if status == 404 and "/webhdfs/" in str(error.response.url) and "offset=" in str(error.response.url):

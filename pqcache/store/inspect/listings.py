@@ -25,6 +25,7 @@ from pqcache.store.row_group_index import Index
 from pqcache.store.sync.listing import list_source
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import local_path, redact, url_scheme
+from pqcache.system.disk import check_regular
 from pqcache.units import format_size
 
 _MAGIC = {
@@ -188,6 +189,7 @@ def sample_rows(dataset: OpenedDataset, count: int, name: str) -> list[dict[str,
 
 def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
     try:
+        check_regular(path)
         with pq.ParquetFile(path) as file:
             for rows in file.iter_batches(batch, use_threads=False):
                 for i in range(len(rows)):

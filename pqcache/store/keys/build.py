@@ -36,7 +36,7 @@ from pqcache.store.ownership import make_directories
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints
 from pqcache.store.snapshot import Snapshot
-from pqcache.system.disk import fsync_path, link_or_copy, remove_tree
+from pqcache.system.disk import check_regular, fsync_path, link_or_copy, remove_tree
 
 JOBS = 4  # threads, at most, as each takes up to 150 MB
 _BATCH = 1 << 18  # rows decoded at once
@@ -340,6 +340,7 @@ def _read(
     """Yield the keys of some row groups of a file, or of a part of one; what it lacks are nulls."""
     path, skip, left = root / task[0].path, task[0].first, sum(part.rows for part in task)
     try:
+        check_regular(path)
         with pq.ParquetFile(path, metadata=footers.get(path), memory_map=True) as file:
             if len(footers) > _FOOTERS:
                 footers.clear()

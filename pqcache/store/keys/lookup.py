@@ -31,7 +31,7 @@ from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches, checksum_of
-from pqcache.system.disk import fsync_path
+from pqcache.system.disk import fsync_path, open_regular, read_regular
 
 FORMAT = 1
 KEYS = "_pqcache/keys"
@@ -204,7 +204,7 @@ def _words_of(directory: Path, run: KeyRun) -> Codes:
     """Map a run into memory: one row of words, or two; a file of another size raises DamagedError."""
     path = directory / run.file
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=open_regular) as file:
             mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
         raise _damaged(path) from error
@@ -250,7 +250,7 @@ def read_key_index(directory: Path) -> KeyIndex:
     path = directory / _INDEX
     try:
         with pa.ipc.open_file(
-            pa.py_buffer(path.read_bytes())
+            pa.py_buffer(read_regular(path))
         ) as reader:  # reading a small file is faster than mapping it
             spans = reader.read_all()
         metadata = spans.schema.metadata or {}
@@ -270,7 +270,7 @@ def read_checksums(directory: Path) -> dict[str, str]:
     """Return the checksums of a key index's files by name; DamagedError where they cannot be read."""
     path = directory / CHECKSUMS
     try:
-        return {str(name): str(checksum) for name, checksum in json.loads(path.read_bytes()).items()}
+        return {str(name): str(checksum) for name, checksum in json.loads(read_regular(path)).items()}
     except (OSError, ValueError, AttributeError) as error:
         raise _damaged(path) from error
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from pqcache.errors import SourceIncomplete
+from pqcache.errors import SourceError, SourceIncomplete
 from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, TableSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
@@ -17,6 +18,8 @@ from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_
 from pqcache.store.tables.data_files import FileRules, check_passed_over, divide
 from pqcache.store.tables.table_format import check_above, check_tables
 from pqcache.units import format_count
+
+MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ def list_source(
     found: list[SourceFile] = []
 
     def list_once() -> None:
-        found[:] = source.list()
+        found[:] = islice(source.list(), MAX_FILES + 1)
+        if len(found) > MAX_FILES:
+            raise SourceError(source.url, f"lists more than {MAX_FILES:,} files", "name a directory below it")
 
     with_retries(
         list_once, source.url, min(retries, 2), on_event, within=FIRST_ANSWER_TIMEOUT / 2

@@ -24,6 +24,7 @@ from pqcache.parquet.row_group_stats import columns_table, read_footer, row_grou
 from pqcache.store.row_group_index import rows_by_file
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches
+from pqcache.system.disk import check_regular
 from pqcache.system.startup import hide_pandas
 
 MEMORY = 2 << 30  # bytes that a file may take to be decoded, a page or a batch at a time
@@ -92,6 +93,7 @@ def limit_memory() -> None:
 def check_arrow(path: Path, report: Report) -> None:
     """Read a manifest or an index and check that nothing in it points outside of it."""
     try:
+        check_regular(path)
         with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
             reader.read_all().validate(full=True)
     except Exception as error:  # noqa: BLE001  whatever damage makes the reader raise is the finding

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pqcache.errors import ParquetError
 from pqcache.parquet.footer import footer as f
 from pqcache.parquet.footer import thrift as t
+from pqcache.parquet.row_group_stats import footer_in
 
 
 def footer_of(data: bytes) -> bytes:
@@ -267,7 +268,7 @@ def test_names_are_kept_only_where_levels_agree() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "too few"),
+        (b"", "has no bytes, as a writer that was killed"),
         (b"PAR1PAR1", "too few"),
         (b"x" * 100, "no PAR1"),
         (b"PAR1" + b"\xff\xff\xff\x7f" + b"PAR1", "footer of 2,147,483,647 bytes"),
@@ -279,6 +280,16 @@ def test_files_without_a_footer_are_named(tmp_path: Path, data: bytes, message: 
     path.write_bytes(data)
     with pytest.raises(ParquetError, match=rf"bad\.parquet.*{message}"):
         f.read_local_tail(path)
+
+
+@pytest.mark.parametrize("depth", [101, 1000, 20_000])
+def test_columns_nested_too_deeply_are_named(depth: int) -> None:
+    groups = [{3: (t.I32, 1), 4: (t.BINARY, b"s"), 5: (t.I32, 1)}] * depth
+    schema = [{4: (t.BINARY, b"root"), 5: (t.I32, 1)}, *groups, {1: (t.I32, 2), 3: (t.I32, 1), 4: (t.BINARY, b"leaf")}]
+    no_groups = (t.LIST, t.Items(t.STRUCT, []))
+    end = f.frame({1: (t.I32, 1), 2: (t.LIST, t.Items(t.STRUCT, schema)), 3: (t.I64, 0), 4: no_groups})
+    with pytest.raises(ParquetError, match=r"deep\.parquet: has columns nested deeper than Arrow reads; flatten them"):
+        footer_in(end, "deep.parquet")
 
 
 def test_a_footer_is_read_whatever_its_length(tmp_path: Path) -> None:

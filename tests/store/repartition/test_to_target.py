@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -182,18 +183,33 @@ def test_two_may_do_the_same_job(remote: Remote, shop: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.s3
-def test_unfinished_uploads_are_aborted(s3_bucket: Bucket, shop: Path, tmp_path: Path) -> None:
-    url = f"{s3_bucket.url}/out"
-    client = s3_bucket.client
-    upload = client.create_multipart_upload(Bucket=s3_bucket.name, Key="out/dt=1/part-0.parquet")["UploadId"]
-    client.upload_part(
-        Bucket=s3_bucket.name, Key="out/dt=1/part-0.parquet", UploadId=upload, PartNumber=1, Body=b"half"
-    )
-    client.create_multipart_upload(Bucket=s3_bucket.name, Key="outside/x")
+def test_unfinished_uploads_of_killed_runs_are_aborted_and_no_others(
+    s3_bucket: Bucket, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's backup is below the target itself, and has the name of a file that the run writes."""
+    url, client, bucket = f"{s3_bucket.url}/out", s3_bucket.client, s3_bucket.name
+    backups = {
+        key: client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
+        for key in ("outside/x", "out/backup.tar", "out/dt=2026-11-01/part-00000.parquet")
+    }
+    killed = open_target(url)
+    killed.begin()
+    staged = killed.stage(next(iter(shop.rglob("*.parquet"))), "token", "dt=2026-11-01/part-00000.parquet")
+    with monkeypatch.context() as patch:  # killed in the middle of an upload
+        patch.setattr(type(killed), "_abort", lambda *_: None)
+        patch.setattr(type(killed), "_part", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            killed.stage(staged.file, "token", "dt=2026-11-02/part-00000.parquet")
+    assert len(client.list_multipart_uploads(Bucket=bucket)["Uploads"]) == 5
+    client.put_object(Bucket=bucket, Key="out/_pqcache/uploads/strange.json", Body=b"no record")
+    foreign = json.dumps({"key": "outside/x", "upload": backups["outside/x"]}).encode()
+    client.put_object(Bucket=bucket, Key="out/_pqcache/uploads/foreign.json", Body=foreign)
     pqcache.repartition(shop, url, row_group_size=LIMIT)
-    left = client.list_multipart_uploads(Bucket=s3_bucket.name).get("Uploads", [])
-    assert [item["Key"] for item in left] == ["outside/x"]
-    client.abort_multipart_upload(Bucket=s3_bucket.name, Key="outside/x", UploadId=left[0]["UploadId"])
+    left = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    assert {item["Key"]: item["UploadId"] for item in left} == backups
+    assert not [path for path in contents(url) if path.startswith(HIDDEN)]
+    for key, upload in backups.items():
+        client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload)
 
 
 @pytest.mark.s3
@@ -205,7 +221,8 @@ def test_large_files_go_up_in_parts(
     file.write_bytes(os.urandom((12 << 20) + 7))
     target = open_target(f"{s3_bucket.url}/out")
     staged = target.stage(file, "token", "dt=1/big.parquet")
-    assert not list(target.list())
+    (record,) = [file.path for file in target.list()]
+    assert record.startswith(f"{HIDDEN}/uploads/")
     target.commit("token", "dt=1", [staged], True)
     target.commit("token", "dt=1", [staged], True)  # as after an answer that was lost
     assert contents(f"{s3_bucket.url}/out") == {"dt=1/big.parquet": file.read_bytes()}

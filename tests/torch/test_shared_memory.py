@@ -1,0 +1,123 @@
+"""Batches in shared memory, and children that are forked while the trainer holds some of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pqcache.torch import Batch, ParquetDataset
+from pqcache.torch.shared_memory import SharedPool, worker_pool
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no shared memory of this kind")
+
+_FORK = torch.multiprocessing.get_context("fork")
+
+
+def _read_later(column: torch.Tensor, go_on: Any, answer: Any) -> None:
+    torch.set_num_threads(1)  # OpenMP does not survive a fork
+    go_on.wait(60)
+    answer.put(column.tolist()[::100])
+
+
+def test_a_forked_child_keeps_its_batch_while_training_goes_on(tmp_path: Path) -> None:
+    ids = np.arange(1_600_000)
+    pq.write_table(pa.table({"id": ids}), tmp_path / "t.parquet", row_group_size=20_000)
+    expected, children, go_on = [], [], _FORK.Event()
+    for batch in DataLoader(ParquetDataset(tmp_path, batch_size=20_000, shuffle=False), batch_size=None, num_workers=1):
+        if batch.index % 8 == 0:
+            answer = _FORK.SimpleQueue()
+            child = _FORK.Process(target=_read_later, args=(batch["id"], go_on, answer))
+            child.start()
+            children.append((child, answer))
+            expected.append(batch["id"].tolist()[::100])
+    go_on.set()
+    found = [answer.get() for _, answer in children]
+    for child, _ in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert found == expected
+
+
+def _send_numbered(there: Any, back: Any) -> None:
+    """Send batches, each when it is asked for; then how many slots there are, and are mapped and open."""
+    torch.set_num_threads(1)
+    mapped, opened = _mapped_and_open()
+    pool = worker_pool()
+    assert isinstance(pool, SharedPool)
+    for number in iter(back.get, None):
+        memory = torch.from_numpy(pool.borrow(100_000))
+        memory[:] = number
+        batch = Batch({"a": memory})
+        del memory
+        there.put(batch)
+        del batch
+    mapped_now, opened_now = _mapped_and_open()
+    there.put((len(pool._slots), mapped_now - mapped, opened_now - opened))
+
+
+def _mapped_and_open() -> tuple[int, int]:
+    """Return how many slots this process has mapped, and how many descriptors of slots are open."""
+    mapped = Path("/proc/self/maps").read_text().count("pqcache-batch")
+    return mapped, sum("pqcache-batch" in os.readlink(entry.path) for entry in os.scandir("/proc/self/fd"))
+
+
+def _fork_and_end() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_retired_memory_is_given_back() -> None:
+    mapped, _ = _mapped_and_open()
+    there, back = _FORK.Queue(), _FORK.Queue()
+    sender = _FORK.Process(target=_send_numbered, args=(there, back))
+    sender.start()
+    kept = []
+    for number in range(30):
+        back.put(number)
+        batch = there.get(timeout=60)
+        assert bool((batch["a"] == number).all())
+        kept.append((number, batch["a"]))
+        _fork_and_end()  # the slot is retired
+        if number % 3 == 2:
+            assert all(bool((column == made).all()) for made, column in kept)
+            kept.clear()
+        del batch
+    back.put(None)
+    counts = there.get(timeout=60)
+    sender.join(60)
+    assert sender.exitcode == 0
+    assert max(counts) <= 4, "of 30 slots, which all were retired"
+    assert _mapped_and_open()[0] - mapped <= 4
+
+
+def test_a_fork_of_the_worker_keeps_what_the_worker_makes() -> None:
+    answer = _FORK.SimpleQueue()
+    worker = _FORK.Process(target=_fork_with_memory, args=(answer,))
+    worker.start()
+    assert answer.get() == 7
+    worker.join(60)
+
+
+def _fork_with_memory(answer: Any) -> None:
+    pool = worker_pool()
+    memory = pool.borrow(100_000)
+    memory[:] = 7
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)
+        os._exit(int(memory.max()))
+    del memory
+    pool.borrow(100_000)[:] = 9
+    os.write(write, b"x")
+    answer.put(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
