@@ -97,10 +97,7 @@ def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
     if isinstance(value, str):
         return constant_of(value, operand)
     try:
-        if isinstance(value, np.datetime64):
-            scalar = pa.array(np.array([value]))[0]  # pa.scalar() takes none of days
-        else:
-            scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value)
+        scalar = _scalar(value)
         if pt.is_timestamp(kind) and pt.is_timestamp(scalar.type) and (kind.tz is None) != (scalar.type.tz is None):
             raise UsageError("", f"{value} and {operand.name} must both have a time zone, or neither")
         found = scalar.cast(kind)
@@ -111,3 +108,16 @@ def _constant(value: Any, operand: Operand) -> pa.Scalar | int:
         if isinstance(error, UsageError):
             raise
         raise no_value(str(value), operand) from error
+
+
+def _scalar(value: Any) -> pa.Scalar:
+    """Return what is neither text nor a number as an Arrow value, with its nanoseconds."""
+    if isinstance(value, pa.Scalar):
+        return value
+    zone = getattr(value, "tzinfo", None)
+    if value == value and hasattr(value, "asm8"):  # pandas, of which pa.scalar() takes microseconds; not NaT
+        value = value.asm8  # of UTC
+    if not isinstance(value, np.datetime64 | np.timedelta64):
+        return pa.scalar(value)
+    scalar = pa.array(np.array([value]))[0]  # pa.scalar() takes none of days
+    return scalar if zone is None else scalar.cast(pa.timestamp(scalar.type.unit, "UTC"))

@@ -33,12 +33,12 @@ Flags = npt.NDArray[np.bool_]
 class RowGroups(Protocol):
     """What is asked of a row-group index, such as ``pqcache.store.row_group_index.Index``.
 
-    ``table`` has a row for each row group and ``rows`` its number of rows; ``partitions`` has a row for each file, and
-    ``numbers("file")`` says which file a row group is in.
+    ``statistics`` has a row for each row group and ``rows`` its number of rows; ``partitions`` has a row for each file,
+    and ``numbers("file")`` says which file a row group is in.
     """
 
     @property
-    def table(self) -> pa.Table: ...
+    def statistics(self) -> pa.Table: ...
 
     @property
     def rows(self) -> npt.NDArray[np.int64]: ...
@@ -152,7 +152,7 @@ def _known(index: RowGroups, column: str) -> list[pc.Expression | None]:
         values = index.partitions[column]
         facts = [field == value if value.is_valid else field.is_null() for value in values]
         return [facts[file] for file in index.numbers("file")]
-    bounds = _column_bounds(index.table, column, index.rows)
+    bounds = _column_bounds(index.statistics, column, index.rows)
     found: list[pc.Expression | None] = []
     for group, (null, value) in enumerate(zip(bounds.some_null, bounds.some_value, strict=True)):
         fact = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
@@ -13,25 +13,50 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError
 
 _NS_PER_US = 1000
+_US_PER_DAY = 86_400_000_000
+_UNIX_DAY = 2_440_588  # the Julian day of 1970-01-01
 _NS_RANGE_US = (2**63 - 1) // _NS_PER_US
+_MAX_DAYS = (2**63 - 1) // _US_PER_DAY - 106_752  # from 1970; no time of day is longer than the days left out
+UNREADABLE = "holds INT96 times of Julian day 0 or after the year 290,000, which readers take for different times"
+REPAIR = "repair them at the source"
+_STORED = np.dtype([("nanoseconds", "<i8"), ("day", "<u4")])
 
 
-def int96_columns(metadata: pq.FileMetaData) -> list[str]:
-    """Return the paths of the columns of INT96 time stamps."""
-    columns = (metadata.schema.column(number) for number in range(len(metadata.schema)))
-    return [column.path for column in columns if column.physical_type == "INT96"]
+@dataclass(frozen=True, kw_only=True)
+class Int96Values:
+    """What is among some INT96 times.
+
+    Attributes:
+        finer: some that microseconds cannot hold.
+        farther: some that nanoseconds cannot hold: outside the years 1677 to 2262.
+        unreadable: some that pyarrow reads as other times in any unit: those of Julian day 0 become 1970-01-01, and
+            those beyond the year 290,000 wrap.
+    """
+
+    finer: bool = False
+    farther: bool = False
+    unreadable: bool = False
 
 
-def int96_unit(spans: Sequence[tuple[str, bool, bool]]) -> str:
-    """Return "us" if that holds every INT96 value, else "ns", given each file's name and `int96_span`.
+def int96_leaves(metadata: pq.FileMetaData) -> list[int]:
+    """Return the leaf columns of INT96 time stamps."""
+    schema = metadata.schema
+    return [number for number in range(len(schema)) if schema.column(number).physical_type == "INT96"]
+
+
+def int96_unit(found: Sequence[tuple[str, Int96Values]]) -> str:
+    """Return "us" if that holds every INT96 value, else "ns", given each file's name and what is in it.
 
     Microseconds come first: that is what Spark and Hive mean, and it spans 290,000 years around 1970.
 
     Raises:
         ParquetError: neither unit holds all values.
     """
-    finer = next((name for name, found, _ in spans if found), None)
-    farther = next((name for name, _, found in spans if found), None)
+    unreadable = next((name for name, values in found if values.unreadable), None)
+    if unreadable is not None:
+        raise ParquetError(unreadable, UNREADABLE, REPAIR)
+    finer = next((name for name, values in found if values.finer), None)
+    farther = next((name for name, values in found if values.farther), None)
     if finer and farther:
         raise ParquetError(
             finer,
@@ -42,21 +67,22 @@ def int96_unit(spans: Sequence[tuple[str, bool, bool]]) -> str:
     return "ns" if finer else "us"
 
 
-def int96_span(coarse: pq.ParquetFile, fine: pq.ParquetFile, columns: list[str]) -> tuple[bool, bool]:
-    """Return whether ``columns`` hold INT96 times that microseconds cannot, and some that nanoseconds cannot hold.
+def int96_values(batches: Iterable[pa.RecordBatch]) -> Int96Values:
+    """Return what is among the INT96 times in ``batches``, of columns that are read as their stored bytes."""
+    finer = farther = unreadable = False
+    for batch in batches:
+        for leaf in _leaves(batch):
+            stored = np.frombuffer(leaf.buffers()[1] or b"", _STORED, len(leaf), leaf.offset * _STORED.itemsize)
+            days = stored["day"].astype(np.int64) - _UNIX_DAY
+            far = np.abs(days) > _MAX_DAYS
+            us = np.where(far, 0, days) * _US_PER_DAY + stored["nanoseconds"] // _NS_PER_US
+            finer = finer or bool((stored["nanoseconds"] % _NS_PER_US).any())
+            farther = farther or bool((np.abs(us) > _NS_RANGE_US).any() or far.any())
+            unreadable = unreadable or bool(far.any() or (stored["day"] == 0).any())
+    return Int96Values(finer=finer, farther=farther, unreadable=unreadable)
 
-    ``coarse`` and ``fine`` are the same file, opened with INT96 as microseconds and as nanoseconds.
-    """
-    finer = farther = False
-    for one, other in zip(coarse.iter_batches(columns=columns), fine.iter_batches(columns=columns), strict=True):
-        for us, ns in zip(_leaf_values(one), _leaf_values(other), strict=True):
-            with np.errstate(over="ignore"):  # out of range, both wrap alike
-                finer = finer or not np.array_equal(us * _NS_PER_US, ns)
-            farther = farther or bool(len(us) and max(us.max(), -us.min()) > _NS_RANGE_US)
-    return finer, farther
 
-
-def _leaf_values(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.int64]]:
+def _leaves(batch: pa.RecordBatch) -> Iterator[pa.Array]:
     def leaves(array: pa.Array) -> Iterator[pa.Array]:
         if pt.is_struct(array.type):
             for child in array.flatten():
@@ -66,9 +92,8 @@ def _leaf_values(batch: pa.RecordBatch) -> Iterator[npt.NDArray[np.int64]]:
             yield from leaves(array.items)
         elif pt.is_nested(array.type):
             yield from leaves(array.flatten())
-        elif pt.is_timestamp(array.type):
-            yield array
+        elif array.type == pa.binary(_STORED.itemsize):
+            yield array.drop_null()
 
     for column in batch.columns:
-        for leaf in leaves(column):
-            yield leaf.drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False)
+        yield from leaves(column)

@@ -64,11 +64,17 @@ def _merged_fields(a: Sequence[pa.Field], b: Sequence[pa.Field]) -> list[pa.Fiel
         if doubled:
             raise _Differ(f".{doubled[0]} (which occurs twice)")
     others = {field.name: field for field in b}
-    merged = [
-        _merged_field(field, others.pop(field.name)) if field.name in others else field.with_nullable(True)
-        for field in a
-    ]
-    return merged + [field.with_nullable(True) for field in others.values()]
+    merged = [_merged_field(field, others.pop(field.name)) if field.name in others else _optional(field) for field in a]
+    return merged + [_optional(field) for field in others.values()]
+
+
+def _optional(field: pa.Field) -> pa.Field:
+    """Return a field that may be null, and so may those of a struct: where a file lacks it, all of them are."""
+    if pt.is_struct(field.type):
+        field = field.with_type(pa.struct(list(map(_optional, field.type.fields))))
+    elif pt.is_fixed_size_list(field.type):  # a null has items, unlike one of other lists
+        field = field.with_type(pa.list_(_optional(field.type.value_field), field.type.list_size))
+    return field.with_nullable(True)
 
 
 def _merged_field(a: pa.Field, b: pa.Field) -> pa.Field:

@@ -139,7 +139,7 @@ class ReadPlan:
             files = index.numbers("file")[self.row_groups]
             return int(pc.take(index.partitions[column], pa.array(np.unique(files))).null_count)
         name = f"{column}:nulls"
-        if name not in index.recorded:
+        if name not in index.recorded or column in index.path_values.column_names:
             return None
         counts = pc.take(index.table[name], pa.array(self.row_groups))
         if counts.null_count:

@@ -141,4 +141,7 @@ def _axes(plan: ReadPlan) -> dict[str, int]:
 def _schema_of(plan: ReadPlan) -> pa.Schema:
     types = {f.name: form_of(f).type for f in plan.row_schema}
     types.update({name: pa.list_(types[name], axis) for name, axis in _axes(plan).items()})
-    return pa.schema([(f.name, types[f.name], f.nullable, f.metadata) for f in plan.row_schema])
+    # a required column of a type that is not read here is null; reading it is refused
+    return pa.schema(
+        [(f.name, types[f.name], f.nullable or pa.types.is_null(f.type), f.metadata) for f in plan.row_schema]
+    )

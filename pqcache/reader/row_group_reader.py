@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line, open_error
+from pqcache.parquet.misread_columns import check_read_right, doubtful_columns
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.columns.columns import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.page_columns import PageColumns
@@ -62,6 +63,8 @@ class RowGroupReader:
         self.row_group = index.numbers("row_group")[row_groups]  # its number in the file
         self._offset, self._bytes = index.numbers("offset")[row_groups], index.numbers("bytes")[row_groups]
         self._footers: dict[int, pq.FileMetaData] = {}  # without a lock, as the process may fork
+        self._doubtful: dict[int, frozenset[str]] = {}  # columns that may be misread, by file
+        self._read_right: set[tuple[int, int, str]] = set()  # file, row group and column of those that are not
         self._pages = PageColumns(forms, memory or BufferPool())
 
     def path(self, number: int) -> Path:
@@ -72,8 +75,8 @@ class RowGroupReader:
         """Return rows ``low <= row < high`` of a row group, one column for each form.
 
         ``arenas`` take the long rows of columns that can be read from their pages. A column that the file lacks is null
-        in all rows; one of another type is cast. A file that is gone, damaged or not what was indexed raises
-        ParquetError.
+        in all rows, unless its value is in the path; one of another type is cast. A file that is gone, damaged or not
+        what was indexed raises ParquetError.
         """
         if not self.forms:
             return []
@@ -90,6 +93,8 @@ class RowGroupReader:
             raise self._replaced(path, number, table.num_rows)
         if self.piece_rows:
             low, high = 0, high - low
+        for name in self.data.index.path_values.column_names:
+            found.pop(name, None)
         return [found.get(form.name) or self._column(path, table, form, number, low, high) for form in self.forms]
 
     def read_selected(
@@ -133,6 +138,7 @@ class RowGroupReader:
         looked_at = table.select([name for name in columns if name in table.column_names])
         if not looked_at.num_columns:
             looked_at = _no_columns(rows)
+        looked_at = self._with_path_values(looked_at, number, columns)
         selected = self._checked(path, number, choose([looked_at]), count)[low:high]
         return [self._column(path, table, form, number, 0, rows) for form in self.forms], selected
 
@@ -143,16 +149,35 @@ class RowGroupReader:
 
     def _parts(self, file: pq.ParquetFile, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         wanted = [name for name in columns if name in file.schema_arrow.names]
+        self._check_read_right(file, number, self.path(number), wanted)
         left = int(self.rows[number])
         if not wanted:
-            yield _no_columns(left)
+            yield self._with_path_values(_no_columns(left), number, columns)
             return
         row_group = int(self.row_group[number])
         for batch in file.iter_batches(self.piece_rows or rows, [row_group], wanted, use_threads=False):
             left -= batch.num_rows
-            yield pa.Table.from_batches([batch])
+            yield self._with_path_values(pa.Table.from_batches([batch]), number, columns)
         if left:
             raise self._replaced(self.path(number), number, int(self.rows[number]) - left)
+
+    def _with_path_values(self, table: pa.Table, number: int, columns: Sequence[str]) -> pa.Table:
+        """Return ``table`` with those of ``columns`` that the path of the file says, and the files of others hold."""
+        for name in self.data.index.path_values.column_names:
+            value = self._path_value(number, name)
+            if name in columns and value is not None:
+                if name in table.column_names:  # null, as a rewrite adds columns that a file lacks
+                    table = table.drop_columns([name])
+                table = table.append_column(name, pa.repeat(value, table.num_rows))
+        return table
+
+    def _path_value(self, number: int, name: str) -> pa.Scalar | None:
+        """Return the value of a column that is in the path of this file, and in others inside; None where it is not."""
+        values = self.data.index.path_values
+        if name not in values.column_names:
+            return None
+        value = values[name][int(self.file[number])]
+        return value if value.is_valid else None
 
     def _rows_at(self, file: pq.ParquetFile, number: int, wanted: list[str], positions: Ints) -> pa.Table:
         """Return the rows at ascending positions of a row group that is read in pieces."""
@@ -182,9 +207,21 @@ class RowGroupReader:
         """Return which of the columns are in the file; the kernel reads ahead if these are all columns it has."""
         present = file.schema_arrow.names
         wanted = [name for name in names if name in present]
+        self._check_read_right(file, number, path, wanted)
         if len(wanted) == len(present):
             self._read_ahead(number, path)
         return wanted
+
+    def _check_read_right(self, file: pq.ParquetFile, number: int, path: Path, wanted: Sequence[str]) -> None:
+        """Raise ParquetError where pyarrow would return other values than the row group holds; checked once."""
+        file_number, row_group = int(self.file[number]), int(self.row_group[number])
+        doubtful = self._doubtful.get(file_number)
+        if doubtful is None:
+            doubtful = self._doubtful[file_number] = doubtful_columns(file.schema_arrow)
+        names = [n for n in wanted if n in doubtful and (file_number, row_group, n) not in self._read_right]
+        if names:
+            check_read_right(path, file.metadata, file.schema_arrow, names, [row_group])
+            self._read_right.update((file_number, row_group, name) for name in names)
 
     @contextmanager
     def _opened(self, number: int) -> Iterator[tuple[pq.ParquetFile, Path]]:
@@ -237,6 +274,8 @@ class RowGroupReader:
 
     def _column(self, path: Path, table: pa.Table, form: ColumnForm, number: int, low: int, high: int) -> ColumnData:
         where = table.schema.get_all_field_indices(form.name)
+        if (value := self._path_value(number, form.name)) is not None:
+            return from_arrow(pa.repeat(value, high - low), form)
         if not where:
             kind = form.type if form.stored is None else pa.binary(form.stored.width)
             return from_arrow(pa.nulls(high - low, kind), form)
@@ -269,6 +308,7 @@ class RowGroupReader:
             if len(self._footers) >= _FOOTERS:
                 log.debug("more than %d files are read: their footers are parsed again", _FOOTERS)
                 self._footers.clear()
+                self._doubtful.clear()
                 self._pages.clear()
             self._footers[file_number] = file.metadata
         return file

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.dense import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
@@ -73,5 +73,5 @@ def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
             number = int(index.numbers("row_group")[row_group])
             batch = next(file.iter_batches(_SAMPLE_ROWS, [number], present, use_threads=False), None)
     except (pa.ArrowException, OSError) as error:
-        raise ParquetError(path, f"cannot be read ({error})", "open the dataset again") from error
+        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
     return None if batch is None else pa.table(batch)

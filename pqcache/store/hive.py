@@ -81,6 +81,18 @@ def partition_table(directories: Sequence[str]) -> pa.Table:
     return pa.table(columns)
 
 
+def partitions_of(paths: Sequence[str]) -> pa.Table:
+    """Return one row per file and one column per partition column."""
+    import pyarrow as pa
+
+    directories = [parent(path) for path in paths]
+    position = {directory: i for i, directory in enumerate(dict.fromkeys(directories))}
+    table = partition_table(list(position))
+    if not table.num_columns:
+        return partition_table([""] * len(paths))
+    return table.take(pa.array([position[directory] for directory in directories], pa.int64()))
+
+
 def parent(path: str) -> str:
     """Return the directory of a file path relative to the dataset; the dataset itself is ``""``."""
     return path.rpartition("/")[0]

@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
 from pqcache.parquet.dense import dense_in, is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
-from pqcache.store.hive import parent, partition_table
+from pqcache.store.hive import parent, partition_values, partitions_of
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
@@ -51,18 +51,63 @@ class Index:
     """Every row group of a dataset, in path order and then in file order.
 
     ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the
-    schema of the columns in the files; ``partitions`` has one row per file and a column per partition column.
-    ``uniform`` says that every file has just this schema; an index of an early version does not know.
+    schema of the columns in the files. ``uniform`` says that every file has just this schema; an index of an early
+    version does not know.
     """
 
     paths: tuple[str, ...]
     table: pa.Table
     data_schema: pa.Schema
-    partitions: pa.Table
     uniform: bool = False
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    @cached_property
+    def partitions(self) -> pa.Table:
+        """One row per file and a column per partition column; those in `path_values` are left out."""
+        return self._partitions.drop_columns(self.path_values.column_names)
+
+    @cached_property
+    def path_values(self) -> pa.Table:
+        """One row per file, and the values in its path of columns that others have in the file; null where it has none.
+
+        That is how a table looks whose partitioning has changed. The value in the path wins, as for all partitions.
+        """
+        found = self._partitions.select(
+            [name for name in self._partitions.column_names if name in self.data_schema.names and self._is_mixed(name)]
+        )
+        for position, name in enumerate(found.column_names):
+            kind = self.data_schema.field(name).type
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            try:
+                found = found.set_column(position, name, found[name].cast(kind))
+            except pa.ArrowException as error:
+                raise ParquetError(
+                    f"column {name!r}",
+                    f"is {kind} in some files, and its values in the paths of others are not ({first_line(error)})",
+                    "make the files and the paths agree at the source",
+                ) from error
+        return found
+
+    @cached_property
+    def statistics(self) -> pa.Table:
+        """The ``table`` without what files say of columns whose values are in the paths of some."""
+        names = self.path_values.column_names
+        gone = {f"{name}:{what}" for name in names for what in ("min", "max", "nulls")}
+        return self.table.drop_columns(sorted(gone & self.recorded)) if gone else self.table
+
+    @cached_property
+    def _partitions(self) -> pa.Table:
+        return partitions_of(self.paths)
+
+    def _is_mixed(self, name: str) -> bool:
+        """Return whether a partition column is in some of the files whose paths do not have it."""
+        without = {d for d in set(map(parent, self.paths)) if name not in partition_values(d)}
+        if not without or f"{name}:bytes" not in self.recorded:
+            return False
+        here = np.array([parent(path) in without for path in self.paths], np.bool_)[self.numbers("file")]
+        return bool((here & self.table[f"{name}:bytes"].is_valid().to_numpy()).any())
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -151,7 +196,6 @@ class IndexBuilder:
             paths=tuple(paths),
             table=table.combine_chunks(),
             data_schema=schema,
-            partitions=partitions_of(paths),
             uniform=uniform,
         )
 
@@ -307,16 +351,6 @@ def _writer(
         yield write
 
 
-def partitions_of(paths: Sequence[str]) -> pa.Table:
-    """Return one row per file and one column per partition column."""
-    directories = [parent(path) for path in paths]
-    position = {directory: i for i, directory in enumerate(dict.fromkeys(directories))}
-    table = partition_table(list(position))
-    if not table.num_columns:
-        return partition_table([""] * len(paths))
-    return table.take(pa.array([position[directory] for directory in directories], pa.int64()))
-
-
 def read_index(path: Path) -> Index:
     """Open an index by memory-mapping it."""
     try:
@@ -346,7 +380,6 @@ def read_index(path: Path) -> Index:
         paths=paths,
         table=numbered,
         data_schema=schema,
-        partitions=partitions_of(paths),
         uniform=about.get("uniform") is True,
     )
 

@@ -87,7 +87,7 @@ def check_type(name: str, kind: pa.DataType) -> None:
     elif pa.types.is_null(bare):
         raise UsageError(
             f"column {name!r}",
-            "it has no type (every value is null)",
+            "it has no type: its values are null, or of a type that is not read here, like INTERVAL",
             "leave it out with columns=, or write it with a type",
         )
     elif not (

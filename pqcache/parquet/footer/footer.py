@@ -278,6 +278,7 @@ def trees(schema: Sequence[Struct]) -> list[list[Struct]]:
     return found
 
 
+_FIXED_LEN_BYTE_ARRAY = 7
 _TYPE_FIELDS = (1, 2, 6, 7, 8, 10)  # type, type_length, converted_type, scale, precision, logicalType
 
 
@@ -295,8 +296,14 @@ def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str
     schema = list(wanted)
     for our, their in zip(ours, theirs, strict=True):
         mine, other = written[our.element], wanted[their.element]
-        if (mine.get(1), mine.get(2)) != (other.get(1), other.get(2)):
+        if _stored_type(mine) != _stored_type(other):
             kept = {field: entry for field, entry in other.items() if field not in _TYPE_FIELDS}
             kept |= {field: mine[field] for field in _TYPE_FIELDS if field in mine}
             schema[their.element] = dict(sorted(kept.items()))
     return schema
+
+
+def _stored_type(element: Struct) -> tuple[Any, Any]:
+    """Return a leaf's physical type, and its length where that type has one: some writers set it for numbers too."""
+    kind = element.get(1)
+    return kind, element.get(2) if kind == (I32, _FIXED_LEN_BYTE_ARRAY) else None

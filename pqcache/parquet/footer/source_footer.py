@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer_validation import check_footer
-from pqcache.parquet.int96_unit import int96_columns, int96_span, int96_unit
+from pqcache.parquet.footer.stored_bytes import local_stored_bytes_metadata
+from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, int96_values
 from pqcache.system.disk import check_regular
 
 _READ_BUFFER = 64 << 10  # per column; without one, pyarrow reads a column chunk whole
@@ -63,7 +64,7 @@ def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[SourceFo
     """Return the source files with INT96 time stamps in the unit ``int96``, by default one that loses nothing."""
     opened = _sources(paths, int96 or "us")
     if int96 is None and has_int96(opened):
-        unit = int96_unit([(str(source.path), *_int96_span(source)) for source in opened])
+        unit = int96_unit([(str(source.path), _int96_values(source)) for source in opened])
         if unit != "us":
             opened = _sources(paths, unit)
     return opened
@@ -115,15 +116,16 @@ def kinds(sources: Sequence[SourceFooter]) -> list[SourceFooter]:
 
 def has_int96(sources: Sequence[SourceFooter]) -> bool:
     """Return whether any file has a column of INT96 time stamps."""
-    return any(int96_columns(source.metadata) for source in sources)
+    return any(int96_leaves(source.metadata) for source in sources)
 
 
-def _int96_span(source: SourceFooter) -> tuple[bool, bool]:
-    columns = int96_columns(source.metadata)
-    if not columns or source.metadata.num_rows == 0:
-        return False, False
+def _int96_values(source: SourceFooter) -> Int96Values:
+    leaves = int96_leaves(source.metadata)
+    if not leaves or source.metadata.num_rows == 0:
+        return Int96Values()
+    paths = [source.metadata.schema.column(leaf).path for leaf in leaves]
     try:
-        with open_parquet(source.path, "us") as coarse, open_parquet(source.path, "ns") as fine:
-            return int96_span(coarse, fine, columns)
+        with open_parquet(source.path, metadata=local_stored_bytes_metadata(source.path, leaves)) as file:
+            return int96_values(file.iter_batches(columns=paths))
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(source.path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error

@@ -24,6 +24,7 @@ from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, kinds, sources_of
 from pqcache.parquet.int96 import int96_places, is_uniform, numbered
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
+from pqcache.parquet.misread_columns import check_read_right
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.external_shuffle import shuffled
 from pqcache.parquet.rewrite.file_writer import (
@@ -164,6 +165,8 @@ def rewrite_directory(
     )
     result = RewriteResult(tuple(outputs), 0, 0, ())
     if job.rest and (not keep or any(source.metadata.num_rows for source in job.rest)):
+        for source in job.rest:
+            check_read_right(source.path, source.metadata, source.schema, nanoseconds=False)
         found = _write_rest(job, report)
         result = replace(found, outputs=(*outputs, *found.outputs))
     fsync_path(target)

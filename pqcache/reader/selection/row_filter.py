@@ -189,7 +189,7 @@ def prune(wanted: RowFilter, index: Index) -> Outcomes:
         return Outcomes(some, ~none, none)
     numbers = pa.array(files)
     constants = {name: index.partitions[name].take(numbers) for name in wanted.columns if name in inside}
-    return prune_row_groups(wanted.condition, index.table, constants)
+    return prune_row_groups(wanted.condition, index.statistics, constants)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, UsageError
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import as_list
+from pqcache.parquet.misread_columns import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.hive import parent
@@ -179,11 +180,13 @@ def sample_rows(dataset: OpenedDataset, count: int, name: str) -> list[dict[str,
     for position, path in enumerate(dataset.index.paths):
         if len(found) >= count:
             break
-        values = {
-            name: dataset.index.partitions[name][position].as_py() for name in dataset.index.partitions.column_names
-        }
+        values, in_path = (
+            {name: table[name][position].as_py() for name in table.column_names}
+            for table in (dataset.index.partitions, dataset.index.path_values)
+        )
         for row in islice(_rows(dataset.root / path, min(count, 1024)), count - len(found)):
-            found.append({key: readable(value) for key, value in {**row, **values}.items()})
+            row = {**in_path, **row, **{key: value for key, value in in_path.items() if value is not None}, **values}
+            found.append({key: readable(value) for key, value in row.items()})
     return found
 
 
@@ -191,9 +194,11 @@ def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
     try:
         check_regular(path)
         with pq.ParquetFile(path) as file:
-            for rows in file.iter_batches(batch, use_threads=False):
-                for i in range(len(rows)):
-                    yield {name: _plain(rows.column(j)[i]) for j, name in enumerate(rows.schema.names)}
+            for group in range(file.num_row_groups):
+                check_read_right(path, file.metadata, file.schema_arrow, row_groups=[group])
+                for rows in file.iter_batches(batch, [group], use_threads=False):
+                    for i in range(len(rows)):
+                        yield {name: _plain(rows.column(j)[i]) for j, name in enumerate(rows.schema.names)}
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(path, f"cannot be read ({error})", "run 'pqcache verify' on its cache") from error
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import DamagedError, ParquetError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, Warned
+from pqcache.parquet.misread_columns import check_read_right
 from pqcache.store.keys.codes import Keys, is_hashed, keys_of, mixed
 from pqcache.store.keys.lookup import (
     BITS,
@@ -350,6 +351,7 @@ def _read(
                 yield from _nulls(left, is_hashed(field.type))
                 return
             groups = [part.row_group for part in task]
+            check_read_right(path, file.metadata, file.schema_arrow, names[:1], groups)
             for batch in file.iter_batches(_BATCH, groups, [".".join(names)], use_threads=False):
                 column = batch.column(0)
                 if names[1:]:

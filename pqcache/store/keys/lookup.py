@@ -134,6 +134,10 @@ def field_of(index: Index, column: str) -> pa.Field:
     """Return a column, or ``a.b`` inside of structs, with the type its keys are compared in; raises UsageError."""
     if column in index.partitions.column_names:
         raise UsageError(f"--key {column}", "is a partition column, which Cache.lookup finds without a key index")
+    if column in index.path_values.column_names:
+        raise UsageError(
+            column, "is in the paths of some files and inside others: such a column has no key index", "use filters="
+        )
     schema, outer = index.data_schema, column
     if column not in schema.names and "." in column:
         outer = column.partition(".")[0]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,14 +20,15 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in, is_alike
-from pqcache.parquet.int96_unit import int96_columns, int96_span, int96_unit
+from pqcache.parquet.footer.stored_bytes import stored_bytes_metadata
+from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, int96_values
 from pqcache.parquet.schema_merge import unified
 from pqcache.parquet.sizes import fixed_width
 from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
-from pqcache.store.sync.download.remote_footer import read_remote_footer
+from pqcache.store.sync.download.remote_footer import read_remote_footer, read_remote_tail
 from pqcache.system.parallel import in_parallel
 
 T = TypeVar("T")
@@ -83,11 +83,11 @@ def read_table_schema(
         return in_parallel(calls, _JOBS)
 
     found = of_each(lambda file: _schema_of(source, file, "us"), files)
-    columns = {file: names for file, (_, names, _) in zip(files, found, strict=True) if names}
+    leaves = {file: some for file, (_, some, _) in zip(files, found, strict=True) if some}
     unit = None
-    if columns:
-        spans = of_each(lambda file: _span_of(source, file, columns[file]), list(columns))
-        unit = int96_unit([(file_url(source, file.path), *span) for file, span in zip(columns, spans, strict=True)])
+    if leaves:
+        values = of_each(lambda file: _int96_values(source, file, leaves[file]), list(leaves))
+        unit = int96_unit([(file_url(source, file.path), some) for file, some in zip(leaves, values, strict=True)])
     if unit == "ns":
         found = of_each(lambda file: _schema_of(source, file, "ns"), files)
     schemas = SchemaSet()
@@ -104,8 +104,8 @@ def read_table_schema(
         sizes={file: size for file, (_, _, size) in zip(files, found, strict=True)},
         others=frozenset(
             file.path
-            for file, (schema, names, _) in zip(files, found, strict=True)
-            if (names and not keep_int96) or SchemaSet.key(schema) not in alike
+            for file, (schema, int96, _) in zip(files, found, strict=True)
+            if (int96 and not keep_int96) or SchemaSet.key(schema) not in alike
         ),
     )
 
@@ -150,29 +150,26 @@ class SchemaSet:
             raise
 
 
-def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[str], FileSize]:
-    """Return a file's Arrow schema, the paths of its INT96 columns, and its size."""
+def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, list[int], FileSize]:
+    """Return a file's Arrow schema, its INT96 leaf columns, and its size."""
     metadata, schema = read_remote_footer(source, file, unit)
     size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     size = max(size, int(metadata.num_rows * sum(fixed_width(field.type) for field in schema)))
-    int96 = int96_columns(metadata) if metadata.num_rows else []
+    int96 = int96_leaves(metadata) if metadata.num_rows else []
     return schema, int96, FileSize(metadata.num_row_groups, size)
 
 
-def _span_of(source: Source, file: SourceFile, columns: list[str]) -> tuple[bool, bool]:
+def _int96_values(source: Source, file: SourceFile, leaves: Sequence[int]) -> Int96Values:
+    name = file_url(source, file.path)
     try:
-        with _opened(source, file, "us") as coarse, _opened(source, file, "ns") as fine:
-            return int96_span(coarse, fine, columns)
-    except pa.ArrowException as error:
-        name = file_url(source, file.path)
+        remote = _RemoteFile(source, file)
+        metadata = stored_bytes_metadata(read_remote_tail(source, file).footer, leaves, name)
+        paths = [metadata.schema.column(leaf).path for leaf in leaves]
+        stream = pa.PythonFile(io.BufferedReader(remote, 1 << 20), "r")
+        with pq.ParquetFile(stream, metadata=metadata, pre_buffer=True) as opened:
+            return int96_values(opened.iter_batches(columns=paths))
+    except (pa.ArrowException, OSError) as error:
         raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "write it again at the source") from error
-
-
-@contextmanager
-def _opened(source: Source, file: SourceFile, unit: str) -> Iterator[pq.ParquetFile]:
-    stream = io.BufferedReader(_RemoteFile(source, file), 1 << 20)
-    with pq.ParquetFile(pa.PythonFile(stream, "r"), coerce_int96_timestamp_unit=unit, pre_buffer=True) as opened:
-        yield opened
 
 
 class _RemoteFile(io.RawIOBase):

@@ -24,6 +24,7 @@ from tests.parquet.rewrite.rewriting import (
     rewrite,
     table_of,
 )
+from tests.real_files import MADE
 
 # ---- INT96
 
@@ -247,3 +248,56 @@ def test_a_table_wide_schema(tmp_path: Path) -> None:
     found = table_of([output.path for output in result.outputs])
     assert found.schema.equals(schema)
     assert found.column("b").to_pylist() == list(range(2_000))
+
+
+# ---- structs with required fields, in some files only
+
+REQUIRED = pa.field("x", pa.float32(), nullable=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.struct([REQUIRED]), {"x": 1.5}),
+        (pa.struct([pa.field("in", pa.struct([REQUIRED]), nullable=False)]), {"in": {"x": 1.5}}),
+        (pa.struct([pa.field("two", pa.list_(REQUIRED, 2), nullable=False)]), {"two": [1.5, 2.5]}),
+        (pa.struct([pa.field("l", pa.list_(REQUIRED), nullable=False)]), {"l": [1.5]}),
+        (pa.list_(REQUIRED, 2), [1.5, 2.5]),
+        (pa.list_(REQUIRED), [1.5]),
+        (pa.list_(pa.struct([REQUIRED]), 2), [{"x": 1.5}, {"x": 2.5}]),
+        (pa.map_(pa.string(), REQUIRED), [("k", 1.5)]),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_column_of_required_fields_that_some_files_lack(
+    tmp_path: Path, kind: pa.DataType, value: Any, first: bool
+) -> None:
+    has, lacks = (tmp_path / name for name in (("a", "b") if first else ("b", "a")))
+    pq.write_table(pa.table({"i": [1, 2], "box": pa.array([value, value], kind)}), has)
+    pq.write_table(pa.table({"i": [3]}), lacks)
+    (output,) = rewrite([tmp_path / "a", tmp_path / "b"], tmp_path / "out").outputs
+    found = pq.ParquetFile(output.path).read()
+    assert sorted(zip(found["i"].to_pylist(), found["box"].to_pylist(), strict=True)) == [
+        (1, value),
+        (2, value),
+        (3, None),
+    ]
+
+
+def test_a_struct_of_required_fields_that_some_structs_lack(tmp_path: Path) -> None:
+    inner = pa.struct([pa.field("id", pa.int8()), pa.field("box", pa.struct([REQUIRED]), nullable=False)])
+    pq.write_table(pa.table({"v": pa.array([{"id": 1, "box": {"x": 1.5}}, None], inner)}), tmp_path / "a")
+    pq.write_table(pa.table({"v": [{"id": 2}]}), tmp_path / "b")
+    (output,) = rewrite([tmp_path / "a", tmp_path / "b"], tmp_path / "out").outputs
+    found = pq.ParquetFile(output.path).read()["v"].to_pylist()
+    assert found == [{"id": 1, "box": {"x": 1.5}}, None, {"id": 2, "box": None}]
+
+
+def test_an_annotation_is_kept_beside_a_length_that_means_nothing(tmp_path: Path) -> None:
+    """Parquet-go writes a type_length for INT64 too."""
+    MADE["number_with_length"](tmp_path / "a")
+    (output,) = rewrite([tmp_path / "a"], tmp_path / "out", 4 * KB).outputs
+    before, after = (pq.read_metadata(path).schema.column(0) for path in (tmp_path / "a", output.path))
+    assert not output.linked
+    assert str(after.logical_type) == str(before.logical_type) == "Int(bitWidth=64, isSigned=true)"
+    assert pq.ParquetFile(output.path).read()["n"].to_pylist() == list(range(2_000))

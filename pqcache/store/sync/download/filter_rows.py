@@ -22,6 +22,7 @@ from pqcache.filters.sql import parse_condition
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, sources_of
+from pqcache.parquet.misread_columns import check_read_right
 from pqcache.parquet.projection import keyvalues_of, project
 from pqcache.parquet.rewrite.concat_chunks import as_row_group, encode
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
@@ -82,6 +83,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
         PqcacheError: ``target`` cannot be written.
     """
     [opened] = sources_of([source])
+    check_read_right(opened.path, opened.metadata, opened.schema, nanoseconds=False)
     condition = parse_condition(rows.where, condition_schema(opened.schema, rows.partitions))
     used = [column for column in condition_columns(condition) if column not in rows.partitions]
     expression = expression_of(condition, rows.partitions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer.footer import read_tail
+from pqcache.parquet.footer.footer import Tail, read_tail
 from pqcache.parquet.row_group_stats import footer_in
 from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.manifest import SourceFile
@@ -13,9 +13,13 @@ from pqcache.store.manifest import SourceFile
 
 def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a file's footer and Arrow schema, with ``int96`` as INT96's unit; only the end of the file is read."""
+    return footer_in(read_remote_tail(source, file).data, file_url(source, file.path), int96)
+
+
+def read_remote_tail(source: Source, file: SourceFile) -> Tail:
+    """Return the end of a file, with all of its footer."""
 
     def read(offset: int, length: int) -> bytes:
         return b"".join(source.read(file.path, offset, length))
 
-    url = file_url(source, file.path)
-    return footer_in(read_tail(read, file.identity.size, url).data, url, int96)
+    return read_tail(read, file.identity.size, file_url(source, file.path))

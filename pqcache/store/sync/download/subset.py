@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.rewrite.options import canonical_json
 from pqcache.store.drivers.base import Source
-from pqcache.store.hive import parent, partition_table
+from pqcache.store.hive import parent, partition_table, partition_values
 from pqcache.store.manifest import SourceFile
 
 if TYPE_CHECKING:
@@ -63,30 +63,58 @@ def select(
     directories = sorted({parent(file.path) for file in files})
     table = partition_table(directories)
     row_where = None
-    names = table.column_names
     in_files: set[str] = set()
     if where:
         from pqcache.filters.pruning import prune_row_groups
         from pqcache.filters.sql import matching, parse_condition, where_columns  # as above
 
-        in_files = {name.lower() for name in where_columns(where)} - {name.lower() for name in names}
+        in_files = {name.lower() for name in where_columns(where)}
+    mixed = _mixed(source, files, table, [name for name in table.column_names if name.lower() in in_files])
+    inside = table.drop_columns(mixed)
+    names = inside.column_names
+    in_files -= {name.lower() for name in names}
     types = _types(source, files, [name for name in columns or () if name not in names], in_files)
     if where:
         if not in_files:
-            taken = set(matching(table, where))
+            taken = set(matching(inside, where))
         else:
             row_where = where
-            condition = parse_condition(where, pa.schema([*types.items(), *table.schema]))
+            condition = parse_condition(where, pa.schema([*types.items(), *inside.schema]))
             rows = pa.table({"rows": pa.array([1] * len(directories), pa.int64())})
-            constants = {name: table[name] for name in table.column_names}
+            constants = {name: inside[name] for name in names}
             some = prune_row_groups(condition, rows, constants).some
             taken = {position for position in range(len(directories)) if some[position]}
         kept = {directories[position] for position in taken}
         files = [file for file in files if parent(file.path) in kept]
     if columns is None and row_where is None:
         return list(files), EVERYTHING
-    values = {d: {name: table[name][i] for name in names} for i, d in enumerate(directories)}
+    values = {
+        d: {name: table[name][i] for name in table.column_names if name in names or name in partition_values(d)}
+        for i, d in enumerate(directories)
+    }
     return list(files), Subset(None if columns is None else tuple(columns), row_where, values, types)
+
+
+def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: Sequence[str]) -> list[str]:
+    """Return those of the partition columns ``names`` that are in files whose paths do not have them."""
+    found = []
+    for name in names:
+        without = [file for file in files if name not in partition_values(parent(file.path))]
+        if any(name in schema.names for schema in _schemas(source, without)):
+            found.append(name)
+    return found
+
+
+def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]:
+    """Yield the schemas of the first file, of the last one and of one in between; a damaged first file raises."""
+    from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
+
+    for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []):
+        try:
+            yield read_remote_footer(source, file)[1]
+        except ParquetError:
+            if file is files[0]:
+                raise  # others are being written, perhaps; the download of them raises
 
 
 def _types(
@@ -97,20 +125,10 @@ def _types(
     ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time; a name that
     is in none of these files raises UsageError.
     """
-    from pqcache.store.sync.download.remote_footer import read_remote_footer  # as above
-
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}
     exact, folded = dict.fromkeys(names), dict.fromkeys(sorted(lower))
-    for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]]):
-        if not (exact or folded):
-            break
-        try:
-            _, schema = read_remote_footer(source, file)
-        except ParquetError:
-            if file is files[0]:
-                raise
-            continue  # one that is being written, perhaps; the download of it raises
+    for schema in _schemas(source, files) if exact or folded else ():
         known |= dict.fromkeys(schema.names)
         for column in schema:
             if column.name in exact or column.name.lower() in folded:
@@ -118,6 +136,8 @@ def _types(
         for name in schema.names:
             exact.pop(name, None)
             folded.pop(name.lower(), None)
+        if not (exact or folded):
+            break
     if missing := [*exact, *folded]:
         choices = ", ".join(known) or "none"
         raise UsageError(source.url, f"there is no column {missing[0]}", f"there are: {choices}")
