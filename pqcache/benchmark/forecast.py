@@ -85,4 +85,4 @@ def row_group_size_for(plan: ReadPlan, sizes: RowGroupSizes, memory: int, lanes:
     """Return the bytes on disk, a power of two, of row groups of which each lane can mix 16 in ``memory`` bytes."""
     scale = memory / lanes / lane_bytes(sizes, WINDOW)
     largest = int(plan.data.index.numbers("bytes").max())
-    return max(_SMALLEST, min(BLOCK_SIZE, 1 << (int(scale * largest).bit_length() - 1)))
+    return max(_SMALLEST, min(BLOCK_SIZE, 1 << (max(1, int(scale * largest)).bit_length() - 1)))

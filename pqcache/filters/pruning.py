@@ -23,7 +23,7 @@ import pyarrow.types as pt
 
 from pqcache.filters.expression import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
 from pqcache.parquet.dense import as_lists
-from pqcache.parquet.schema_merge import working
+from pqcache.parquet.schema_merge import comparable
 
 log = logging.getLogger("pqcache.filters")
 
@@ -137,7 +137,7 @@ def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: It
         fragments.append(kind.make_fragment(str(group), store, **about))
     some = np.zeros(len(index), np.bool_)
     try:
-        whole = dataset.FileSystemDataset(fragments, working(as_lists(index.schema)), kind, store)
+        whole = dataset.FileSystemDataset(fragments, comparable(as_lists(index.schema)), kind, store)
         some[[int(fragment.path) for fragment in whole.get_fragments(expression)]] = True
     except pa.ArrowException as error:
         log.debug("no row group is skipped: pyarrow cannot prove anything of %s: %s", expression, error)

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.footer.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
+from pqcache.parquet.null_counts import counts_dictionaries, null_count
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -48,6 +49,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             columns[f"{name}:{what}"] = []
         if name in flat:
             columns[f"{name}:min"], columns[f"{name}:max"] = [], []
+    dictionaries = counts_dictionaries(metadata.created_by)
     for g in range(metadata.num_row_groups):
         group = metadata.row_group(g)
         chunk_bytes = dict.fromkeys(names, 0)
@@ -70,8 +72,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             start = offset if start is None else min(start, offset)
             statistics = chunk.statistics if name in flat else None
             if statistics is not None:
-                if statistics.has_null_count:
-                    nulls[name] = statistics.null_count
+                nulls[name] = null_count(chunk, statistics, dictionaries)
                 extremes[name] = _extremes(statistics)
         columns["row_group"].append(g)
         columns["rows"].append(group.num_rows)

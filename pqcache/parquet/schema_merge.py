@@ -189,12 +189,14 @@ def unified(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     return schema
 
 
-def _working_type(kind: pa.DataType, top: bool) -> pa.DataType:
+def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.DataType:
     def field(inner: pa.Field) -> pa.Field:
-        return inner.with_type(_working_type(inner.type, False))
+        return inner.with_type(_working_type(inner.type, False, stored))
 
+    if stored and isinstance(kind, pa.BaseExtensionType):
+        return _working_type(kind.storage_type, top, stored)
     if pt.is_dictionary(kind):
-        value = _working_type(kind.value_type, False)
+        value = _working_type(kind.value_type, False, stored)
         return pa.dictionary(pa.int32(), value, kind.ordered) if top else value
     if pt.is_string_view(kind):
         return pa.string()
@@ -220,6 +222,14 @@ def working(schema: pa.Schema) -> pa.Schema:
     overflows when many files' dictionaries meet in one row group. Metadata is left out: it goes to the footer.
     """
     return pa.schema([field.with_type(_working_type(field.type, True)) for field in schema])
+
+
+def comparable(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` as conditions see it: in ``working`` types, and extension types as what they are stored as.
+
+    Arrow neither compares these nor makes an empty table of columns that hold them inside.
+    """
+    return pa.schema([field.with_type(_working_type(field.type, True, stored=True)) for field in schema])
 
 
 def conformed(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:

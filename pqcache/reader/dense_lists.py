@@ -22,8 +22,8 @@ def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
     """Return the plan with lists that are all of one length held as rows of fixed width, but for columns ``ragged``.
 
     Decided once for the whole dataset, so that a column is of one kind in every batch: each row group's number of
-    values must be rows x length, and the first rows must have that length. Lists of one item are not held so, as a
-    Parquet file counts an empty list or a null as one value too.
+    values must be rows x length, and the first rows must have that length and no nulls in them. Lists of one item are
+    not held so, as a Parquet file counts an empty list or a null as one value too.
     """
     lists = [f for f in plan.file_forms if f.kind == "bytes" and not is_text(f.type) and f.name not in ragged]
     dense = [(form.name, form.stored.length) for form in lists if form.stored and form.stored.length > 1]
@@ -33,10 +33,12 @@ def with_dense_lists(plan: ReadPlan, ragged: Sequence[str] = ()) -> ReadPlan:
         if sample is None or name not in sample.column_names:
             continue
         lengths = pc.fill_null(pc.list_value_length(sample[name]), -1)
-        if pc.all(pc.equal(lengths, length)).as_py():
-            dense.append((name, length))
-        else:
+        if not pc.all(pc.equal(lengths, length)).as_py():
             log.debug("column %r has %d values a row, in lists of other lengths: they remain lists", name, length)
+        elif pc.list_flatten(sample[name]).null_count:
+            log.debug("column %r has nulls inside its lists: they remain lists", name)
+        else:
+            dense.append((name, length))
     return replace(plan, dense=tuple(dense))
 
 

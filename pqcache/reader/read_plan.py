@@ -164,6 +164,8 @@ def make_read_plan(
     names = data.index.schema.names
     if columns is None:
         columns = names
+        if not names:
+            raise UsageError(data.root, "its files have no columns", "there is nothing to read")
     if isinstance(columns, str):
         raise UsageError(f"columns={columns!r}", f"give a list of names, like [{columns!r}]")
     unknown = [name for name in columns if name not in names]

@@ -341,14 +341,20 @@ def _writer(
         "pqcache.schema": data.serialize().to_pybytes(),
     }
     schema = columns.set(0, field).with_metadata(about)
+    written = 0
 
     def write(table: pa.Table) -> None:
+        nonlocal written
         codes = pa.DictionaryArray.from_arrays(table["file"].combine_chunks(), names)
         writer.write_table(table.set_column(0, field, codes).combine_chunks())
+        written += table.num_rows
 
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        write(columns.empty_table())  # so that the dictionary is there even without a row group
         yield write
+        if not written:  # a table without rows is no batch, and without one there is no dictionary
+            codes = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), names)
+            empty = [pa.array([], column.type) for column in columns]
+            writer.write_batch(pa.RecordBatch.from_arrays([codes, *empty[1:]], schema=schema))
 
 
 def read_index(path: Path) -> Index:
@@ -357,6 +363,7 @@ def read_index(path: Path) -> Index:
         check_regular(path)
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             table = reader.read_all()
+            dictionary = reader.get_batch(0).column("file").dictionary  # the table has no chunk where it has no row
         metadata: Mapping[bytes, bytes] = table.schema.metadata or {}
         about = json.loads(metadata.get(b"pqcache", b"{}"))
         if about.get("format") != FORMAT:
@@ -368,7 +375,7 @@ def read_index(path: Path) -> Index:
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
         chunks = table["file"].chunks
         codes = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
-        paths = tuple(chunks[0].dictionary.to_pylist())
+        paths = tuple(dictionary.to_pylist())
     except PermissionError as error:
         raise CacheError(path, "permission denied", "make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError, KeyError, IndexError, AttributeError) as error:

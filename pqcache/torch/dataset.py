@@ -50,7 +50,7 @@ class ParquetDataset(ResumableDataset):
     ``transform``     called in the worker on each batch (or row); what it returns is what the loader yields. numpy's,
                       random's and torch's generators are seeded for it from (seed, epoch, batch index).
     ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value) or
-                      ``{column: fill}``
+                      ``{column: fill}``; nulls inside a column by path, like ``{"user.age": 0, "tags.element": ""}``
     ``ragged``        list columns to keep Ragged although all their lists are of one length
     ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                       those of them that meet it

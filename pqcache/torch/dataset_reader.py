@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from pqcache.torch.checkpoint import State, check_options
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, to_value
+from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in, to_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class DatasetReader:
         filled = {name for name, _ in self.options.nulls.fill}
         for name in self._plan.columns:
             if name not in filled and (count := self._plan.nulls(name)):
-                raise null_error(name, count, "the dataset")
+                raise null_error(name, count, "the dataset", self.options.nulls)
 
     def read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
@@ -249,7 +249,8 @@ class DatasetReader:
         ordered: dict[str, Any] = {}
         for name in self._plan.columns:
             ordered[name] = values[name]
-            if name in self._masked:
+            if name in self._masked or (self.options.nulls.mask and name in masks):  # nulls that no footer tells of
+                _check_mask(name, values)
                 ordered[mask_name(name)] = masks[name]
         return ordered
 
@@ -306,7 +307,8 @@ class DatasetReader:
     def _set_plan(self, columns: Sequence[str] | None, counts: Ints | None) -> None:
         options = self.options
         plan = make_read_plan(self._data, columns, options.filters, options.rows, counts, options.sequence)
-        self._plan = with_dense_lists(plan, options.ragged)
+        filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
+        self._plan = with_dense_lists(plan, (*options.ragged, *filled))
         self._loader = RowGroupLoader(self._plan)
         self._fitted: dict[int, Window] = {}  # by lanes of a rank
 
@@ -315,14 +317,16 @@ class DatasetReader:
         nulls, names = self.options.nulls, set(self._plan.columns)
         for field in self._plan.schema:
             check_type(field.name, field.type)
-        for option, named in (("ragged", self.options.ragged), ("nulls", [name for name, _ in nulls.fill])):
+        parts = {path for field in self._plan.row_schema for path in paths_in(field.name, field.type)}
+        for option, named, known in (("ragged", self.options.ragged, names), ("nulls", dict(nulls.fill), parts)):
             for name in named:
-                if name not in names:
-                    raise UsageError(option, f"{name!r} is not among the columns")
+                if name not in known:
+                    near = sorted(path for path in known if path.startswith(f"{name.partition('.')[0]}."))
+                    advice = f"there are: {', '.join(near)}" if near else ""
+                    raise UsageError(option, f"{name!r} is not among the columns", advice)
         masked = frozenset(name for name in names if nulls.mask and self._plan.nulls(name) != 0)
         for name in masked:
-            if mask_name(name) in names:
-                raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
+            _check_mask(name, names)
         return masked
 
     def __getstate__(self) -> dict[str, Any]:
@@ -343,6 +347,12 @@ class DatasetReader:
         else:
             self._keep(self._data.lease())
             self._set_plan(columns, counts)
+
+
+def _check_mask(name: str, columns: Container[str]) -> None:
+    """Raise UsageError if the mask of a column has the name of another column."""
+    if mask_name(name) in columns:
+        raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
 
 
 @contextmanager

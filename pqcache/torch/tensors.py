@@ -14,16 +14,20 @@ time, timestamp, duration           int32 or int64 tensor in the column's own un
                                     which); zoned timestamps are UTC
 decimal                             int64 tensor of the unscaled value (12.34 is 1234 with scale 2) up to
                                     18 digits; beyond that Ragged of str, as no tensor holds it exactly
+                                    (in lists of any kind a Ragged of these)
 dictionary                          as its values
 struct                              dict of its fields
 map                                 Ragged of ``{"key": ..., "value": ...}``
 =================================== =================================================================
+
+Nulls inside a column are filled by path: ``user.age`` is a field of a struct, ``tags.element`` the items of a list,
+``prices.value`` the values of a map.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,10 +46,17 @@ _INT64_DIGITS = 18
 
 @dataclass(frozen=True)
 class Nulls:
-    """What to do with nulls: raise (default), a mask beside the column, or a value per column."""
+    """What to do with nulls: raise (default), a mask beside the column, or a value per column.
+
+    ``fill`` maps columns, and paths inside of them, to values. ``inherited`` is the value of the column that holds
+    this one, which its fields and items get that have none of their own. ``inside`` says that this is no column of a
+    batch but a part of one, which has no mask.
+    """
 
     mask: bool = False
     fill: tuple[tuple[str, Any], ...] = ()
+    inherited: Any = None
+    inside: bool = False
 
     @staticmethod
     def of(nulls: str | Mapping[str, Any]) -> Nulls:
@@ -56,24 +67,57 @@ class Nulls:
             return Nulls(mask=nulls == "mask")
         return Nulls(fill=tuple(nulls.items()))
 
+    def fill_of(self, path: str) -> Any:
+        """Return the value for a column or a path inside of one; None where there is none."""
+        return dict(self.fill).get(path, self.inherited)
+
+    def fills_inside(self, path: str) -> bool:
+        """Return whether a part of ``path`` has a value."""
+        return any(name.startswith(f"{path}.") for name, _ in self.fill)
+
 
 def mask_name(column: str) -> str:
     """Return the name under which a batch holds a column's mask (True where there is a value)."""
     return f"{column}_mask"
 
 
-def null_error(name: str, count: int, where: str) -> ParquetError:
-    """Return the error for ``count`` nulls in a column that ``nulls`` neither fills nor masks."""
+def null_error(name: str, count: int, where: str, nulls: Nulls, fields: Sequence[str] = ()) -> ParquetError:
+    """Return the error for ``count`` nulls in a column that ``nulls`` neither fills nor masks.
+
+    ``fields`` are the paths of a struct's fields, which are filled in its place. A mask is recommended where it helps:
+    a part of a column has none, and one column cannot have a mask where others are filled.
+    """
+    values = ", ".join(f"{path!r}: VALUE" for path in fields or [name])
+    mask = "" if nulls.inside or nulls.fill else "nulls='mask', or "
     return ParquetError(
         f"column {name!r}",
         f"it holds nulls ({count} in {where}), which no tensor can",
-        f"pass nulls='mask', or nulls={{{name!r}: VALUE}} to fill them, or leave the column out with columns=",
+        f"pass {mask}nulls={{{values}}} to fill them, or leave the column out with columns=",
     )
+
+
+def paths_in(name: str, kind: pa.DataType) -> Iterator[str]:
+    """Yield the paths at which nulls of a column of type ``kind`` are filled: its own name, then what is inside."""
+    yield name
+    for path, inner in _parts(name, kind):
+        yield from paths_in(path, inner)
+
+
+def _parts(name: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    """Return the paths and types of a type's fields or items; none of a type without any."""
+    bare = storage_type(kind)
+    if pa.types.is_struct(bare):
+        return [(f"{name}.{field.name}", field.type) for field in bare.fields]
+    if pa.types.is_map(bare):
+        return [(f"{name}.key", bare.key_type), (f"{name}.value", bare.item_type)]
+    if pa.types.is_nested(bare) and not pa.types.is_union(bare) and not pa.types.is_run_end_encoded(bare):
+        return [(f"{name}.element", bare.value_type)]
+    return []
 
 
 def check_type(name: str, kind: pa.DataType) -> None:
     """Raise UsageError, naming the column, if a type has no tensor form."""
-    bare = storage_type(kind)
+    bare = storage_type(form_of(pa.field(name, kind)).type)
     if pa.types.is_struct(bare):
         for i in range(bare.num_fields):
             check_type(f"{name}.{bare.field(i).name}", bare.field(i).type)
@@ -114,54 +158,90 @@ def to_value(column: ColumnData, name: str, nulls: Nulls) -> tuple[Value, torch.
     bare = storage_type(column.form.type)
     if isinstance(column.values, pa.Array) and valid is None and column.values.null_count:
         valid = np.asarray(column.values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
-    fill = dict(nulls.fill).get(name)
+    fill = nulls.fill_of(name)
     if valid is not None and valid.all():
         valid = None
-    if valid is not None and fill is None and not nulls.mask:
-        raise null_error(name, int((~valid).sum()), "one batch")
+    if valid is not None and fill is None and not nulls.mask and not _filled_inside(bare, name, nulls):
+        fields = [path for path, _ in _parts(name, bare)] if pa.types.is_struct(bare) else ()
+        raise null_error(name, int((~valid).sum()), "one batch", nulls, fields)
     mask = None if valid is None else torch.from_numpy(valid)
-    if pa.types.is_decimal(bare) and bare.precision > _INT64_DIGITS:
+    if _is_wide_decimal(bare):
         text = from_arrow(to_arrow(column).cast(pa.string()), form_of(pa.field(name, pa.string())))
-        return _text(text, valid, fill, bytes_=False), mask
+        return _text(text, valid, name, fill, bytes_=False), mask
+    if _is_list_of_wide_decimals(bare):  # a list of text to a trainer
+        array = to_arrow(column)
+        bare_array = array.storage if isinstance(array, pa.ExtensionArray) else array
+        return _nested(bare_array, column.form.type, name, nulls, fill), mask
     if column.form.kind == "fixed" and isinstance(column.values, np.ndarray):
-        return _fixed(column, valid, fill), mask
+        return _fixed(column, valid, name, fill), mask
     if isinstance(column.values, Packed) or is_views(column):
         if is_text(bare):
-            return _text(column, valid, fill, bytes_=_is_binary(bare)), mask
+            return _text(column, valid, name, fill, bytes_=_is_binary(bare)), mask
         rows = packed(_without(column, valid))
         item = storage_type(bare.value_type)
         values = _numbers(rows.data, item, len(rows.data) // column.form.width, name)
         return Ragged(values, torch.from_numpy(rows.ends // column.form.width)), mask
-    return _nested(column.values, bare, name, nulls, fill), mask
+    return _nested(column.values, column.form.type, name, nulls, fill), mask
 
 
-def _fixed(column: ColumnData, valid: Bools | None, fill: Any) -> torch.Tensor:
+def _filled_inside(bare: pa.DataType, name: str, nulls: Nulls) -> bool:
+    """Return whether a null is filled by what its fields are filled with."""
+    return bool(pa.types.is_struct(bare)) and nulls.fills_inside(name)
+
+
+def _is_wide_decimal(bare: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(bare)) and bare.precision > _INT64_DIGITS
+
+
+def _is_list_of_wide_decimals(bare: pa.DataType) -> bool:
+    """Return whether a type is a list, of lists perhaps, of decimals that an int64 cannot hold."""
+    lists = pa.types.is_list(bare) or pa.types.is_large_list(bare) or pa.types.is_fixed_size_list(bare)
+    if not lists:
+        return False
+    item = storage_type(bare.value_type)
+    return _is_wide_decimal(item) or _is_list_of_wide_decimals(item)
+
+
+def _fixed(column: ColumnData, valid: Bools | None, name: str, fill: Any) -> torch.Tensor:
     kind, values = column.form.type, column.values
     rows = len(values)
+    if valid is not None:  # what stands in place of nulls is no value
+        values = values.copy()
+        values[~valid] = 0
     if column.form.dense:
         item = storage_type(kind).value_type
         tensor = _numbers(values, item, rows * column.form.dense, column.form.name)
         tensor = tensor.reshape(rows, column.form.dense, *tensor.shape[1:])
     else:
         tensor = _numbers(values, kind, rows, column.form.name)
-    if valid is None:
+    if valid is None or fill is None:
         return tensor
-    filled = tensor.numpy().copy()  # torch cannot put values into unsigned tensors
-    filled[~valid] = torch.as_tensor(0 if fill is None else fill, dtype=tensor.dtype).numpy()
+    filled = tensor.numpy()  # torch cannot put values into unsigned tensors
+    filled[~valid] = _number_of(fill, tensor.dtype, name)
     return torch.from_numpy(filled)
+
+
+def _number_of(fill: Any, dtype: torch.dtype, name: str) -> Any:
+    """Return a fill value (or a list of them) as numbers of ``dtype``; what is none raises UsageError."""
+    try:
+        value = torch.as_tensor(fill, dtype=dtype).numpy()
+        if dtype.is_floating_point or np.array_equal(value, np.asarray(fill)):
+            return value
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise _no_fill(name, fill, dtype) from error
+    raise _no_fill(name, fill, dtype)
+
+
+def _no_fill(name: str, fill: Any, kind: object) -> UsageError:
+    return UsageError("nulls", f"{fill!r} is no value for {name!r}, which is {kind}", "give one of its type")
 
 
 def _numbers(values: Any, kind: pa.DataType, rows: int, name: str) -> torch.Tensor:
     """Return bytes of fixed-width rows as a tensor of (rows, ...)."""
-    shape: tuple[int, ...] | None = None
-    order: Any = None
-    if isinstance(kind, pa.FixedShapeTensorType):
-        shape, order = tuple(kind.shape), kind.permutation
-    kind = storage_type(kind)
+    declared, kind = kind, storage_type(kind)
     if pa.types.is_fixed_size_list(kind):
         tensor = _numbers(values, kind.value_type, rows * kind.list_size, name)
-        tensor = tensor.reshape(rows, *(shape or (kind.list_size,)), *tensor.shape[1:])
-        return tensor.permute(0, *(p + 1 for p in order)) if order else tensor
+        return _shaped(tensor.reshape(rows, kind.list_size, *tensor.shape[1:]), declared)
     flat = np.ascontiguousarray(values).reshape(-1)
     if not flat.flags.writeable:
         flat = flat.copy()
@@ -169,14 +249,32 @@ def _numbers(values: Any, kind: pa.DataType, rows: int, name: str) -> torch.Tens
     if dtype is not None:
         return torch.from_numpy(flat.view(dtype))
     if pa.types.is_decimal(kind):
-        words = kind.bit_width // 32
-        unscaled = flat.view(np.int32) if words == 1 else flat.view(np.int64)[:: words // 2]
-        return torch.from_numpy(unscaled.astype(np.int64))
+        return torch.from_numpy(_unscaled(flat, kind, name))
     return torch.from_numpy(flat.view(np.uint8)).reshape(rows, -1)
 
 
-def _text(column: ColumnData, valid: Bools | None, fill: Any, bytes_: bool) -> Ragged:
+def _unscaled(data: Any, kind: pa.DataType, name: str) -> Any:
+    """Return decimals of few digits as int64; values of more digits than their type says raise ParquetError."""
+    if kind.bit_width == 32:
+        return data.view(np.int32).astype(np.int64)
+    words = data.view(np.int64).reshape(-1, kind.bit_width // 64)
+    if (words[:, 1:] != words[:, :1] >> 63).any():  # not only the sign
+        raise ParquetError(f"column {name!r}", f"it holds values of more digits than {kind}", "write the file again")
+    return words[:, 0].copy()
+
+
+def _shaped(lists: torch.Tensor, kind: pa.DataType) -> torch.Tensor:
+    """Return lists of fixed size (rows, size, ...) in the shape that a fixed-shape tensor type says."""
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return lists
+    tensor = lists.reshape(len(lists), *kind.shape, *lists.shape[2:])
+    return tensor.permute(0, *(p + 1 for p in kind.permutation)) if kind.permutation else tensor
+
+
+def _text(column: ColumnData, valid: Bools | None, name: str, fill: Any, bytes_: bool) -> Ragged:
     if valid is not None and fill is not None:
+        if not isinstance(fill, bytes if bytes_ else str):
+            raise _no_fill(name, fill, "binary" if bytes_ else "text")
         array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
         column = from_arrow(array, column.form)
         valid = None
@@ -200,29 +298,45 @@ def _without(column: ColumnData, valid: Bools | None) -> ColumnData:
 
 
 def _nested(array: pa.Array, kind: pa.DataType, name: str, nulls: Nulls, fill: Any) -> Value:
-    """Return a struct, map or list of anything; nulls inside are filled if ``fill`` is given, else raise."""
-    inside = Nulls(fill=((name, fill),)) if fill is not None else Nulls()
-    if pa.types.is_struct(kind):
-        names = [kind.field(i).name for i in range(kind.num_fields)]
+    """Return a struct, map or list of anything; nulls inside that have no fill raise."""
+    bare = storage_type(kind)
+    inside = replace(nulls, mask=False, inherited=fill, inside=True)
+    parts = [path for path, _ in _parts(name, bare)]
+    if pa.types.is_struct(bare):
         children = {}
-        for child, column in zip(names, array.flatten(), strict=True):
+        for field, path, column in zip(bare.fields, parts, array.flatten(), strict=True):
             # the fields of a null struct are null, and the struct's own mask says so
-            masked = array.null_count > 0 and column.null_count == array.null_count
-            children[child] = _value(column, f"{name}.{child}", Nulls(mask=True) if masked else inside)
+            masked = nulls.mask and array.null_count > 0 and column.null_count == array.null_count
+            children[field.name] = _value(column, path, replace(inside, mask=masked))
         return children
-    if pa.types.is_map(kind):
+    if pa.types.is_map(bare):
         offsets = array.offsets.to_numpy().astype(np.int64)
         first, last = int(offsets[0]), int(offsets[-1])
-        entries = {
-            "key": _value(array.keys.slice(first, last - first), f"{name}.key", inside),
-            "value": _value(array.items.slice(first, last - first), f"{name}.value", inside),
-        }
-        return Ragged(entries, torch.from_numpy(offsets - first))
-    if pa.types.is_fixed_size_list(kind):
-        array = array.cast(pa.list_(kind.value_type))
-    lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(), np.int64)
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return Ragged(_value(array.flatten(), name, inside), torch.from_numpy(ends))
+        both = (array.keys, array.items)
+        key, value = (
+            _value(part.slice(first, last - first), path, inside) for part, path in zip(both, parts, strict=True)
+        )
+        return Ragged({"key": key, "value": value}, torch.from_numpy(offsets - first))
+    values = _value(array.flatten(), parts[0], inside)
+    if pa.types.is_fixed_size_list(bare):
+        if isinstance(values, torch.Tensor):
+            return _of_fixed_size(array, kind, values, 0 if fill is None else _number_of(fill, values.dtype, name))
+        lengths = np.where(np.asarray(array.is_valid()), bare.list_size, 0)
+    else:
+        lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(), np.int64)
+    return Ragged(values, torch.from_numpy(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])))
+
+
+def _of_fixed_size(array: pa.Array, kind: pa.DataType, items: torch.Tensor, fill: Any) -> torch.Tensor:
+    """Return lists of fixed size, or tensors of fixed shape, of which those that are not null have ``items``."""
+    size = storage_type(kind).list_size
+    rows = items.numpy().reshape(-1, size, *items.shape[1:])
+    if array.null_count:
+        found = np.empty((len(array), *rows.shape[1:]), rows.dtype)
+        found[:] = fill
+        found[np.asarray(array.is_valid())] = rows
+        rows = found
+    return _shaped(torch.from_numpy(rows), kind)
 
 
 def _value(array: pa.Array, name: str, nulls: Nulls) -> Value:

@@ -52,6 +52,19 @@ def test_comes_back(tmp_path: Path) -> None:
     assert again.partitions.equals(index.partitions)
 
 
+def test_an_index_without_row_groups_comes_back(tmp_path: Path) -> None:
+    for day in (1, 2):
+        (tmp_path / f"dt={day}").mkdir()
+        pq.ParquetWriter(tmp_path / f"dt={day}/a.parquet", pa.schema([("a", pa.int64())])).close()
+    index = build_index(tmp_path, ["dt=1/a.parquet", "dt=2/a.parquet"])
+    write_index(index, tmp_path / "row_groups.arrow")
+    again = read_index(tmp_path / "row_groups.arrow")
+    assert (len(again), again.paths) == (0, ("dt=1/a.parquet", "dt=2/a.parquet"))
+    assert again.table.equals(index.table)
+    assert again.schema.equals(index.schema)
+    assert again.partitions.equals(index.partitions)
+
+
 def test_reused_lines_equal_read_ones(tmp_path: Path) -> None:
     """An index made from the previous one plus new files is the index made from all footers."""
     root = write_shop(tmp_path)

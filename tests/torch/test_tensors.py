@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import pickle
+import re
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -23,8 +24,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_convert
 
 from pqcache.errors import ParquetError, UsageError
+from pqcache.parquet.footer import footer, thrift
 from pqcache.torch import Batch, ParquetDataset, Ragged
 from pqcache.torch.batch import Position
+from pqcache.torch.ragged import listed
 from pqcache.torch.shared_memory import SharedPool, worker_pool
 
 
@@ -94,6 +97,94 @@ def test_times_and_decimals(tmp_path: Path) -> None:
         decimal.Decimal("123456789012345678901.5"),
         decimal.Decimal(-1),
     ]
+
+
+BIG = [decimal.Decimal("123456789012.5"), decimal.Decimal("-1.2"), decimal.Decimal(3)]
+ITEMS: dict[str, tuple[pa.Array, list[Any]]] = {
+    "decimal(38, 18)": (
+        pa.array(BIG, pa.decimal128(38, 18)),
+        [f"{value:.18f}" for value in BIG],
+    ),
+    "decimal256": (pa.array([int("1" * 60), -1, 3], pa.decimal256(76, 0)), ["1" * 60, "-1", "3"]),
+    "decimal256 of few digits": (pa.array(BIG[1:] + BIG[1:2], pa.decimal256(18, 2)), [-120, 300, -120]),
+    "decimal32": (pa.array(BIG[1:] + BIG[1:2], pa.decimal32(9, 2)), [-120, 300, -120]),
+    "decimal64": (pa.array(BIG[1:] + BIG[1:2], pa.decimal64(18, 2)), [-120, 300, -120]),
+    "float16": (pa.array(np.array([1.5, -2, 0], np.float16)), [1.5, -2, 0]),
+    "bool": (pa.array([True, False, True]), [True, False, True]),
+    "time32": (pa.array([1, 2, 3], pa.time32("ms")), [1, 2, 3]),
+    "time64": (pa.array([1, 2, 3], pa.time64("ns")), [1, 2, 3]),
+    "duration": (pa.array([1, 2, 3], pa.duration("us")), [1, 2, 3]),
+    "timestamp": (pa.array([1, 2, 3], pa.timestamp("ns", "UTC")), [1, 2, 3]),
+    "date": (pa.array([1, 2, 3], pa.date32()), [1, 2, 3]),
+    "fixed_size_binary": (pa.array([b"ab", b"cd", b"ef"], pa.binary(2)), [[97, 98], [99, 100], [101, 102]]),
+    "large_string": (pa.array(["a", "", "c" * 40], pa.large_string()), ["a", "", "c" * 40]),
+    "string_view": (pa.array(["a", "", "c" * 40], pa.string_view()), ["a", "", "c" * 40]),
+    "binary_view": (pa.array([b"a", b"", b"c" * 40], pa.binary_view()), [b"a", b"", b"c" * 40]),
+    "dictionary": (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+    "uuid": (
+        pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16), b"\1" * 16, b"\2" * 16], pa.binary(16))),
+        [[n] * 16 for n in range(3)],
+    ),
+    "bool8": (pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, 1], pa.int8())), [1, 0, 1]),
+    "tensor": (
+        pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.int32(), [2]), pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2))
+        ),
+        [[1, 2], [3, 4], [5, 6]],
+    ),
+    "tensor of bool": (
+        pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.bool_(), [2]),
+            pa.array([[True, False], [False] * 2, [True] * 2], pa.list_(pa.bool_(), 2)),
+        ),
+        [[True, False], [False] * 2, [True] * 2],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+def test_items_of_lists_structs_and_maps_are_those_of_plain_columns(tmp_path: Path, kind: str) -> None:
+    array, values = ITEMS[kind]
+    twice, ends = pa.concat_arrays([array, array]), pa.array([0, 2, 2, 3], pa.int32())
+    lists, pairs = pa.ListArray.from_arrays(ends, array), pa.FixedSizeListArray.from_arrays(twice, 2)
+    a, b, c = values
+    columns = {
+        "plain": (array, values),
+        "list": (lists, [[a, b], [], [c]]),
+        "large": (pa.LargeListArray.from_arrays(ends.cast(pa.int64()), array), [[a, b], [], [c]]),
+        "constant": (pa.ListArray.from_arrays(pa.array([0, 2, 4, 6], pa.int32()), twice), [[a, b], [c, a], [b, c]]),
+        "fixed": (pairs, [[a, b], [c, a], [b, c]]),
+        "lists": (pa.ListArray.from_arrays(ends, lists), [[[a, b], []], [], [[c]]]),
+        "map": (
+            pa.MapArray.from_arrays(ends, pa.array(["k", "l", "m"]), array),
+            [[{"key": "k", "value": a}, {"key": "l", "value": b}], [], [{"key": "m", "value": c}]],
+        ),
+    }
+    if not kind.endswith("view"):  # which Arrow cannot write inside a struct
+        columns["struct"] = pa.StructArray.from_arrays([array], ["x"]), [{"x": value} for value in values]
+        columns["pairs"] = pa.StructArray.from_arrays([pairs], ["x"]), [{"x": x} for x in ([a, b], [c, a], [b, c])]
+    batch = batch_of(tmp_path, None, **{name: column for name, (column, _) in columns.items()})
+    assert {name: listed(batch[name]) for name in columns} == {
+        name: expected for name, (_, expected) in columns.items()
+    }
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_decimals_of_more_digits_than_their_type_are_refused(tmp_path: Path, nested: bool) -> None:
+    """A file whose schema says 10 digits may hold 16 bytes of each value."""
+    array = pa.array([decimal.Decimal(5), decimal.Decimal(10**25), decimal.Decimal(-5)], pa.decimal128(38, 0))
+    column = pa.ListArray.from_arrays(pa.array([0, 1, 3, 3], pa.int32()), array) if nested else array
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"c": column}), path, store_schema=False, write_statistics=False)
+    data = path.read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    fields = thrift.decode(data[-8 - length : -8], "x")
+    leaf = fields[2][1].values[-1]
+    leaf[8] = (thrift.I32, 10)
+    leaf.pop(10)
+    path.write_bytes(data[: -8 - length] + footer.frame(fields))
+    with pytest.raises(ParquetError, match=r"column 'c': it holds values of more digits than decimal128\(10, 0\)"):
+        list(ParquetDataset(tmp_path, batch_size=3))
 
 
 def test_text_and_binary(tmp_path: Path) -> None:
@@ -196,9 +287,97 @@ def test_a_list_is_dense_for_all_batches_or_none(tmp_path: Path) -> None:
 
 
 def test_nulls_raise_by_name(tmp_path: Path) -> None:
-    for array in (pa.array([1, None]), pa.array(["a", None]), pa.array([[1], None]), pa.array([[1], [None]])):
+    for array in (pa.array([1, None]), pa.array(["a", None]), pa.array([[1], None])):
         with pytest.raises(ParquetError, match=r"column 'bad': it holds nulls.*nulls='mask'"):
             batch_of(tmp_path, None, ok=pa.array([1, 2]), bad=array)
+
+
+INSIDE: dict[str, tuple[pa.Array, dict[str, Any], Any]] = {
+    "list": (pa.array([[1, None], [2]]), {"c.element": 0}, [[1, 0], [2]]),
+    "strings": (pa.array([["a", None], []]), {"c.element": "-"}, [["a", "-"], []]),
+    "struct": (
+        pa.array([{"x": 1, "y": "a"}, {"x": None, "y": "b"}]),
+        {"c.x": 5},
+        [{"x": 1, "y": "a"}, {"x": 5, "y": "b"}],
+    ),
+    "a null struct": (
+        pa.array([{"x": 1, "y": "a"}, None]),
+        {"c.x": 5, "c.y": ""},
+        [{"x": 1, "y": "a"}, {"x": 5, "y": ""}],
+    ),
+    "map": (
+        pa.array([[("k", 1), ("l", None)], []], pa.map_(pa.string(), pa.int64())),
+        {"c.value": 0},
+        [[{"key": "k", "value": 1}, {"key": "l", "value": 0}], []],
+    ),
+    "list of structs": (pa.array([[{"x": None}], [{"x": 2}]]), {"c.element.x": 7}, [[{"x": 7}], [{"x": 2}]]),
+    "lists in a struct": (pa.array([{"l": [None]}, {"l": [2, 3]}]), {"c.l.element": 7}, [{"l": [7]}, {"l": [2, 3]}]),
+    "lists of lists": (pa.array([[[1], [None]], []]), {"c.element.element": 7}, [[[1], [7]], []]),
+    "fixed size": (pa.array([[1, None], [3, 4]], pa.list_(pa.int32(), 2)), {"c.element": 9}, [[1, 9], [3, 4]]),
+}
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_nulls_inside_are_filled_by_path(tmp_path: Path, case: str) -> None:
+    """What the message recommends for nulls inside a column is what fills them."""
+    array, fills, expected = INSIDE[case]
+    filled = batch_of(tmp_path, {"nulls": fills}, c=array)
+    assert listed(filled["c"]) == expected
+    known: dict[str, Any] = {}
+    while known != fills:
+        with pytest.raises(ParquetError) as found:
+            batch_of(tmp_path, {"nulls": known or "error"}, c=array)
+        advised = re.findall(r"'(c[^']*)': VALUE", found.value.advice)
+        assert advised
+        known |= {path: fills[path] for path in advised}
+
+
+def test_a_fill_is_for_all_that_is_inside(tmp_path: Path) -> None:
+    for array, expected in (
+        (pa.array([{"x": 1}, {"x": None}, None]), [{"x": 1}, {"x": 3}, {"x": 3}]),
+        (pa.array([[[1], [None]], [], None]), [[[1], [3]], [], []]),
+    ):
+        assert listed(batch_of(tmp_path, {"nulls": {"c": 3}}, c=array)["c"]) == expected
+    pairs = pa.array([[1, None], None], pa.list_(pa.int32(), 2))
+    for array, expected in ((pa.array([[1, None], None]), [[1, 9], []]), (pairs, [[1, 9], [8, 8]])):
+        batch = batch_of(tmp_path, {"nulls": {"c": 8, "c.element": 9}}, c=array)
+        assert listed(batch["c"]) == expected, "one for a part wins"
+
+
+def test_lists_with_nulls_in_them_are_not_dense(tmp_path: Path) -> None:
+    """Whatever their lengths: what fills the nulls needs no ``ragged``."""
+    lists = [[1, 2]] * 3000 + [[None, 2]]
+    for order, nulls in ((1, {"c.element": 0}), (-1, {"c": 0})):
+        pq.write_table(pa.table({"c": pa.array(lists[::order])}), tmp_path / "t.parquet", row_group_size=1000)
+        batches = list(ParquetDataset(tmp_path, batch_size=1000, shuffle=False, nulls=nulls))
+        assert all(isinstance(batch["c"], Ragged) for batch in batches)
+        found = [row for batch in batches for row in batch["c"].to_list()]
+        assert found == [[0 if item is None else item for item in row] for row in lists[::order]]
+
+
+def test_masks_and_nulls_inside(tmp_path: Path) -> None:
+    with pytest.raises(ParquetError, match=r"column 'c\.element': it holds nulls .*pass nulls=\{'c\.element': VALUE\}"):
+        batch_of(tmp_path, {"nulls": "mask"}, c=pa.array([[1, None]]))
+    with pytest.raises(UsageError, match=r"'c\.z' is not among the columns; there are: c\.x, c\.y"):
+        batch_of(tmp_path, {"nulls": {"c.z": 1}}, c=pa.array([{"x": 1, "y": 2}]))
+    with pytest.raises(UsageError, match=r"'c\.x' is not among the columns"):
+        batch_of(tmp_path, {"ragged": ["c.x"]}, c=pa.array([{"x": 1, "y": 2}]))
+
+
+@pytest.mark.parametrize(
+    ("array", "fill"),
+    [
+        (pa.array([1, None]), 0.5),
+        (pa.array([1, None]), "x"),
+        (pa.array([1, None], pa.uint8()), -1),
+        (pa.array([1, None], pa.int8()), 200),
+        (pa.array(["a", None]), 0),
+        (pa.array([b"a", None]), "a"),
+    ],
+)
+def test_a_fill_of_another_type_is_refused(tmp_path: Path, array: pa.Array, fill: Any) -> None:
+    with pytest.raises(UsageError, match=r"nulls: .* is no value for 'c', which is"):
+        batch_of(tmp_path, {"nulls": {"c": fill}}, c=array)
 
 
 def test_nulls_masked(tmp_path: Path) -> None:

@@ -278,6 +278,8 @@ def _prefix(
     opened: list[SourceFooter], declared: pa.Schema, options: RewriteOptions, made_alike: Sequence[bool]
 ) -> int:
     """Return how many files can be linked although the rest is rewritten."""
+    if not len(declared):  # without columns there is nothing to rewrite, and pyarrow reads no rows
+        return len(opened)
     found = fits([source.metadata for source in opened], options, made_alike)
     same = opened[0].schema.equals(declared)
     dense = dense_in(declared)

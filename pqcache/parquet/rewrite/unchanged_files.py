@@ -20,7 +20,9 @@ def row_group_bytes(group: pq.RowGroupMetaData) -> int:
 
 
 def row_group_start(group: pq.RowGroupMetaData) -> int:
-    """Return where in its file a row group begins."""
+    """Return where in its file a row group begins; 0 for one without columns."""
+    if not group.num_columns:
+        return 0
     first = group.column(0)
     return int(first.dictionary_page_offset or first.data_page_offset)
 

@@ -49,13 +49,19 @@ def fixed_width(kind: pa.DataType) -> int:
     if pa.types.is_boolean(kind):
         return 1
     if pa.types.is_fixed_size_list(kind):
-        return 0 if pa.types.is_boolean(kind.value_type) else fixed_width(kind.value_type) * int(kind.list_size)
+        return _item_width(kind.value_type) * int(kind.list_size)
     if pa.types.is_nested(kind) or pa.types.is_null(kind):
         return 0
     try:
         return int(kind.bit_width) // 8
     except ValueError:
         return 0
+
+
+def _item_width(kind: pa.DataType) -> int:
+    """Return the bytes of a list's item in Arrow's memory; 0 where items are bits, codes or not all as wide."""
+    bare = storage_type(kind)
+    return 0 if pa.types.is_dictionary(kind) or pa.types.is_boolean(bare) else fixed_width(bare)
 
 
 def number_dtype(kind: pa.DataType, dense: bool = False) -> Any:
@@ -84,23 +90,40 @@ def _number_dtype(kind: pa.DataType) -> Any:
 
 def form_of(field: pa.Field, dense: int = 0) -> ColumnForm:
     """Return how to hold a column; ``dense`` is the length of its lists where that is known to be constant."""
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    kind = _without_views(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
     bare = storage_type(kind)
-    if pa.types.is_string_view(bare):
-        kind = bare = pa.string()
-    if pa.types.is_binary_view(bare):
-        kind = bare = pa.binary()
     if width := fixed_width(bare):
         return ColumnForm(name=field.name, type=kind, kind="fixed", width=width)
     if is_text(bare):
         return ColumnForm(name=field.name, type=kind, kind="bytes", width=1)
-    if (pa.types.is_list(bare) or pa.types.is_large_list(bare)) and not pa.types.is_boolean(bare.value_type):
-        item = fixed_width(bare.value_type)
-        if item and not pa.types.is_nested(bare.value_type) and not pa.types.is_dictionary(bare.value_type):
+    if pa.types.is_list(bare) or pa.types.is_large_list(bare):
+        item = 0 if pa.types.is_nested(storage_type(bare.value_type)) else _item_width(bare.value_type)
+        if item:
             if dense:
                 return ColumnForm(name=field.name, type=kind, kind="fixed", width=item * dense, dense=dense)
             return ColumnForm(name=field.name, type=kind, kind="bytes", width=item)
     return ColumnForm(name=field.name, type=kind, kind="other")
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """Return a type with strings and binary in place of views of them, of which Arrow takes no rows inside others."""
+
+    def changed(field: pa.Field) -> pa.Field:
+        return field.with_type(_without_views(field.type))
+
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([changed(field) for field in kind.fields])
+    if pa.types.is_map(kind):
+        return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(changed(kind.value_field), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(changed(kind.value_field))
+    return pa.large_list(changed(kind.value_field)) if pa.types.is_large_list(kind) else kind
 
 
 def stored_as(form: ColumnForm, stored: Dense | None) -> ColumnForm:

@@ -238,6 +238,8 @@ def _take(values: Any, rows: npt.NDArray[np.int64]) -> Any:
 
 def _fixed_values(array: pa.Array) -> Bytes | None:
     """Return the rows of a fixed-width array; None where an item inside a list is null."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
     kind, rows = array.type, len(array)
     if pa.types.is_boolean(kind):
         bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)
@@ -339,6 +341,8 @@ def _from_fixed(kind: pa.DataType, values: Bytes, valid: Bools | None) -> pa.Arr
     if pa.types.is_fixed_size_list(kind):
         flat, inner_kind = values.reshape(-1).view(np.uint8), storage_type(kind.value_type)
         inner = _from_fixed(inner_kind, _words(flat, fixed_width(inner_kind)), None)
+        if isinstance(kind.value_type, pa.BaseExtensionType):  # of which Arrow only has arrays that are wrapped
+            inner = kind.value_type.wrap_array(inner)
         return pa.Array.from_buffers(kind, rows, [_bits(valid)], children=[inner])
     return pa.Array.from_buffers(kind, rows, [_bits(valid), pa.py_buffer(values)])
 

@@ -25,7 +25,7 @@ from pqcache.errors import UsageError, first_line
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where, text_of
 from pqcache.filters.pruning import Outcomes, prune_by_expression, prune_row_groups
 from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
-from pqcache.parquet.schema_merge import conformed, working
+from pqcache.parquet.schema_merge import comparable, conformed
 from pqcache.reader.open import Data
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.reader.selection.selection import Intersection, Selection
@@ -124,7 +124,7 @@ def counts_of(rows: SelectedRows, groups: int) -> Ints:
 
 def parse_filters(filters: Any, index: Index) -> RowFilter:
     """Return ``filters`` parsed, on the columns of ``index``; what makes no sense raises UsageError."""
-    schema = working(as_lists(index.schema))
+    schema = comparable(as_lists(index.schema))
     if isinstance(filters, pc.Expression):
         columns = _columns_in(filters, schema)
         (serialized,) = filters.__reduce__()[1]

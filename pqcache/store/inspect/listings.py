@@ -204,10 +204,27 @@ def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
 
 
 def _plain(value: pa.Scalar) -> Any:
+    """Return a value as Python has it, also one that holds a time or a text that Python's types cannot hold."""
     try:
         return value.as_py()
-    except (ValueError, OverflowError):  # a time that Python's types cannot hold
-        return str(value.value)
+    except (ValueError, OverflowError):
+        return _described(value)
+
+
+def _described(value: pa.Scalar) -> Any:
+    """Return a value of which Python's types cannot hold a part: that as a number or as text with replacements."""
+    kind = value.type
+    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
+        return _plain(value.value)
+    if pa.types.is_struct(kind):
+        return {kind.field(i).name: _plain(value[i]) for i in range(kind.num_fields)}
+    if pa.types.is_map(kind):
+        return [[_plain(entry["key"]), _plain(entry["value"])] for entry in value.values]
+    if pa.types.is_nested(kind):
+        return [_plain(item) for item in value.values]
+    if hasattr(value, "as_buffer"):
+        return value.as_buffer().to_pybytes().decode(errors="replace")
+    return str(value.value)
 
 
 def readable(value: Any, items: int = 8, characters: int = 200) -> Any:

@@ -169,6 +169,8 @@ def _int96_values(source: Source, file: SourceFile, leaves: Sequence[int]) -> In
         with pq.ParquetFile(stream, metadata=metadata, pre_buffer=True) as opened:
             return int96_values(opened.iter_batches(columns=paths))
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system, and not of a damaged page
+            raise
         raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "write it again at the source") from error
 
 

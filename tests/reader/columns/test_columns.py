@@ -61,6 +61,40 @@ def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     assert to_arrow(joined).to_pylist() == expected + array.to_pylist()
 
 
+def _uuids() -> pa.Array:
+    return pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes([i]) * 16 for i in range(12)], pa.binary(16)))
+
+
+def _tensors(kind: pa.DataType) -> pa.Array:
+    storage = pa.array([[i % 2, i % 3] for i in range(12)], pa.list_(pa.int64(), 2)).cast(pa.list_(kind, 2))
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(kind, [2]), storage)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        _uuids(),
+        _tensors(pa.int16()),
+        _tensors(pa.bool_()),
+        pa.array([["a", "b" * 20, ""][i % 3] for i in range(12)], pa.string_view()),
+        pa.array([["a", "b" * 20, ""][i % 3] for i in range(12)]).dictionary_encode(),
+        pa.array([i * 10**20 for i in range(12)], pa.decimal128(38, 0)),
+    ],
+    ids=lambda items: str(items.type),
+)
+def test_items_whose_bytes_are_not_one_buffer(items: pa.Array) -> None:
+    """Extension types, views and codes inside of lists: what lies in a buffer is not what a row is."""
+    pairs = pa.FixedSizeListArray.from_arrays(items, 2)
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 2, 5, 12], pa.int32()), items)
+    for array in (pairs, pa.FixedSizeListArray.from_arrays(pairs, 2), lists):
+        expected = array.to_pylist()
+        array = array.slice(1)
+        column = from_arrow(array, form_of(pa.field("c", array.type)))
+        rows = np.arange(len(array))[::-1]
+        assert to_arrow(column).to_pylist() == expected[1:]
+        assert to_arrow(compact(take(column, rows))).to_pylist() == expected[:0:-1]
+
+
 @pytest.mark.parametrize("shared", [None, BufferPool()])
 def test_long_rows_are_packed(shared: BufferPool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_module, "NEAR", 10_000)  # so that they are copied in pieces

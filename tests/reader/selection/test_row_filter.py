@@ -735,3 +735,44 @@ def test_workers_evaluate_conditions_too(lake: Path, workers: int) -> None:
         assert sorted(i for batch in found for i in batch) == duck_ids(lake, "label >= 8 or text = 'text 1'")
         assert (found == expected) == (epoch == 0)
     assert not (lake / "_pqcache").exists()  # a directory of somebody else's
+
+
+def write_extensions(path: Path) -> None:
+    """Write six rows with JSON and UUIDs, also inside structs and lists as a VARIANT has them."""
+    texts = pa.array([f'{{"a": {i}}}' for i in range(6)])
+    uuids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes([i]) * 16 for i in range(6)], pa.binary(16)))
+    table = pa.table(
+        {
+            "id": list(range(6)),
+            "json": pa.ExtensionArray.from_storage(pa.json_(), texts),
+            "uuid": uuids,
+            "variant": pa.StructArray.from_arrays([texts.cast(pa.binary()), uuids], ["metadata", "typed_value"]),
+            "uuids": pa.ListArray.from_arrays(pa.array(range(7), pa.int32()), uuids),
+        }
+    )
+    path.parent.mkdir(parents=True)
+    pq.write_table(table, path, row_group_size=4)
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ("id >= 3", [3, 4, 5]),
+        ([("id", ">=", 3)], [3, 4, 5]),
+        (pc.field("id") >= 3, [3, 4, 5]),
+        ("json like '%4%' or id = 1", [1, 4]),
+        ([("json", "==", '{"a": 4}')], [4]),
+        (pc.field("json") == '{"a": 4}', [4]),
+        ("variant.typed_value is not null and dt = 1 and id < 2", [0, 1]),
+    ],
+    ids=str,
+)
+def test_filters_of_and_beside_extension_types(tmp_path: Path, filters: Any, expected: list[int]) -> None:
+    write_extensions(tmp_path / "source/dt=1/a.parquet")
+    dataset = ParquetDataset(tmp_path / "source", columns=["id"], filters=filters, shuffle=False)
+    assert ids(dataset) == expected
+    if isinstance(filters, str) and "variant" not in filters:
+        pqcache.sync(tmp_path / "source", tmp_path / "cache", where=filters)
+        (batch,) = pqcache.Cache.open(tmp_path / "cache").batches(shuffle=False)
+        assert batch["id"].to_pylist() == expected
+        assert batch.schema.field("json").type == pa.json_()

@@ -17,7 +17,7 @@ from pqcache import cli
 from pqcache.benchmark.forecast import Forecast, describe_forecast, forecast
 from pqcache.console.inspect_text import remedy, verdict
 from pqcache.reader.memory_budget import WINDOW
-from pqcache.store.inspect.listings import readable
+from pqcache.store.inspect.listings import _plain, readable
 from pqcache.torch import ParquetDataset
 from tests.datasets import files_of, write_day, write_shop
 
@@ -231,3 +231,38 @@ def test_one_view_at_a_time(shop: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert cli.run(["inspect", str(shop), "--files", "--schema"]) == 2
     assert "--schema and --files: exclude each other" in capfd.readouterr().err
     assert cli.run(["inspect", str(shop.parent / "nowhere"), "--files"]) == 1
+
+
+BEYOND = pa.array([1 << 60], pa.int64()).cast(pa.timestamp("s"))
+NO_UTF8 = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\x80a")])
+
+
+@pytest.mark.parametrize(("array", "shown"), [(BEYOND, str(1 << 60)), (NO_UTF8, "\ufffda")], ids=["time", "text"])
+def test_values_that_python_cannot_hold_are_shown_anywhere(array: pa.Array, shown: str) -> None:
+    ends = pa.array([0, 1], pa.int32())
+    struct = pa.StructArray.from_arrays([array], ["x"])
+    for nested, expected in (
+        (array, shown),
+        (struct, {"x": shown}),
+        (pa.ListArray.from_arrays(ends, array), [shown]),
+        (pa.LargeListArray.from_arrays(ends.cast(pa.int64()), array), [shown]),
+        (pa.FixedSizeListArray.from_arrays(array, 1), [shown]),
+        (pa.ListArray.from_arrays(ends, struct), [{"x": shown}]),
+        (pa.MapArray.from_arrays(ends, pa.array(["k"]), array), [["k", shown]]),
+        (pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), array), shown),
+    ):
+        assert _plain(nested[0]) == expected, nested.type
+
+
+def test_a_sample_of_such_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"s": pa.StructArray.from_arrays([NO_UTF8], ["x"]), "t": NO_UTF8})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (row,) = lines(capfd, str(tmp_path), "--sample", "1", "--json")
+    assert json.loads(row) == {"s": {"x": "\ufffda"}, "t": "\ufffda"}
+
+
+def test_a_forecast_of_row_groups_far_beyond_memory(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"s": ["x" * 1000] * 1000}), tmp_path / "a.parquet")
+    found = forecast(tmp_path, 1000, lanes=2)
+    assert found is not None
+    assert found.row_group_size is not None

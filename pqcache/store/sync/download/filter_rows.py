@@ -34,7 +34,7 @@ from pqcache.parquet.rewrite.file_writer import (
     widened,
     write_errors,
 )
-from pqcache.parquet.schema_merge import conformed, working
+from pqcache.parquet.schema_merge import comparable, conformed, working
 
 _BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
 _MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low
@@ -46,7 +46,7 @@ log = logging.getLogger("pqcache.sync")
 
 def condition_schema(schema: pa.Schema, partitions: Mapping[str, pa.Scalar]) -> pa.Schema:
     """Return the columns that a condition may name: the file's, then the partition columns, whose values win."""
-    in_file = [column for column in working(schema) if column.name not in partitions]
+    in_file = [column for column in comparable(schema) if column.name not in partitions]
     return pa.schema([*in_file, *(pa.field(name, value.type) for name, value in partitions.items())])
 
 
@@ -84,8 +84,9 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
     """
     [opened] = sources_of([source])
     check_read_right(opened.path, opened.metadata, opened.schema, nanoseconds=False)
-    condition = parse_condition(rows.where, condition_schema(opened.schema, rows.partitions))
-    used = [column for column in condition_columns(condition) if column not in rows.partitions]
+    known = condition_schema(opened.schema, rows.partitions)
+    condition = parse_condition(rows.where, known)
+    columns = pa.schema([known.field(name) for name in condition_columns(condition) if name not in rows.partitions])
     expression = expression_of(condition, rows.partitions)
     with write_errors(target):
         target.unlink(missing_ok=True)
@@ -102,7 +103,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
             for table in _tables(opened, group, name):
                 if stopped():
                     raise KeyboardInterrupt
-                output.add(_filtered(table, used, expression).select(output.positions), group)
+                output.add(_filtered(table, columns, expression, name).select(output.positions), group)
         output.flush()
         output.finish()
     except BaseException as error:
@@ -270,9 +271,9 @@ def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
         )
 
 
-def _filtered(table: pa.Table, used: Sequence[str], expression: pc.Expression) -> pa.Table:
-    """Return the rows for which ``expression`` on the columns ``used`` is true, in order."""
-    kept = rows_where(table.select(used), expression)
+def _filtered(table: pa.Table, columns: pa.Schema, expression: pc.Expression, name: str) -> pa.Table:
+    """Return the rows for which ``expression`` on ``columns`` is true, in order."""
+    kept = rows_where(conformed(table.select(columns.names), columns, name), expression)
     if len(kept) == table.num_rows:
         return table
     return table.take(kept)

@@ -67,6 +67,7 @@ def select(
     if where:
         from pqcache.filters.pruning import prune_row_groups
         from pqcache.filters.sql import matching, parse_condition, where_columns  # as above
+        from pqcache.parquet.schema_merge import comparable
 
         in_files = {name.lower() for name in where_columns(where)}
     mixed = _mixed(source, files, table, [name for name in table.column_names if name.lower() in in_files])
@@ -79,7 +80,7 @@ def select(
             taken = set(matching(inside, where))
         else:
             row_where = where
-            condition = parse_condition(where, pa.schema([*types.items(), *inside.schema]))
+            condition = parse_condition(where, comparable(pa.schema([*types.items(), *inside.schema])))
             rows = pa.table({"rows": pa.array([1] * len(directories), pa.int64())})
             constants = {name: inside[name] for name in names}
             some = prune_row_groups(condition, rows, constants).some
