@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pqcache.parquet.footer.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.null_counts import counts_dictionaries, null_count
+from pqcache.parquet.sound_statistics import is_sound, type_ordered
 
 log = logging.getLogger("pqcache.parquet")
 
@@ -41,7 +42,8 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     """
     names = [field.name for field in schema]
     top = _names_of_chunks(metadata, schema)
-    flat = {f.name for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
+    flat = {f.name: f.type for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
+    ordered = type_ordered(metadata) if flat and metadata.num_row_groups else []
     lists = {f.name for f in schema if _is_flat_list(f.type)}
     columns: dict[str, list[Any]] = {name: [] for name in (*BASE.names[1:], *(f"{name}:values" for name in lists))}
     for name in names:
@@ -70,10 +72,9 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             if chunk.has_dictionary_page and chunk.dictionary_page_offset:
                 offset = min(offset, chunk.dictionary_page_offset)
             start = offset if start is None else min(start, offset)
-            statistics = chunk.statistics if name in flat else None
-            if statistics is not None:
+            if name in flat and (statistics := chunk.statistics) is not None:
                 nulls[name] = null_count(chunk, statistics, dictionaries)
-                extremes[name] = _extremes(statistics)
+                extremes[name] = _extremes(statistics, is_sound(chunk, flat[name], ordered[c]))
         columns["row_group"].append(g)
         columns["rows"].append(group.num_rows)
         columns["offset"].append(start or 0)
@@ -111,18 +112,22 @@ def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
 
 def read_footer(path: Path) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a local file's footer and Arrow schema; what is not Parquet raises ParquetError by name."""
-    return footer_in(read_local_tail(path).data, str(path))
+    tail = read_local_tail(path)
+    return footer_in(tail.data, str(path), size=tail.size)
 
 
-def footer_in(end: bytes, name: str, int96: str | None = None) -> tuple[pq.FileMetaData, pa.Schema]:
+def footer_in(
+    end: bytes, name: str, int96: str | None = None, *, size: int | None
+) -> tuple[pq.FileMetaData, pa.Schema]:
     """Return the footer and the Arrow schema of a file from its last bytes; ``int96`` is INT96's unit in the schema.
 
-    What is not Parquet, and what would end the process when it is asked for, raises ParquetError that names ``name``.
+    ``size`` is the file's; None where the footer is of no file. What is not Parquet, what contradicts itself and what
+    would end the process when it is asked for raises ParquetError that names ``name``.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(end), coerce_int96_timestamp_unit=int96) as file:
             metadata = file.metadata
-            start = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name)
+            start = check_footer(end[-8 - int.from_bytes(end[-8:-4], "little") : -8], name, size)
             about = int96, metadata.metadata
             known = _schemas.get(start)
             if known is None or known[0] != about:
@@ -177,8 +182,8 @@ def _is_flat_list(kind: pa.DataType) -> bool:
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(kind.value_type)
 
 
-def _extremes(statistics: pq.Statistics) -> tuple[Any, Any]:
-    if not statistics.has_min_max:
+def _extremes(statistics: pq.Statistics, sound: bool) -> tuple[Any, Any]:
+    if not (statistics.has_min_max and sound):
         return None, None
     try:
         low, high = statistics.min, statistics.max

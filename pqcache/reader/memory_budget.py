@@ -17,6 +17,7 @@ log = logging.getLogger("pqcache.reader")
 
 WINDOW = 16  # row groups, where memory allows
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
+_IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
 _WINDOW_OF_PIECES = 4
 _MOST_PIECES = 64  # pieces of a row group, at most: to read one, all those before it are decoded
 
@@ -89,13 +90,26 @@ def fit_window(sizes: RowGroupSizes, memory: int, lanes: int, name: object = "th
         if window < min(WINDOW, len(sizes)):
             log.debug("%s: memory=%s is enough to mix %d row groups", name, format_size(memory), window)
         return Window(window)
+    at_once = (_WINDOW_OF_PIECES // 2 + 1 + _DECODING) * lanes
+    least = int(lane_bytes(sizes, 1)) * lanes
+    return Window(_WINDOW_OF_PIECES, _piece_rows(sizes, memory, at_once, least, f" and {lanes} lanes", name))
+
+
+def fit_in_file_order(sizes: RowGroupSizes, memory: int, name: object = "the dataset") -> Window:
+    """Return the window, of one row group, for reading in the order of the files within ``memory`` bytes.
+
+    Row groups of which not even three fit are read in pieces; see `fit_window`.
+    """
+    least = _IN_FILE_ORDER * int(sizes.decoded.max(initial=0))
+    return Window(1, _piece_rows(sizes, memory, _IN_FILE_ORDER, least, "", name) if least > memory else 0)
+
+
+def _piece_rows(sizes: RowGroupSizes, memory: int, at_once: int, least: int, lanes: str, name: object) -> int:
+    """Return the rows of a piece such that ``at_once`` fit; with ``least`` bytes complete row groups would."""
     largest = int(np.argmax(sizes.decoded))
     size, rows = int(sizes.decoded[largest]), int(sizes.decoded_rows[largest])
-    pieces = -(-size * (_WINDOW_OF_PIECES // 2 + 1 + _DECODING) * lanes // max(1, memory))
-    reason = (
-        f"a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)} and {lanes} lanes"
-    )
-    least = int(lane_bytes(sizes, 1)) * lanes
+    pieces = -(-size * at_once // max(1, memory))
+    reason = f"a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)}{lanes}"
     advice = (
         "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
         f"memory={format_size(1.01 * least)!r}"
@@ -104,7 +118,13 @@ def fit_window(sizes: RowGroupSizes, memory: int, lanes: int, name: object = "th
         raise UsageError(name, reason, advice)
     log.debug("%s: row groups are read in %d pieces: %s", name, pieces, reason)
     warnings.warn(f"{name}: {reason}: read in {pieces} pieces, which is slow; {advice}", stacklevel=2)
-    return Window(_WINDOW_OF_PIECES, -(-rows // pieces))
+    return -(-rows // pieces)
+
+
+def budget_in_file_order(sizes: RowGroupSizes, memory: float, threads: int) -> DecodeBudget:
+    """Return how many of ``threads`` threads may decode ahead within ``memory`` bytes when nothing is mixed."""
+    fitting = int(memory / max(1, int(sizes.decoded.max(initial=0))))
+    return DecodeBudget(max(1, min(threads, fitting - _IN_FILE_ORDER + 1)))
 
 
 def decode_budget(

@@ -14,7 +14,14 @@ from pqcache.errors import UsageError
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.columns.columns import to_arrow
 from pqcache.reader.epoch import batches
-from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
+from pqcache.reader.memory_budget import (
+    DecodeBudget,
+    Window,
+    budget_in_file_order,
+    decode_budget,
+    fit_in_file_order,
+    fit_window,
+)
 from pqcache.reader.open import Data, open_data
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_share import EpochShare
@@ -85,9 +92,11 @@ def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions)
     plan = make_read_plan(data, options.columns, options.filters, options.rows, sequence=options.sequence)
     loader = RowGroupLoader(plan)
     window = Window(options.window or 1)
-    if options.window is None and options.shuffle:
+    if options.shuffle and options.window is None:
         window = fit_window(loader.sizes, memory, lanes, path)
-        loader = loader.split(window.piece_rows)
+    elif not options.shuffle and options.rows is None:  # a lookup does not wait for a sample
+        window = fit_in_file_order(loader.sizes, memory, path)
+    loader = loader.split(window.piece_rows)
     order = Order(
         counts=loader.plan.counts,
         batch_size=options.batch_size,
@@ -105,7 +114,6 @@ def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions)
         start=options.start,
         drop_last=options.drop_last,
     )
-    budget = DecodeBudget(cpu_count())
     if options.shuffle:
         budget = decode_budget(
             loader.sizes,
@@ -113,8 +121,12 @@ def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions)
             lanes=lanes,
             all_lanes=options.all_lanes,
             window=window.row_groups,
-            threads=budget.threads,
+            threads=cpu_count(),
         )
+    elif options.rows is None:
+        budget = budget_in_file_order(loader.sizes, memory, cpu_count())
+    else:
+        budget = DecodeBudget(cpu_count())
     return _Epoch(loader=loader, order=order, share=share, budget=budget)
 
 

@@ -17,7 +17,8 @@ from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.disk import check_regular
 
-_SAMPLE_ROWS = 1024
+_SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
+_OTHER_KIND = 4  # times as many bytes as the first row group may have
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
 
@@ -46,32 +47,52 @@ def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: Sequen
     total = np.zeros(len(plan.row_groups), np.int64)
     forms = [form_of(as_list(index.schema.field(name))) for name in names]
     varied = [form.name for form in forms if form.kind != "fixed"]
-    sample = first_rows(plan, varied)
+    samples = [first_rows(plan, varied, number) for number in _sampled(plan, varied)]
     for form in forms:
         items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
         if form.kind == "fixed":
             total += items * form.width
             continue
         stored = index.uncompressed([form.name])[plan.row_groups] * items // index.rows[plan.row_groups]
-        per_row = 0.0
-        if sample is not None and form.name in sample.column_names and sample.num_rows:
-            per_row = sample[form.name].nbytes / sample.num_rows
+        found = [some for some in samples if some is not None and form.name in some.column_names and some.num_rows]
+        per_row = max((some[form.name].nbytes / some.num_rows for some in found), default=0.0)
         total += np.maximum(stored, (items * per_row).astype(np.int64)) + _VIEW * items
     return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
 
 
-def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
-    """Return those of columns ``names`` that the plan's first row group has, for its first rows; None without any."""
+def _sampled(plan: ReadPlan, names: Sequence[str]) -> list[int]:
+    """Return the row groups to sample: the first, and if that is another kind, the one that dictionaries enlarge most.
+
+    A value of a dictionary is stored once, and decoded for each row: at most as many bytes as are stored, times rows.
+    """
+    if not names or not len(plan.row_groups):
+        return []
+    index = plan.data.index
+    most = index.uncompressed(names)[plan.row_groups].astype(float) * index.rows[plan.row_groups]
+    largest = int(np.argmax(most))
+    return [0, largest] if most[largest] > _OTHER_KIND * most[0] else [0]
+
+
+def first_rows(plan: ReadPlan, names: Sequence[str], number: int = 0) -> pa.Table | None:
+    """Return those of columns ``names`` that a row group of the plan has, for its first rows; None without any.
+
+    These are as many as fit into some megabytes.
+    """
     if not names or not len(plan.row_groups):
         return None
-    index, row_group = plan.data.index, int(plan.row_groups[0])
+    index, row_group = plan.data.index, int(plan.row_groups[number])
     path = plan.data.root / index.paths[int(index.numbers("file")[row_group])]
     try:
         check_regular(path)
         with pq.ParquetFile(path) as file:
             present = [name for name in names if name in file.schema_arrow.names]
             number = int(index.numbers("row_group")[row_group])
-            batch = next(file.iter_batches(_SAMPLE_ROWS, [number], present, use_threads=False), None)
+            batches, left = [], _SAMPLE_ROWS
+            for batch in file.iter_batches(_SAMPLE_AT_ONCE, [number], present, use_threads=False):
+                batches.append(batch)
+                left -= batch.num_rows
+                if left <= 0 or sum(some.nbytes for some in batches) > _SAMPLE_BYTES:
+                    break
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
-    return None if batch is None else pa.table(batch)
+    return pa.Table.from_batches(batches) if batches else None

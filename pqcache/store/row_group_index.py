@@ -14,7 +14,7 @@ uncompressed         int64     size of its pages after decompression
 ``C:codec``          string    ``SNAPPY``; several joined by ``+`` where the leaves of ``C`` differ
 ``C:nulls``          int64     number of nulls, where the file says so
 ``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one
-``C:min``, ``C:max`` type of C from the file's statistics; only for flat columns, null where unknown
+``C:min``, ``C:max`` type of C from the file's statistics; only for flat columns, null where unknown or unsound
 ==================== ========= ==========================================================================
 
 The schema's metadata holds the dataset's Arrow schema. Partition values are not repeated: they are in the path.

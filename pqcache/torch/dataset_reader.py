@@ -20,7 +20,14 @@ from pqcache.errors import UsageError
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
-from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
+from pqcache.reader.memory_budget import (
+    DecodeBudget,
+    Window,
+    budget_in_file_order,
+    decode_budget,
+    fit_in_file_order,
+    fit_window,
+)
 from pqcache.reader.open import open_data
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
@@ -200,7 +207,7 @@ class DatasetReader:
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
         if not self.options.shuffle:
-            return loader, order, DecodeBudget(threads)
+            return loader, order, budget_in_file_order(loader.sizes, self.options.memory / share.workers, threads)
         budget = decode_budget(
             loader.sizes,
             self.options.memory / share.workers,
@@ -268,12 +275,15 @@ class DatasetReader:
     def _shape(self, lanes: int, ranks: int) -> Window:
         if self._window is not None:
             return self._window
-        if not self.options.shuffle:
-            return Window(1)
-        of_rank = -(-lanes // ranks)
+        of_rank = -(-lanes // ranks) if self.options.shuffle else 1
         if of_rank not in self._fitted:
-            sizes = (self.nodes or self._loader).sizes
-            self._fitted[of_rank] = fit_window(sizes, self.options.memory, of_rank, self.options.path)
+            sizes, memory, path = (self.nodes or self._loader).sizes, self.options.memory, self.options.path
+            fitted = (
+                fit_window(sizes, memory, of_rank, path)
+                if self.options.shuffle
+                else fit_in_file_order(sizes, memory, path)
+            )
+            self._fitted[of_rank] = fitted
         return self._fitted[of_rank]
 
     @property

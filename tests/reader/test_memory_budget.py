@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pqcache.errors import UsageError
@@ -14,11 +15,15 @@ from pqcache.reader.memory_budget import (
     DecodeBudget,
     RowGroupSizes,
     Window,
+    budget_in_file_order,
     decode_budget,
+    fit_in_file_order,
     fit_window,
     largest_window,
 )
+from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.order import Order
+from pqcache.reader.record_batches import read_batches
 from tests.reader.reading import loader_of, long_rows, read, write
 
 
@@ -93,3 +98,33 @@ def test_sizes_see_through_dictionaries(tmp_path: Path) -> None:
     text = "a rather long string that is stored once per row group"
     write(tmp_path, {"a.parquet": pa.table({"s": [text] * 10_000})}, 5_000)
     assert (loader_of(tmp_path).sizes.selected >= 5_000 * len(text)).all()
+
+
+def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
+    sizes = sizes_of(10 << 20, 30 << 20)
+    assert fit_in_file_order(sizes, 90 << 20) == Window(1)
+    with pytest.warns(UserWarning, match=r"takes 30 MB decoded, too much for memory=45 MB: read in 2 pieces, which is"):
+        window = fit_in_file_order(RowGroupSizes(sizes.selected, sizes.decoded, np.array([100, 300])), 45 << 20)
+    assert window == Window(1, piece_rows=150)
+    with pytest.raises(UsageError, match=r"shop: a row group takes 30 MB decoded, .*give memory='90\.9 MB'"):
+        fit_in_file_order(sizes_of(30 << 20), 1 << 20, "shop")
+    assert fit_in_file_order(sizes_of(), 1) == Window(1)
+    threads = [budget_in_file_order(sizes, memory << 20, 8).threads for memory in (1, 90, 120, 150, 10_000)]
+    assert threads == [1, 1, 2, 3, 8]
+    table = pa.table({"id": range(20_000), "s": [f"{i}" * 10 for i in range(20_000)]})
+    write(tmp_path, {"a.parquet": table}, 20_000)
+    memory = int(loader_of(tmp_path).sizes.selected.max())
+    with pytest.warns(UserWarning, match="read in 3 pieces"):
+        batches = list(read_batches(tmp_path, BatchOptions(batch_size=999, shuffle=False, memory=memory)))
+    assert pa.Table.from_batches(batches).equals(table)
+
+
+def test_sizes_see_a_dictionary_in_a_later_row_group(tmp_path: Path) -> None:
+    """A megabyte that is stored once and decoded for each of 2,000 rows is not read to find out."""
+    pq.write_table(pa.table({"s": ["abc"] * 100}), tmp_path / "a.parquet")
+    values = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2_000, np.int32)), pa.array(["z" * (1 << 20)]))
+    pq.write_table(pa.table({"s": values}), tmp_path / "b.parquet", store_schema=False)
+    loader = loader_of(tmp_path)
+    assert int(loader.sizes.decoded.max()) >= 2_000 << 20
+    with pytest.raises(UsageError, match=r"a row group takes 2\.0 GB decoded, too much for memory=64 MB"):
+        fit_window(loader.sizes, 64 << 20, 1)

@@ -47,6 +47,11 @@ class Tail(NamedTuple):
     limit: int
 
     @property
+    def size(self) -> int:
+        """The file's size."""
+        return self.start + len(self.data)
+
+    @property
     def footer(self) -> bytes:
         """The footer's bytes, without length and magic."""
         return self.data[self.limit - self.start : -8]

@@ -1,26 +1,27 @@
-"""Rejects footers on which pyarrow would end the process, with a C++ error that nothing catches.
+"""Rejects footers that contradict themselves (see `footer_counts`), and those on which pyarrow would end the process.
 
-Opening a file is safe, and so is reading its rows. But `RowGroupMetaData.column`, `ColumnChunkMetaData.compression`
-and `.statistics` end the process where a column chunk contradicts its schema: another type, a codec that does not
-exist, a minimum shorter than its type, level histograms of the wrong length, metadata that are missing or encrypted.
-So the row groups are looked through first. They are not decoded, which would take longer than everything else that is
-done with a footer: bytes are stepped over, and only what matters is looked at. What pyarrow's parser would read
-otherwise than it is written here, like a list whose elements are not of the kind that they should be, is refused too.
+That is a C++ error, which nothing catches. Opening a file is safe, and so is reading its rows. But
+`RowGroupMetaData.column`, `ColumnChunkMetaData.compression` and `.statistics` end the process where a column chunk
+contradicts its schema: another type, a codec that does not exist, a minimum shorter than its type, level histograms of
+the wrong length, metadata that are missing or encrypted. So the row groups are looked through first (see
+`thrift_walk`). What pyarrow's parser would read otherwise than it is written here, like a list whose elements are not
+of the kind that they should be, is refused too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.thrift import BINARY, BOOL, BYTE, DOUBLE, I16, I32, I64, LIST, MAP, SET, STRUCT, read_varint
+from pqcache.parquet.footer.footer_counts import FooterCounts
+from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, read_varint
+from pqcache.parquet.footer.thrift_fields import COMPRESSED, DATA, DICTIONARY, UNCOMPRESSED, VALUES
+from pqcache.parquet.footer.thrift_walk import Check, items_at, key, skipped, walk
 
-_FALSE = 2
-_MAX_DEPTH = 32
-_MAX_NUMBER = (1 << 15) - 1  # of a field: pyarrow's parser has 16 bits for it
+_REQUIRED = (VALUES, UNCOMPRESSED, COMPRESSED, DATA)
 _MAX_RECENT = (
     16  # schemas that are remembered: files of a table have the same, and decoding it takes as long as the rest
 )
@@ -30,26 +31,33 @@ _WIDTHS = {0: 1, 1: 4, 2: 8, 4: 4, 5: 8}  # of the physical types whose minima p
 _DECIMAL = 5  # as converted type and as logical type
 _FLOAT16 = 15
 _ADVICE = "write it again at the source, or move it away"
+_EVEN, _EVEN_HIGH = (b"[%b]" % re.escape(bytes(range(first, first + 128, 2))) for first in (0, 128))
+_COUNT = rb"(%b|%b[\x80-\xff]{0,7}[\x00-\x7f])" % (_EVEN, _EVEN_HIGH)  # a number that is not negative
+_FILE_OFFSET = re.compile(rb"\x26%b\x1c" % _COUNT)  # field 2 of a column chunk, and the head of field 3, its metadata
+_NUMBERS = re.compile(rb"\x16%b\x16%b\x16%b\x26%b(?:\x26%b)?" % ((_COUNT,) * 5))  # VALUES to DATA, and DICTIONARY
+_NUMBER_STATISTICS = {  # by the width of the values: minima and maxima, counts and flags
+    width: re.compile(
+        rb"(?:[\x18\x28\x38\x48\x58]%c.{%d}|[\x16\x26\x36]%b|[\x11\x12]){0,9}\x00" % (width, width, _COUNT), re.S
+    )
+    for width in (1, 4, 8)
+}
 
 
-_Check = Callable[[bytes, int, Any], int]
-"""Checks the value that begins there, with what is known of its struct, and returns where it ends."""
-_Checks = Mapping[int, _Check]
-"""What is checked of a struct, by the field's number and kind (see `_key`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _ColumnRules:
     """What a column's chunks have to agree with: its physical type, the least bytes of a minimum, and its levels.
 
-    ``lists`` are the bytes of the last list of each check that passed: most chunks of a column have the same ones.
+    ``repeated`` are the bytes of the last value of some checks that passed: most chunks of a column have the same ones.
+    ``head`` are the bytes of the last chunk's metadata before the number of its values.
     """
 
+    path: str
     kind: int
     width: int
     repetitions: int
     definitions: int
-    lists: dict[_Check, bytes] = field(default_factory=dict)
+    repeated: dict[Check, bytes] = field(default_factory=dict)
+    head: bytes = b""
 
 
 class _Encrypted(ValueError):
@@ -60,22 +68,45 @@ class _Encrypted(ValueError):
 class _KnownSchema:
     """The bytes of a footer up to the end of its schema, and what follows for the chunks of each leaf column.
 
-    ``lists`` are as those of `_ColumnRules`.
+    ``repeated`` are as those of `_ColumnRules`.
     """
 
     data: bytes
     columns: list[_ColumnRules]
-    lists: dict[_Check, bytes] = field(default_factory=dict)
+    repeated: dict[Check, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class _File:
+    """A footer that is being checked; the rows of the file and of the row group are -1 until they are found."""
+
+    known: _KnownSchema
+    counts: FooterCounts
+    file_rows: int = -1
+    group_rows: int = -1
+
+
+@dataclass(slots=True)
+class _ChunkNumbers:
+    """A column chunk that is being checked: its numbers by field, and where its metadata begin.
+
+    ``elsewhere`` says that it is in another file.
+    """
+
+    rules: _ColumnRules
+    numbers: dict[int, int] = field(default_factory=dict)
+    begin: int = 0
+    elsewhere: bool = False
 
 
 _recent: list[_KnownSchema] = []
 
 
-def check_footer(data: bytes, name: str) -> bytes:
-    """Raise ParquetError if pyarrow would end the process when asked what the footer ``data`` says of a column chunk.
+def check_footer(data: bytes, name: str, size: int | None) -> bytes:
+    """Raise ParquetError if the footer ``data`` contradicts itself, or if pyarrow would end the process because of it.
 
-    ``name`` is the file to blame. Return the beginning of ``data``, with all of its schema: for files that are alike
-    mostly one and the same object.
+    ``name`` is the file to blame, and ``size`` its size; None where the footer is of no file. Return the beginning of
+    ``data``, with all of its schema: for files that are alike mostly one and the same object.
     """
     try:
         known = next((known for known in _recent if data.startswith(known.data)), None)
@@ -83,7 +114,9 @@ def check_footer(data: bytes, name: str) -> bytes:
             known = _schema_of(data, name)
             _recent.insert(0, known)
             del _recent[_MAX_RECENT:]
-        _fields(data, len(known.data), _FILE, known, 2)
+        file = _File(known, FooterCounts(size))
+        walk(data, len(known.data), _FILE, file, 2)
+        file.counts.end_file(file.file_rows)
         return known.data
     except _Encrypted:
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first") from None
@@ -110,113 +143,129 @@ def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:
         width = max(0, element[2][1]) if 2 in element else 0  # nobody asks for others, and some writers cut them off
     if not {1, 2}.issuperset(leaf.shape):
         raise ValueError("a column that is neither optional nor repeated nor required")
-    return _ColumnRules(kind=kind, width=width, repetitions=leaf.shape.count(2) + 1, definitions=len(leaf.shape) + 1)
-
-
-# ---- The compact protocol, stepped over. An index past the end raises IndexError.
-
-
-def _fields(data: bytes, at: int, checks: _Checks, about: Any, number: int = 0, depth: int = 0) -> int:
-    """Return where the struct ends whose next field begins at ``at``, after field ``number``."""
-    while head := data[at]:
-        at += 1
-        if head > 15:
-            number += head >> 4
-        else:
-            if number > _MAX_NUMBER:
-                break
-            number, at = read_varint(data, at)
-            number = (number >> 1) ^ -(number & 1)
-        kind = head & 15
-        check = checks.get(number << 4 | kind)
-        if check is not None:
-            at = check(data, at, about)
-        elif I16 <= kind <= I64:
-            while data[at] > 127:
-                at += 1
-            at += 1
-        elif kind > _FALSE:
-            at = _skipped(data, at, kind, depth)
-    if abs(number) > _MAX_NUMBER:
-        raise ValueError(f"a field {number:,}")
-    return at + 1
-
-
-def _skipped(data: bytes, at: int, kind: int, depth: int) -> int:
-    """Return where the value ends that begins at ``at``."""
-    if I16 <= kind <= I64:
-        while data[at] > 127:
-            at += 1
-        return at + 1
-    if kind == BINARY:
-        size, at = read_varint(data, at)
-        return at + size
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"values nested more than {_MAX_DEPTH} deep")
-    if kind == STRUCT:
-        return _fields(data, at, {}, None, depth=depth + 1)
-    if kind in (LIST, SET):
-        count, kind, at = _items(data, at)
-        for _ in range(count):
-            at = _skipped(data, at, kind, depth + 1)
-        return at
-    if kind == MAP:
-        count, at = read_varint(data, at)
-        kinds = data[at] if count else 0
-        at += count > 0
-        for _ in range(min(count, len(data))):
-            at = _skipped(data, _skipped(data, at, kinds >> 4, depth + 1), kinds & 15, depth + 1)
-        return at
-    if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list or map
-        return at + 1
-    if kind == DOUBLE:
-        return at + 8
-    raise ValueError(f"a value of unknown kind {kind}")
-
-
-def _items(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return how many elements a list has, their kind, and where the first begins."""
-    count, kind = data[at] >> 4, data[at] & 15
-    at += 1
-    if count == 15:
-        count, at = read_varint(data, at)
-    if count > len(data) - at:  # an element takes a byte at least
-        raise IndexError
-    return count, kind, at
+    return _ColumnRules(
+        path=b".".join(leaf.path).decode("utf-8", "replace"),
+        kind=kind,
+        width=width,
+        repetitions=leaf.shape.count(2) + 1,
+        definitions=len(leaf.shape) + 1,
+    )
 
 
 # ---- FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, Statistics and SizeStatistics of parquet.thrift
 
 
-def _row_groups(data: bytes, at: int, known: _KnownSchema) -> int:
-    count, kind, at = _items(data, at)
+def _row_groups(data: bytes, at: int, file: _File) -> int:
+    count, kind, at = items_at(data, at)
     _expect(kind, STRUCT, count)
     for _ in range(count):
-        at = _fields(data, at, _GROUP, known)
+        file.group_rows = -1
+        at = walk(data, at, _GROUP, file)
+        file.counts.end_row_group(file.group_rows)
     return at
 
 
-def _chunks(data: bytes, at: int, known: _KnownSchema) -> int:
-    count, kind, at = _items(data, at)
+def _file_rows(data: bytes, at: int, file: _File) -> int:
+    file.file_rows, at = _integer(data, at)
+    return at
+
+
+def _group_rows(data: bytes, at: int, file: _File) -> int:
+    file.group_rows, at = _integer(data, at)
+    return at
+
+
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    number, at = read_varint(data, at)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _chunks(data: bytes, at: int, file: _File) -> int:
+    columns = file.known.columns
+    count, kind, at = items_at(data, at)
     _expect(kind, STRUCT, count)
-    if count != len(known.columns):
-        raise ValueError(f"a row group has {count:,} columns, the schema {len(known.columns):,}")
-    seen: list[bool] = []
-    for rules in known.columns:
-        at = _fields(data, at, _CHUNK, (rules, seen))
-        if not seen:
-            raise ValueError("a column chunk without metadata")
-        seen.clear()
+    if count != len(columns):
+        raise ValueError(f"a row group has {count:,} columns, the schema {len(columns):,}")
+    for rules in columns:
+        at = _known_chunk(data, at, rules, file.counts) or _chunk(data, at, rules, file.counts)
     return at
 
 
-def _metadata(data: bytes, at: int, about: tuple[_ColumnRules, list[bool]]) -> int:
-    rules, seen = about
-    seen.append(True)
-    return _fields(data, at, _COLUMN, rules)
+def _known_chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts) -> int:
+    """Return where a chunk ends whose metadata begin like those of the column's last one; 0 where they do not.
+
+    Nearly all do, and then their numbers are found at once.
+    """
+    begin = _FILE_OFFSET.match(data, at)
+    if begin is None or not rules.head or not data.startswith(rules.head, begin.end()):
+        return 0
+    numbers = _NUMBERS.match(data, begin.end() + len(rules.head))
+    if numbers is None:
+        return 0
+    values, _, size, offset, dictionary = numbers.groups()
+    chunk = _ChunkNumbers(rules, {DICTIONARY: _decoded(dictionary)} if dictionary else {})
+    at = walk(data, numbers.end(), _COLUMN, chunk, DICTIONARY if dictionary else DATA)
+    at = walk(data, at, _CHUNK, chunk, 3)
+    first = chunk.numbers.pop(DICTIONARY, 0)
+    if chunk.numbers:
+        raise ValueError("a column chunk with two sizes, counts or offsets")
+    counts.add_chunk(rules.path, rules.repetitions == 1, _count(values), _decoded(size), _decoded(offset), first)
+    return at
 
 
-def _type(data: bytes, at: int, rules: _ColumnRules) -> int:
+def _decoded(varint: bytes) -> int:
+    """Return a number that is not negative."""
+    number = 0
+    for byte in reversed(varint):
+        number = number << 7 | byte & 127
+    return number >> 1
+
+
+_count = lru_cache(256)(_decoded)
+
+
+def _chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts) -> int:
+    chunk = _ChunkNumbers(rules)
+    at = walk(data, at, _CHUNK, chunk)
+    found = chunk.numbers
+    if not found:
+        raise ValueError("a column chunk without metadata")
+    if not found.get(VALUES):
+        found[DATA] = 0  # of no pages: any number has been seen
+    if any(found.get(number, -1) < 0 for number in _REQUIRED):
+        raise ValueError(f"column {rules.path} has a size, count or offset that is missing or negative")
+    offsets = (0, 0) if chunk.elsewhere else (found[DATA], found.get(DICTIONARY, 0))
+    counts.add_chunk(rules.path, rules.repetitions == 1, found[VALUES], found[COMPRESSED], *offsets)
+    return at
+
+
+def _elsewhere(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    chunk.elsewhere = True
+    return skipped(data, at, BINARY, 0)
+
+
+def _metadata(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    chunk.begin = at
+    return walk(data, at, _COLUMN, chunk)
+
+
+def _number(number: int) -> Check:
+    def check(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+        chunk.numbers[number], at = _integer(data, at)
+        return at
+
+    return check
+
+
+def _values(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    if data[at - 1] == 1 << 4 | I64:  # directly behind the field before it
+        chunk.rules.head = data[chunk.begin : at - 1]
+    chunk.numbers[VALUES], at = _integer(data, at)
+    return at
+
+
+def _type(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    rules = chunk.rules
     if data[at] == rules.kind << 1:
         return at + 1
     kind, at = read_varint(data, at)
@@ -225,7 +274,7 @@ def _type(data: bytes, at: int, rules: _ColumnRules) -> int:
     return at
 
 
-def _codec(data: bytes, at: int, rules: _ColumnRules) -> int:
+def _codec(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     if data[at] <= _LAST_CODEC << 1 and not data[at] & 1:
         return at + 1
     codec, at = read_varint(data, at)
@@ -234,8 +283,11 @@ def _codec(data: bytes, at: int, rules: _ColumnRules) -> int:
     return at
 
 
-def _statistics(data: bytes, at: int, rules: _ColumnRules) -> int:
-    return _fields(data, at, _STATISTICS, rules)
+def _statistics(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    usual = _NUMBER_STATISTICS.get(chunk.rules.width)
+    if usual is not None and (found := usual.match(data, at)):
+        return found.end()
+    return walk(data, at, _STATISTICS, chunk.rules)
 
 
 def _extreme(data: bytes, at: int, rules: _ColumnRules) -> int:
@@ -248,14 +300,19 @@ def _extreme(data: bytes, at: int, rules: _ColumnRules) -> int:
     return at + size
 
 
-def _sizes(data: bytes, at: int, rules: _ColumnRules) -> int:
-    return _fields(data, at, _SIZES, rules)
+def _sizes(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
+    known = chunk.rules.repeated.get(_sizes)
+    if known is not None and data.startswith(known, at):
+        return at + len(known)
+    end = walk(data, at, _SIZES, chunk.rules)
+    chunk.rules.repeated[_sizes] = data[at:end]
+    return end
 
 
 def _unencoded(data: bytes, at: int, rules: _ColumnRules) -> int:
     if rules.kind != _BYTE_ARRAY:
         raise ValueError("a size of byte arrays for another type")
-    return _skipped(data, at, I64, 0)
+    return skipped(data, at, I64, 0)
 
 
 def _repetitions(data: bytes, at: int, rules: _ColumnRules) -> int:
@@ -267,7 +324,7 @@ def _definitions(data: bytes, at: int, rules: _ColumnRules) -> int:
 
 
 def _histogram(data: bytes, at: int, levels: int) -> int:
-    count, kind, at = _items(data, at)
+    count, kind, at = items_at(data, at)
     _expect(kind, I64, count)
     if count not in (0, levels):
         raise ValueError(f"a histogram of {count:,} levels where there are {levels}")
@@ -284,21 +341,22 @@ def _encrypted(data: bytes, at: int, about: object) -> int:
     raise _Encrypted
 
 
-def _list_of(wanted: int) -> _Check:
+def _list_of(wanted: int) -> Check:
     """Return the check of a list that pyarrow reads as one of ``wanted``, whatever kind it says it has.
 
     Bytes that begin as a list which passed before are the same list: no encoding is the beginning of another.
     """
 
-    def check(data: bytes, at: int, about: _KnownSchema | _ColumnRules) -> int:
-        known = about.lists.get(check)
+    def check(data: bytes, at: int, about: _File | _ChunkNumbers) -> int:
+        repeated = about.known.repeated if isinstance(about, _File) else about.rules.repeated
+        known = repeated.get(check)
         if known is not None and data.startswith(known, at):
             return at + len(known)
-        count, kind, end = _items(data, at)
+        count, kind, end = items_at(data, at)
         _expect(kind, wanted, count)
         for _ in range(count):
-            end = _skipped(data, end, wanted, 0)
-        about.lists[check] = data[at:end]
+            end = skipped(data, end, wanted, 0)
+        repeated[check] = data[at:end]
         return end
 
     return check
@@ -313,27 +371,26 @@ def _twice(data: bytes, at: int, about: object) -> int:
     raise ValueError("two schemas")
 
 
-def _key(number: int, kind: int) -> int:
-    return number << 4 | kind
-
-
 _FILE = {
-    _key(2, LIST): _twice,
-    _key(4, LIST): _row_groups,
-    _key(5, LIST): _list_of(STRUCT),
-    _key(7, LIST): _list_of(STRUCT),
+    key(2, LIST): _twice,
+    key(3, I64): _file_rows,
+    key(4, LIST): _row_groups,
+    key(5, LIST): _list_of(STRUCT),
+    key(7, LIST): _list_of(STRUCT),
 }
-_GROUP = {_key(1, LIST): _chunks, _key(4, LIST): _list_of(STRUCT)}
-_CHUNK = {_key(3, STRUCT): _metadata, _key(8, STRUCT): _encrypted}
+_GROUP = {key(1, LIST): _chunks, key(3, I64): _group_rows, key(4, LIST): _list_of(STRUCT)}
+_CHUNK = {key(1, BINARY): _elsewhere, key(3, STRUCT): _metadata, key(8, STRUCT): _encrypted}
 _COLUMN = {
-    _key(1, I32): _type,
-    _key(2, LIST): _list_of(I32),
-    _key(3, LIST): _list_of(BINARY),
-    _key(4, I32): _codec,
-    _key(8, LIST): _list_of(STRUCT),
-    _key(12, STRUCT): _statistics,
-    _key(13, LIST): _list_of(STRUCT),
-    _key(16, STRUCT): _sizes,
+    key(1, I32): _type,
+    key(2, LIST): _list_of(I32),
+    key(3, LIST): _list_of(BINARY),
+    key(4, I32): _codec,
+    key(VALUES, I64): _values,
+    **{key(number, I64): _number(number) for number in (*_REQUIRED[1:], DICTIONARY)},
+    key(8, LIST): _list_of(STRUCT),
+    key(12, STRUCT): _statistics,
+    key(13, LIST): _list_of(STRUCT),
+    key(16, STRUCT): _sizes,
 }
-_STATISTICS = {_key(number, BINARY): _extreme for number in (1, 2, 5, 6)}
-_SIZES = {_key(1, I64): _unencoded, _key(2, LIST): _repetitions, _key(3, LIST): _definitions}
+_STATISTICS = {key(number, BINARY): _extreme for number in (1, 2, 5, 6)}
+_SIZES = {key(1, I64): _unencoded, key(2, LIST): _repetitions, key(3, LIST): _definitions}

@@ -97,7 +97,7 @@ def _source(
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
     with file:
-        check_footer(data, str(path))
+        check_footer(data, str(path), size)
         metadata = file.metadata
         if before is not None and before.elements is elements and before.metadata.metadata == metadata.metadata:
             schema = before.schema

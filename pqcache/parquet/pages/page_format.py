@@ -27,7 +27,8 @@ Bytes = npt.NDArray[np.uint8]
 
 TYPE, UNCOMPRESSED, COMPRESSED, CHECKSUM, DATA, DICTIONARY, DATA_V2 = 1, 2, 3, 4, 5, 7, 8  # of PageHeader
 COUNT, ENCODING, DEFINITIONS, REPETITIONS = 1, 2, 3, 4  # of DataPageHeader
-ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7  # of DataPageHeaderV2
+NULLS, ROWS = 2, 3  # of DataPageHeaderV2, with the next ones
+ENCODING_V2, DEFINITION_BYTES, REPETITION_BYTES, IS_COMPRESSED = 4, 5, 6, 7
 _HEADS = (256, 1 << 16)  # bytes: nearly all page headers; those with long statistics
 _LZ4_BLOCK = 1 << 22  # bytes
 
@@ -132,30 +133,36 @@ def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
 
 
 def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
-    """Return up to ``count`` numbers of ``width`` bits in the hybrid of runs and packed bits; fewer where data ends."""
-    if not width:
-        return np.zeros(count, np.uint8)
-    if width > 32:
+    """Return the ``count`` numbers of ``width`` bits that ``data`` are, in the hybrid of runs and packed bits.
+
+    All of ``data`` has to be just these; only packed bits, which are eight numbers at a time, may go on beyond them.
+    """
+    if not 0 <= width <= 32:
         raise NotRead("levels of more than 32 bits")
+    kind = np.uint8 if width <= 8 else np.uint32
     parts: list[npt.NDArray[Any]] = []
     at = done = 0
-    kind = np.uint8 if width <= 8 else np.uint32
     weights = (1 << np.arange(width)).astype(kind)
     width_bytes = -(-width // 8)  # bytes of a run's number
-    while done < count and at < len(data):
+    while at < len(data):
         head, at = thrift.read_varint(data, at)
+        length, left = head >> 1, count - done
         if head & 1:
-            size = min((head >> 1) * width, len(data) - at)
+            size = length * width
+            if not 0 < length * 8 < left + 8:
+                raise NotRead("more levels or indices than values")
             bits = np.unpackbits(np.frombuffer(data, np.uint8, size, at), bitorder="little")
-            part = bits[: len(bits) // width * width].reshape(-1, width) @ weights
+            part = bits.reshape(-1, width) @ weights if width else np.zeros(length * 8, kind)
             at += size
         else:
-            part = np.full(min(head >> 1, count - done), int.from_bytes(data[at : at + width_bytes], "little"), kind)
+            if not 0 < length <= left:
+                raise NotRead("more levels or indices than values")
+            part = np.full(length, int.from_bytes(data[at : at + width_bytes], "little"), kind)
             at += width_bytes
-        if not len(part):
-            break
-        parts.append(part[: count - done])
+        parts.append(part[:left])
         done += len(parts[-1])
+    if done != count or at != len(data):
+        raise NotRead("fewer levels or indices than values")
     return np.concatenate(parts) if parts else np.zeros(0, kind)
 
 

@@ -197,8 +197,6 @@ class Reader:
                 yield _split(data, count)
             elif encoding in (thrift_fields.PLAIN_DICTIONARY, thrift_fields.RLE_DICTIONARY) and dictionary is not None:
                 numbers = page_format.unpacked(data[1:].tobytes(), int(data[0]), count)
-                if len(numbers) < count:
-                    raise page_format.NotRead("fewer values than the page says")
                 yield ByteArrays(dictionary.begins[numbers], dictionary.lengths[numbers], dictionary.pages)
             else:
                 raise page_format.NotRead("an encoding that is not read here")
@@ -253,7 +251,12 @@ class Reader:
                 raise page_format.NotRead("levels that reach beyond their page")
             repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
             if about.get(page_format.IS_COMPRESSED, (0, True))[1] and len(body):
-                body = page_format.decompressed(chunk, body, size - end)
+                body = page_format.decompressed(chunk, body, size - apart - end)
+            elif len(body) != size - apart - end:
+                raise page_format.NotRead("a page of another size than its header says")
+            rows = about[page_format.ROWS][1]
+            if about[page_format.NULLS][1] or rows * max(1, length) != about[page_format.COUNT][1]:
+                raise page_format.NotRead("nulls, or another number of rows than of values")
         else:
             raise page_format.NotRead("a page that holds no data")
         count = about[page_format.COUNT][1]
@@ -316,9 +319,8 @@ class _DecodedByArrow:
 
 def _copy_plain(place: Values, data: Bytes, leaf: LeafColumn) -> None:
     """Copy the values of a plain page to their place."""
-    data = data[: len(place) * leaf.stored.itemsize]
-    if len(data) < len(place) * leaf.stored.itemsize:
-        raise page_format.NotRead("a page that is too short")
+    if len(data) != len(place) * leaf.stored.itemsize:
+        raise page_format.NotRead("a page of another size than its values take")
     if leaf.held == leaf.stored:  # as bytes, which need not be aligned
         np.copyto(place.view(np.uint8), data)
     else:
@@ -355,8 +357,8 @@ def _split(data: Bytes, count: int) -> ByteArrays:
     for _ in range(count):
         at += length_at(view, at - 4)[0] + 4
         note(at)
-    if at - 4 > len(data):
-        raise page_format.NotRead("values that reach beyond their page")
+    if at - 4 != len(data):
+        raise page_format.NotRead("values that are not all of their page")
     found = np.array(begins, np.int64)
     return ByteArrays(found[:-1], np.diff(found) - 4, [(0, data)])
 
@@ -368,6 +370,5 @@ def _regular(count: int, first: int, length: int, leaf: LeafColumn, repetitions:
         if not np.array_equal(page_format.unpacked(repetitions, 1, count), 1 - begins):
             return False
     if leaf.definition:
-        levels = page_format.unpacked(definitions, leaf.definition.bit_length(), count)
-        return len(levels) == count and bool((levels == leaf.definition).all())
+        return bool((page_format.unpacked(definitions, leaf.definition.bit_length(), count) == leaf.definition).all())
     return True

@@ -90,7 +90,8 @@ class PageColumns:
                 else:
                     leaves.append((form, leaf))
             if leaves:  # pages are found by what the footer says of their chunks
-                check_footer(read_local_tail(path).footer, str(path))
+                tail = read_local_tail(path)
+                check_footer(tail.footer, str(path), tail.size)
             self._leaves[file_number] = leaves
         return leaves
 

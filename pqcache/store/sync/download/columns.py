@@ -23,6 +23,7 @@ from pqcache.filters.pruning import Outcomes, prune_row_groups
 from pqcache.filters.sql import parse_condition
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
+from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
 from pqcache.parquet.rewrite.file_writer import write_errors
@@ -136,12 +137,13 @@ def download_columns(
 def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) -> FileEnd:
     """Return the end of a file of ``size`` bytes, read by ``read(offset, length)``.
 
-    What is not Parquet, or encrypted, raises ParquetError.
+    What is not Parquet, encrypted, or contradicts itself raises ParquetError.
     """
     tail = footer.read_tail(lambda offset, length: b"".join(read(offset, length)), size, name)
     fields = thrift.decode(tail.footer, name)
     if 8 in fields:
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first")
+    check_footer(tail.footer, name, size)
     schema = footer.schema_of(fields, name)
     columns = [schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name)]
     return FileEnd(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=tuple(columns))
@@ -211,7 +213,8 @@ def _condition(end: FileEnd, where: str, partitions: Mapping[str, pa.Scalar]) ->
 
 
 def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
-    return footer_in(MAGIC + footer.frame(fields), name, "us")  # INT96 in microseconds, which hold the year 9999
+    end = MAGIC + footer.frame(fields)
+    return footer_in(end, name, "us", size=None)  # INT96 in microseconds, which hold the year 9999
 
 
 def _key(end: FileEnd, projection: Projection) -> str:

@@ -344,6 +344,7 @@ def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schem
     complete = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
     url = file_url(transfer.source, transfer.file.path)
     try:
-        return footer_in(tail if complete else read_local_tail(transfer.part).data, url)
+        end = tail if complete else read_local_tail(transfer.part).data
+        return footer_in(end, url, size=transfer.file.identity.size)
     except ParquetError as error:
         raise error.renamed(transfer.part, url) from error

@@ -13,7 +13,8 @@ from pqcache.store.manifest import SourceFile
 
 def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> tuple[pq.FileMetaData, pa.Schema]:
     """Return a file's footer and Arrow schema, with ``int96`` as INT96's unit; only the end of the file is read."""
-    return footer_in(read_remote_tail(source, file).data, file_url(source, file.path), int96)
+    url, size = file_url(source, file.path), file.identity.size
+    return footer_in(read_remote_tail(source, file).data, url, int96, size=size)
 
 
 def read_remote_tail(source: Source, file: SourceFile) -> Tail:

@@ -1,0 +1,131 @@
+"""Damaged column chunks: what is read from their pages is what pyarrow reads, or nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache.parquet.footer import thrift
+from pqcache.parquet.pages import page_format
+from pqcache.parquet.pages.leaf_column import leaf_of
+from pqcache.parquet.pages.long_values import views_of
+from pqcache.parquet.pages.page_reader import Reader
+from pqcache.system.buffer_pool import BufferPool
+
+ROWS, LENGTH = 60, 4
+RNG = np.random.default_rng(1)
+
+
+def lists(values: Any) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(np.arange(ROWS + 1, dtype=np.int32) * LENGTH), pa.array(values))
+
+
+COLUMNS = {
+    "integers": lists(RNG.integers(0, 50, ROWS * LENGTH)),
+    "floats": lists(RNG.random(ROWS * LENGTH).astype(np.float32)),
+    "few strings": pa.array([f"{'k' * 90}{row % 5}" for row in range(ROWS)]),
+    "strings": pa.array([f"{row}" * (20 + row % 9) for row in range(ROWS)]),
+}
+
+
+def written(name: str, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"t": COLUMNS[name]}), sink, write_batch_size=16, **options)
+    return sink.getvalue()
+
+
+def read_pages(path: Path) -> pa.Array | None:
+    """Return the column as it is read from its pages, lists without their lengths."""
+    file = pq.ParquetFile(path)
+    leaf = leaf_of(file.metadata, "t", file.schema_arrow.field(0).type)
+    assert leaf is not None
+    chunk = file.metadata.row_group(0).column(0)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if leaf.repetition:
+            values = Reader(BufferPool()).values(descriptor, chunk, leaf, LENGTH)
+            return None if values is None else pa.array(np.array(values)).view(pa.binary(values.itemsize))
+        arrays = Reader(BufferPool()).byte_arrays(descriptor, chunk, leaf)
+        return None if arrays is None else views_of(arrays).cast(pa.binary())
+    finally:
+        os.close(descriptor)
+
+
+def read_by_arrow(path: Path) -> pa.Array | None:
+    """Return the same as pyarrow reads it; None where it refuses the file, or reads nulls or other lists."""
+    try:
+        column = pq.ParquetFile(path).read_row_group(0, use_threads=False).column(0).combine_chunks()
+    except (pa.ArrowException, OSError):
+        return None
+    if column.null_count or len(column) != ROWS:
+        return None
+    if not pa.types.is_list(column.type):
+        return column.cast(pa.binary())
+    if set(column.value_lengths().to_pylist()) != {LENGTH} or column.flatten().null_count:
+        return None
+    values = column.flatten()
+    return values.view(pa.binary(values.type.bit_width // 8))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "lz4", "gzip"])
+def test_no_damaged_byte_gives_other_values(tmp_path: Path, name: str, codec: str) -> None:
+    random.seed(f"{name} {codec}")
+    path, found = tmp_path / "t.parquet", 0
+    for version in ("1.0", "2.0"):
+        for dictionary in (False, True):
+            good = written(name, compression=codec, data_page_version=version, use_dictionary=dictionary)
+            end = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+            for _ in range(250):
+                bad = bytearray(good)
+                for at in random.sample(range(4, end), random.choice((1, 1, 1, 2, 3))):
+                    bad[at] = random.choice((bad[at] ^ 1 << random.randrange(8), random.randrange(256), 0, 255))
+                path.write_bytes(bad)
+                pages = read_pages(path)
+                if pages is not None:
+                    found += 1
+                    assert pages.equals(read_by_arrow(path)), bytes(bad)
+    assert found > 20
+
+
+@pytest.mark.parametrize("number", [page_format.NULLS, page_format.ROWS])
+@pytest.mark.parametrize("name", ["floats", "strings"])
+def test_the_counts_of_a_page_are_compared(tmp_path: Path, name: str, number: int) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_bytes(written(name, compression="none", data_page_version="2.0", use_dictionary=False))
+    assert read_pages(path) is not None
+    begin = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+    good = path.read_bytes()
+    header, size = thrift.decode_first(good[begin:], "x")
+    about = header[page_format.DATA_V2][1]
+    about[number] = (thrift.I32, about[number][1] + 1)
+    changed = thrift.encode(header)
+    assert len(changed) == size
+    path.write_bytes(good[:begin] + changed + good[begin + size :])
+    assert read_pages(path) is None
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("name", ["integers", "strings"])
+def test_values_fill_their_page(tmp_path: Path, name: str, version: str) -> None:
+    """A byte more than the values take is damage of a length or a count, and pyarrow decides on it."""
+    path = tmp_path / "t.parquet"
+    path.write_bytes(written(name, compression="snappy", data_page_version=version, use_dictionary=False))
+    assert read_pages(path) is not None
+    original = page_format.decompressed
+
+    def longer(*arguments: Any) -> Any:
+        return np.append(original(*arguments), np.uint8(0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_format, "decompressed", longer)
+        assert read_pages(path) is None

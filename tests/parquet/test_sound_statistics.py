@@ -1,0 +1,135 @@
+"""Minima and maxima that old writers got wrong are not used; others are, and no rows are lost."""
+
+from __future__ import annotations
+
+import io
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.parquet.footer import footer
+from pqcache.parquet.footer import thrift as t
+from pqcache.parquet.row_group_stats import footer_in, row_group_columns
+from pqcache.parquet.sound_statistics import type_ordered
+
+NAMES = ["é", "a", "zebra", "m"]
+TABLE = pa.table(
+    {
+        "i": [1, 2, 3, 4],
+        "f": [1.5, -2.5, 0.5, 9.0],
+        "s": NAMES,
+        "d": pa.array([Decimal("-1.00"), Decimal("3.00"), Decimal("5.00"), Decimal("7.00")], pa.decimal128(20, 2)),
+        "p": pa.array([Decimal("-1.00"), Decimal("3.00"), Decimal("5.00"), Decimal("7.00")], pa.decimal128(5, 2)),
+        "u": pa.array([1, 2, 3_000_000_000, 4_000_000_000], pa.uint32()),
+        "h": pa.array([1.0, -2.0, 3.0, 4.0], pa.float16()),
+    }
+)
+DEFAULT = t.STRUCT, {}
+"""A ColumnOrder's TypeDefinedOrder."""
+
+
+def old_file(
+    created_by: str | None, orders: list[t.Struct] | None, deprecated: dict[str, tuple[bytes, bytes]]
+) -> bytes:
+    """Return a file as old writers made it: of ``orders``, and with these deprecated minima and maxima."""
+    sink = io.BytesIO()
+    pq.write_table(TABLE, sink, store_schema=False, store_decimal_as_integer=True)
+    data = sink.getvalue()
+    size = int.from_bytes(data[-8:-4], "little")
+    fields = t.decode(data[-8 - size : -8], "x")
+    for name, chunk in zip(TABLE.column_names, fields[4][1].values[0][1][1].values, strict=True):
+        statistics = chunk[3][1][12][1]
+        low, high = deprecated.get(name) or (statistics[6][1], statistics[5][1])
+        chunk[3][1][12] = (t.STRUCT, {1: (t.BINARY, high), 2: (t.BINARY, low), 3: (t.I64, 0)})
+    del fields[6], fields[7]
+    if created_by is not None:
+        fields[6] = (t.BINARY, created_by.encode())
+    if orders is not None:
+        fields[7] = (t.LIST, t.Items(t.STRUCT, orders))
+    return data[: -8 - size] + footer.frame(fields)
+
+
+FIVE = (500).to_bytes(9, "big")
+WRONG = {
+    "s": ("é".encode(), b"zebra"),  # in signed bytes, é is before a
+    "d": (FIVE, FIVE),  # PARQUET-251: the last value, whatever the others are
+    "u": (b"\1\0\0\0", b"\2\0\0\0"),
+}
+WRITERS = [
+    None,
+    "parquet-mr (build 32c46643845ea8a705c35d4ec8fc654cc8ff816d)",
+    "parquet-mr version 1.6.0 (build 6aa21f8776625b5fa6b18059cfebe7549f2e00cb)",
+    "parquet-mr version 1.8.1 (build 4aba4dae7bb0d4edbcf7923ae1339f28fd3f7fcf)",
+    "impala version 2.6.0 (build 0)",
+    "somebody",
+]
+
+
+def columns_of(data: bytes) -> dict[str, list[Any]]:
+    return row_group_columns(*footer_in(data, "x", size=len(data)))
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=str)
+def test_deprecated_ones_are_used_for_signed_numbers_only(writer: str | None) -> None:
+    columns = columns_of(old_file(writer, None, WRONG))
+    bounds = {name: (columns[f"{name}:min"], columns[f"{name}:max"]) for name in TABLE.column_names}
+    signed = {"i": ([1], [4]), "f": ([-2.5], [9.0]), "p": ([Decimal("-1.00")], [Decimal("7.00")])}
+    assert bounds == {**dict.fromkeys(("s", "d", "u", "h"), ([None], [None])), **signed}
+
+
+def test_orders_are_read_leaf_by_leaf() -> None:
+    orders: list[t.Struct] = [{1: DEFAULT}] * 7
+    assert type_ordered(footer_in(old_file(None, orders, {}), "x", size=None)[0]) == [True] * 7
+    orders = [{1: DEFAULT}, {}, {2: DEFAULT}, *[{1: DEFAULT}] * 4]
+    assert type_ordered(footer_in(old_file(None, orders, {}), "x", size=None)[0]) == [True, False, False, *[True] * 4]
+    assert type_ordered(footer_in(old_file(None, None, {}), "x", size=None)[0]) == [False] * 7
+
+
+@pytest.mark.parametrize("leaves", [0, 1, 14, 15, 200])
+def test_written_files_are_ordered(leaves: int) -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({f"c{n}": ["x"] for n in range(leaves)}), sink)
+    assert type_ordered(pq.ParquetFile(sink).metadata) == [True] * leaves
+
+
+def test_those_of_today_are_used() -> None:
+    sink = io.BytesIO()
+    pq.write_table(TABLE, sink)
+    columns = columns_of(sink.getvalue())
+    assert (columns["s:min"], columns["s:max"]) == (["a"], ["é"])
+    assert (columns["d:min"], columns["d:max"]) == ([Decimal("-1.00")], [Decimal("7.00")])
+    assert (columns["u:min"], columns["u:max"]) == ([1], [4_000_000_000])
+
+
+CONDITIONS = {
+    "d = 3.00": 1,
+    "d > 5.00": 1,
+    "d < 5.00": 2,
+    "s = 'a'": 1,
+    "s < 'n'": 2,
+    "u = 3000000000": 1,
+    "u > 2": 2,
+    "i > 2": 2,
+    "i > 3": 1,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS[:2], ids=str)
+def test_no_rows_are_lost(tmp_path: Path, writer: str | None) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.parquet").write_bytes(old_file(writer, None, WRONG))
+    pqcache.sync(str(tmp_path / "source"), tmp_path / "cache")
+    cache = pqcache.Cache.open(tmp_path / "cache")
+    found = {condition: sum(b.num_rows for b in cache.batches(filters=condition)) for condition in CONDITIONS}
+    three = pc.field("d") == pa.scalar(Decimal("3.00"), pa.decimal128(20, 2))
+    assert sum(batch.num_rows for batch in cache.batches(filters=three)) == 1
+    assert found == CONDITIONS
+    for condition in ("d = 3.00", "s = 'a'"):
+        report = pqcache.sync(str(tmp_path / "source"), tmp_path / condition.replace(" ", "_"), where=condition)
+        assert report.rows == 1
