@@ -62,7 +62,7 @@ else:
 
     def __getattr__(name):
         if name == "__all__":
-            return sorted((*_homes(), "__version__"))
+            return sorted(_homes())
         home = _homes().get(name)
         if home is None:
             raise AttributeError(f"module 'pqcache' has no attribute {name!r}")
@@ -75,11 +75,16 @@ else:
 
 def _homes() -> dict[str, str]:
     """Return the module of each public name, as the imports for type checkers above have it."""
-    global _known
     if not _known:
-        with open(__file__, encoding="utf-8") as file:
-            words = [line.split() for line in file if line.startswith("    from pqcache")]
-        _known = {name: home for _, home, _, name, *_ in words}
+        import dis
+
+        home, found = "", {}  # from the compiled module, which is in a zip file too, and there without its source
+        for step in dis.get_instructions(__loader__.get_code(__name__)):  # type: ignore[name-defined]
+            if step.opname == "IMPORT_NAME":
+                home = step.argval
+            elif step.opname == "IMPORT_FROM" and home.partition(".")[0] == "pqcache":
+                found[step.argval] = home
+        _known.update(found)
     return _known
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from tests.examples import PROFILE, examples
 from tests.servers import hdfs as hdfs_server
 from tests.servers import s3 as s3_server
 from tests.servers.processes import ServerUnavailable
@@ -34,10 +35,9 @@ T = TypeVar("T")
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # without credentials botocore would ask the network for some
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background would pass on that it is ignored
 
-settings.register_profile("quick", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=examples(100))
 settings.register_profile("deep", deadline=None, max_examples=200)
-_PROFILE = os.environ.get("PQCACHE_TEST_PROFILE", "quick")
-settings.load_profile(_PROFILE)
+settings.load_profile(PROFILE)
 _DEEP_ROUNDS = 3  # how often the deep profile runs a property, each time with other examples
 
 _SKIPPED_FOR_SERVER = "no test server: "
@@ -145,7 +145,7 @@ def _started(config: pytest.Config, server: str, start: Callable[[], T]) -> T:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Repeat properties under the deep profile, whatever number of examples they ask for themselves."""
-    if _PROFILE == "deep" and is_hypothesis_test(metafunc.function):
+    if PROFILE == "deep" and is_hypothesis_test(metafunc.function):
         metafunc.fixturenames.append("deep_round")
         rounds = [pytest.param(number, marks=pytest.mark.deep) for number in range(_DEEP_ROUNDS)]
         metafunc.parametrize("deep_round", rounds)
@@ -153,7 +153,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses a server, and keep all that uses one on one worker, so that each server starts once a run."""
+    """Mark what uses a server, and keep all that uses one on one worker, so that each server starts once a run.
+
+    The slow tests come first: no worker is left with one of them when the others have ended.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         for server in ("hdfs", "s3"):
             if server in getattr(item, "fixturenames", ()) and item.get_closest_marker(server) is None:

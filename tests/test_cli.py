@@ -19,6 +19,7 @@ import pytest
 import pqcache
 from tests.datasets import rows_of, write_day, write_shop
 from tests.remote import make_remote
+from tests.warm import run_pqcache
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -29,13 +30,7 @@ PQCACHE = [sys.executable, "-m", "pqcache"]
 
 def run(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run pqcache without a terminal; what it must never do is show a traceback."""
-    result = subprocess.run(
-        [*PQCACHE, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **(env or {})},
-    )
+    result = run_pqcache(*arguments, env={**os.environ, **(env or {})})
     assert "Traceback" not in result.stdout + result.stderr
     return result
 
@@ -109,7 +104,13 @@ def test_inspect_shows_and_tells(shop: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_output_in_any_locale(encoding: str, shop: Path) -> None:
-    result = run("inspect", shop, env={"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
+    result = subprocess.run(
+        [*PQCACHE, "inspect", str(shop)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+    )
     assert result.returncode == 0
     assert ("█" in result.stdout) is (encoding == "utf-8")
 
@@ -160,13 +161,7 @@ def test_not_parquet_and_no_permission_are_1(shop: Path, tmp_path: Path) -> None
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [*PQCACHE, "inspect", str(tmp_path / "nowhere")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PQCACHE_DEBUG": "1"},
-        timeout=60,
-    )
+    result = run_pqcache("inspect", tmp_path / "nowhere", env={**os.environ, "PQCACHE_DEBUG": "1"})
     assert result.returncode == 1
     assert "Traceback" in result.stderr
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -42,6 +41,7 @@ from tests.datasets import write_shop
 from tests.remote import S3Remote
 from tests.scripts import run_script
 from tests.servers.hdfs import superuser
+from tests.warm import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -88,7 +88,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 def environment() -> dict[str, str]:
     """Return an environment in which ``pqcache`` and ``python`` are this project's."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(warm().bin), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
 
 
@@ -124,7 +124,7 @@ def run_block(block: Block, directory: Path, stand_ins: Mapping[str, str]) -> No
         lines = [line.partition("pqcache ")[2] for line in Block("", "", text, 0).commands]
         if not lines:
             return
-        pqcache = shlex.join([sys.executable, "-m", "pqcache"])
+        pqcache = shlex.quote(str(warm().bin / "pqcache"))
         words = ["env", "-i", f"HOME={directory}", f"PYTHONPATH={ROOT}", "sh", "-euc"]
         words.append("\n".join(f"{pqcache} {line}" for line in lines))
     if block.kind == "python":
@@ -155,7 +155,7 @@ def needs(block: Block) -> str:
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     """A directory with ``lake/shop`` in it, where the documentation's commands run as they stand."""
-    assert shutil.which("pqcache", path=environment()["PATH"]), "pqcache is not installed beside this Python"
+    assert (Path(sys.executable).parent / "pqcache").exists(), "pqcache is not installed beside this Python"
     write_shop(tmp_path / "lake" / "shop", rows=600)
     return tmp_path
 

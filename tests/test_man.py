@@ -18,6 +18,7 @@ from pqcache.console.commands import app
 from pqcache.console.help import Command, CommandGroup
 from pqcache.store.config import Config
 from tests import ROOT
+from tests.warm import run_pqcache
 
 MAN = ROOT / "man" / "man1"
 PAGES = sorted((ROOT / "man").glob("man?/*"))
@@ -50,10 +51,7 @@ def test_every_option_is_in_its_page_and_in_the_help() -> None:
 def test_help_fits_80_columns_and_has_groups_and_examples() -> None:
     for name, command in COMMANDS.items():
         words = name.split("-")[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "pqcache", *words, "--help"],
-            capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"},
-        )  # fmt: skip
+        done = run_pqcache(*words, "--help", env={**os.environ, "COLUMNS": "80"})
         assert done.returncode == 0, done.stderr
         assert max(map(len, done.stdout.splitlines())) <= 80, name
         assert "\nExamples:\n" in done.stdout, name

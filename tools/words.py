@@ -5,9 +5,10 @@ One thing has one name, and it is the field's: see CONTRIBUTING.md. Each retired
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,25 +30,29 @@ RETIRED = {  # the word with its forms: what to write
 }
 _PATTERN = re.compile(rf"(?<![A-Za-z])({'|'.join(RETIRED)})(?![A-Za-z])", re.IGNORECASE)
 _SKIPPED = ("benchmarks/HISTORY.md", "CHANGELOG.md", "LICENSE", "tools/words.py", "constraints.txt")
+_MADE = [f"{ROOT}/{name}" for name in ("build", "dist", "demo/data")]
+
+
+def files_below(paths: list[str]) -> Iterator[Path]:
+    """Yield the files at or below ``paths`` but those that are made: hidden, built or installed."""
+    for path in map(ROOT.joinpath, paths):
+        if path.is_file():
+            yield path
+        for directory, below, names in os.walk(path):
+            below[:] = sorted(
+                name
+                for name in below
+                if not name.startswith((".", "__pycache__")) and f"{directory}/{name}" not in _MADE
+            )
+            yield from (Path(directory, name) for name in sorted(names))
 
 
 def found(paths: list[str]) -> list[str]:
-    """Return ``file:line: word: text`` for each use of a retired word in files that git knows."""
-    known = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "--", *paths],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    """Return ``file:line: word: text`` for each use of a retired word."""
     lines = []
-    for name in known.stdout.splitlines():
-        path = ROOT / name
-        if (
-            name in _SKIPPED
-            or path.suffix not in (".py", ".md", ".toml", ".mdoc", ".1", ".5", ".sh")
-            or not path.exists()
-        ):
+    for path in files_below(paths):
+        name = os.path.relpath(path, ROOT)
+        if name in _SKIPPED or path.suffix not in (".py", ".md", ".toml", ".mdoc", ".1", ".5", ".sh"):
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             for match in _PATTERN.finditer(line):

@@ -23,6 +23,7 @@ The schema's metadata holds the dataset's Arrow schema. Partition values are not
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class Index:
 
     def _is_mixed(self, name: str) -> bool:
         """Return whether a partition column is in some of the files whose paths do not have it."""
-        without = {d for d in set(map(parent, self.paths)) if name not in partition_values(d)}
+        without = {d for d in map(parent, self.paths) if name not in partition_values(d)}
         if not without or f"{name}:bytes" not in self.recorded:
             return False
         here = np.array([parent(path) in without for path in self.paths], np.bool_)[self.numbers("file")]
@@ -134,9 +135,8 @@ class Index:
         if columns is None:
             return self.numbers("uncompressed")
         names = [f"{name}:uncompressed" for name in columns]
-        present = [name for name in names if name in self.recorded]
         total = np.zeros(len(self), np.int64)
-        for name in present:
+        for name in (name for name in names if name in self.recorded):
             total += np.nan_to_num(self.table[name].to_numpy()).astype(np.int64)
         return total
 
@@ -160,13 +160,18 @@ class IndexBuilder:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._ids: dict[str, int] = {}
         self._schemas: list[tuple[str, pa.Schema]] = []
         self._waiting: list[dict[str, list[Any]]] = []
         self._tables: list[pa.Table] = []
 
     def add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
-        """Add one file by its footer and Arrow schema."""
+        """Add one file by its footer and Arrow schema; threads may add at the same time."""
+        with self._lock:
+            self._add(path, metadata, schema)
+
+    def _add(self, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
         if len(set(schema.names)) < len(schema.names):
             twice = next(name for name in schema.names if schema.names.count(name) > 1)
             raise ParquetError(path, f"has two columns named {twice!r}", "rename one at the source")
@@ -321,12 +326,6 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
                 path, f"its schema does not fit {first} ({error})", "rewrite one of them with the other's types"
             ) from error
     return result if result is not None else pa.schema([])
-
-
-def write_index(index: Index, path: Path) -> None:
-    """Write ``index`` to ``path``; the caller makes it durable."""
-    with _writer(path, index.paths, index.data_schema, index.table.schema, index.uniform) as write:
-        write(index.table)
 
 
 @contextmanager

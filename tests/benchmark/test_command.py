@@ -17,6 +17,7 @@ import pytest
 
 import pqcache
 from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
+from pqcache.console.bench_text import print_bench
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open import open_data
 from pqcache.reader.read_plan import make_read_plan
@@ -44,7 +45,7 @@ def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "pqcache", "bench", *words], capture_output=True, text=True, env=found)
 
 
-def test_a_real_run(cache: Path) -> None:
+def test_a_real_run(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = state_of(cache)
     report = bench(cache, workers=[0, 1], seconds=QUICK, batch_size=64)
     assert state_of(cache) == before
@@ -61,6 +62,10 @@ def test_a_real_run(cache: Path) -> None:
             assert item.memory is not None
             assert item.memory > 50 << 20  # Python, Arrow and torch are there
     assert report.recommended in (0, 1)
+    print_bench(report)
+    shown = capsys.readouterr().out
+    assert f"recommended  num_workers={report.recommended}" in shown
+    assert "limit" in shown
 
 
 def test_the_command_line(cache: Path) -> None:
@@ -74,9 +79,6 @@ def test_the_command_line(cache: Path) -> None:
     (measured,) = found["measured"]
     assert set(measured) == {field.name for field in fields(Measured)}
     assert all(set(item) == {field.name for field in fields(Advice)} for item in found["advice"])
-    shown = run(*words, "--seconds", str(QUICK))
-    assert "recommended  num_workers=0" in shown.stdout
-    assert "limit" in shown.stdout
 
 
 def test_without_torch(cache: Path, tmp_path: Path) -> None:

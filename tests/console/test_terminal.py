@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ import pqcache
 from pqcache.reader.open import open_data
 from tests import ROOT
 from tests.datasets import write_shop
+from tests.warm import run_pqcache
 
 PQCACHE = [sys.executable, "-m", "pqcache"]
 COMPLETE = """
@@ -47,21 +49,19 @@ def test_bash_completes_commands_and_options(words: str, expected: str) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_there_for(shell: str) -> None:
-    done = subprocess.run(
-        PQCACHE, capture_output=True, text=True, timeout=60, env={**os.environ, "_PQCACHE_COMPLETE": f"source_{shell}"}
-    )
+    done = run_pqcache(env={**os.environ, "_PQCACHE_COMPLETE": f"source_{shell}"})
     assert "_PQCACHE_COMPLETE=complete_" + shell in done.stdout
 
 
 def test_no_arguments_show_the_help_and_are_a_usage_error() -> None:
-    done = subprocess.run(PQCACHE, capture_output=True, text=True, timeout=60)
+    done = run_pqcache()
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("Usage: pqcache ")
     assert "error" not in done.stderr
 
 
 def test_a_report_has_all_versions_and_a_bug_asks_for_it() -> None:
-    done = subprocess.run([*PQCACHE, "--version", "-v"], capture_output=True, text=True, timeout=60)
+    done = run_pqcache("--version", "-v")
     lines = dict(line.split(None, 1) for line in done.stdout.splitlines())
     assert lines["pqcache"] == pqcache.__version__
     assert {"platform", "Python", "pyarrow", "fsspec", "botocore", "hdfs-native", "torch"} <= set(lines)
@@ -120,6 +120,25 @@ def test_the_public_names_are_there() -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.parametrize("form", ["zip", "compiled"])
+def test_the_public_names_are_there_without_a_source_file(form: str, tmp_path: Path) -> None:
+    package = tmp_path / "made" / "pqcache"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "errors.py", "units.py", "versions.py"):
+        shutil.copy(ROOT / "pqcache" / name, package / name)
+        if form == "compiled":
+            py_compile.compile(str(package / name), str(package / f"{name}c"))
+            (package / name).unlink()
+    path = tmp_path / "made"
+    if form == "zip":
+        path = Path(shutil.make_archive(str(tmp_path / "made"), "zip", path))
+    code = "import pqcache; print(pqcache.__file__, len(pqcache.__all__), pqcache.parse_size('1KB'))"
+    env = {**os.environ, "PYTHONPATH": str(path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.stdout.startswith(str(path)), done.stderr
+    assert done.stdout.split()[1:] == [str(len(pqcache.__all__)), str(pqcache.parse_size("1KB"))]
+
+
 def without_override() -> list[str]:
     """Return words before a command that make permissions count for root, too; none for anyone else."""
     if os.geteuid() != 0:
@@ -172,7 +191,7 @@ def test_gc_of_a_cache_with_nothing_in_it(tmp_path: Path) -> None:
     pqcache.sync(str(tmp_path / "shop"), tmp_path / "cache")
     (tmp_path / "cache" / "current").unlink()
     shutil.rmtree(tmp_path / "cache" / "snapshots")
-    done = subprocess.run([*PQCACHE, "gc", tmp_path / "cache"], capture_output=True, text=True, timeout=60)
+    done = run_pqcache("gc", tmp_path / "cache")
     assert done.stdout == "removed nothing, kept nothing\n"
 
 

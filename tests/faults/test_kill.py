@@ -30,6 +30,7 @@ from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at
 from tests.faults.runner import Runner, RunResult
 from tests.faults.sweep import DEPTHS, points_to_try
 from tests.remote import Remote, make_remote
+from tests.warm import run_pqcache
 
 SIZE = ["--row-group-size", "16k"]
 PART = ["--columns", "id,title,price", "--where", "price < 0.7"]
@@ -238,10 +239,11 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
 def test_the_command_killed_after_a_random_delay(deep: bool, remote: Remote, tmp_path: Path) -> None:
     """The real thing: another process, killed from outside at a moment of its run."""
     made, cache, start = tmp_path / "made", tmp_path / "cache", tmp_path / "start"
-    command = [sys.executable, "-m", "pqcache", "sync", remote.url, str(cache), "--keep", "1", "-q", *SIZE]
+    words = ["sync", remote.url, str(cache), "--keep", "1", "-q", *SIZE]
+    command = [sys.executable, "-m", "pqcache", *words]
     yesterday(made)
     remote.upload(made)
-    assert subprocess.run(command, check=False).returncode == 0
+    assert run_pqcache(*words).returncode == 0
     shutil.copytree(cache, start, symlinks=True)
     old = rows_at(made)
     for gone in ("dt=2026-11-01/part-00001.parquet", "dt=2026-11-03/part-00000.parquet", "dt=2026-11-03/_SUCCESS"):
@@ -268,6 +270,6 @@ def test_the_command_killed_after_a_random_delay(deep: bool, remote: Remote, tmp
             process.kill()
             process.wait(60)
         check_snapshot(cache, [old, new])
-        assert subprocess.run(command, check=False).returncode == 0
+        assert run_pqcache(*words).returncode == 0
         assert check_snapshot(cache, [new]) == 0
         check_clean(cache)

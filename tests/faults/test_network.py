@@ -31,6 +31,7 @@ from tests.faults import proxy as faults
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at, same_rows
 from tests.faults.proxy import Fault, Proxy
 from tests.remote import HdfsRemote, Remote, S3Remote, make_remote
+from tests.warm import run_pqcache
 
 USUAL = [f"dt=2026-11-0{day}/part-0000{n}.parquet" for day, n in ((1, 0), (1, 1), (2, 0), (3, 0))]
 BIG = "dt=2026-11-02/part-00000.parquet"  # of several MB: so that "in the middle" means something
@@ -475,14 +476,14 @@ def test_the_command_line_says_it_in_one_line(
         remote.upload(made)
         with Proxy(request.getfixturevalue("s3").endpoint) as proxy:
             proxy.rule(faults.status(503), method="GET", path=r"parquet$")
-            command = [sys.executable, "-m", "pqcache", "sync", remote.url, str(cache), "--json", "--retries", "1"]
+            command = ["sync", remote.url, str(cache), "--json", "--retries", "1"]
             environment = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+            done = run_pqcache(*command, env=environment)
             last = json.loads(done.stdout.splitlines()[-1])
             assert (done.returncode, last["kind"], last["exit_code"]) == (1, "SourceUnavailable", 1)
             assert "part-00000.parquet" in last["message"]
             proxy.clear()
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+            done = run_pqcache(*command, env=environment)
             assert done.returncode == 0
             assert json.loads(done.stdout.splitlines()[-1])["files"] == 1
 

@@ -17,6 +17,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open import open_data
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.order import Order
+from tests.examples import examples
 from tests.reader.reading import everything, loader_of, plain, read, read_table, write
 
 
@@ -57,7 +58,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batch_size=st.sampled_from([1, 3, 32, 100, 999, 5000]),
     lanes=st.sampled_from([1, 2, 4, 12, 60]),

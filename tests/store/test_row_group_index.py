@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import datetime
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +16,8 @@ import pytest
 
 from pqcache.errors import CacheError, ParquetError
 from pqcache.parquet.row_group_stats import read_footer
-from pqcache.store.row_group_index import IndexBuilder, build_index, read_index, rows_by_file, write_index
+from pqcache.store import row_group_index
+from pqcache.store.row_group_index import IndexBuilder, build_index, read_index, rows_by_file
 from tests.datasets import files_of, write_shop
 
 
@@ -43,7 +48,7 @@ def test_lines_are_what_the_footers_say(tmp_path: Path) -> None:
 def test_comes_back(tmp_path: Path) -> None:
     root = write_shop(tmp_path / "shop")
     index = build_index(root, files_of(root))
-    write_index(index, tmp_path / "row_groups.arrow")
+    IndexBuilder().write(index.paths, index, tmp_path / "row_groups.arrow")
     again = read_index(tmp_path / "row_groups.arrow")
     assert again.table.equals(index.table)
     assert again.paths == index.paths
@@ -57,12 +62,31 @@ def test_an_index_without_row_groups_comes_back(tmp_path: Path) -> None:
         (tmp_path / f"dt={day}").mkdir()
         pq.ParquetWriter(tmp_path / f"dt={day}/a.parquet", pa.schema([("a", pa.int64())])).close()
     index = build_index(tmp_path, ["dt=1/a.parquet", "dt=2/a.parquet"])
-    write_index(index, tmp_path / "row_groups.arrow")
+    IndexBuilder().write(index.paths, index, tmp_path / "row_groups.arrow")
     again = read_index(tmp_path / "row_groups.arrow")
     assert (len(again), again.paths) == (0, ("dt=1/a.parquet", "dt=2/a.parquet"))
     assert again.table.equals(index.table)
     assert again.schema.equals(index.schema)
     assert again.partitions.equals(index.partitions)
+
+
+def test_threads_may_add_files_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = write_shop(tmp_path)
+    paths = files_of(root)
+    adding = threading.Lock()
+    real = row_group_index.row_group_columns
+
+    def alone(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, list[Any]]:
+        assert adding.acquire(blocking=False), "two files are added at once"
+        time.sleep(0.01)
+        adding.release()
+        return real(metadata, schema)
+
+    builder = IndexBuilder()
+    with monkeypatch.context() as patched, ThreadPoolExecutor(len(paths)) as pool:
+        patched.setattr(row_group_index, "row_group_columns", alone)
+        list(pool.map(lambda path: builder.add(path, *read_footer(root / path)), paths))
+    assert builder.finish(paths).table.equals(build_index(root, paths).table)
 
 
 def test_reused_lines_equal_read_ones(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +18,9 @@ from pqcache.store.hive import parent
 from pqcache.store.manifest import Identity, Manifest, SourceFile
 from pqcache.store.shard import MIN_PARTS, Shard, listing_digest, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
+from tests.examples import examples
 from tests.remote import Remote, make_remote
+from tests.warm import run_pqcache
 
 
 @pytest.fixture(params=["path", "hdfs", "s3"])
@@ -83,7 +83,7 @@ def test_small_partitions_are_not_cut(per_partition: int, n: int) -> None:
 
 
 @given(tables, sizes, nodes, st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_change_moves_few_of_the_other_files(table: Partitions, new: list[int], n: int, there: bool) -> None:
     """Adding ``new`` bytes, or the same read the other way, removing them: (n - 1) / 2 times as many at most.
 
@@ -235,8 +235,9 @@ def test_the_command_line_remembers_and_shows_it(tmp_path: Path) -> None:
     write_uneven(tmp_path / "shop")
 
     def run(*words: str) -> str:
-        command = [sys.executable, "-m", "pqcache", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        done = run_pqcache(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     assert "for share 1/3" in run("sync", "shop", "cache", "--shard", "1/3", "--dry-run")
     assert run("sync", "shop", "cache", "--shard", "1/3").rstrip().endswith(", share 1/3")

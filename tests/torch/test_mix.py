@@ -22,6 +22,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.order.mixture_schedule import MixSchedule, batches_per_epoch, interleave
 from pqcache.torch import Batch, Mix, ParquetDataset
 from tests.datasets import write_shop
+from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -97,7 +98,7 @@ def test_no_lane_gets_one_dataset_only() -> None:
             assert 0.4 < np.mean(of_lane) < 0.6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(draws(), st.lists(st.integers(1, 90), min_size=6, max_size=6))
 def test_each_pass_is_shared_by_the_lanes_without_rest(made: MixSchedule, sizes: list[int]) -> None:
     for source, count in enumerate(made.counts):

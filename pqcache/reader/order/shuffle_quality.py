@@ -54,11 +54,12 @@ def _spread(order: Order) -> float:
     buckets: dict[int, list[tuple[float, int]]] = {}  # where each comes, from 0 to 1, and its rows
     for number in range(order.lanes):
         lane = order.lane(number)
+        before = np.array([lane.rows_before(block) for block in range(lane.blocks + 1)])
+        middles = ((before[:-1] + before[1:]) / 2 / max(1, lane.rows)).tolist()
         for span in np.flatnonzero(np.isin(lane.row_groups, followed)).tolist():
             first = lane.first_block(span)
             for block, rows in enumerate(np.diff(lane.bucket_offsets(span)).tolist(), first):
-                middle = (lane.rows_before(block) + lane.rows_before(block + 1)) / 2
-                buckets.setdefault(int(lane.row_groups[span]), []).append((middle / max(1, lane.rows), rows))
+                buckets.setdefault(int(lane.row_groups[span]), []).append((middles[block], rows))
     for parts in buckets.values():
         where, weights = np.array(parts).T
         if weights.sum() > 1:

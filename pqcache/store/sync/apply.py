@@ -128,7 +128,6 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
     missing = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     downloaded: dict[SourceFile, Downloaded] = {}
-    indexing = threading.Lock()  # footers are indexed as they come, on two threads, and not kept
     schemas = _schemas_kept(job)  # so that types that do not mix are refused as soon as they are downloaded
 
     with pool(jobs, stop) as threads, pool(1, stop) as rewriter:
@@ -141,8 +140,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         def rewrite_and_index(directory: DirectoryPlan, files: dict[SourceFile, Downloaded]) -> list[BuiltFile]:
             built = []
             for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
-                with indexing:
-                    index.add(file.entry.path, metadata, schema)
+                index.add(file.entry.path, metadata, schema)
                 built.append(file)
             return built
 
@@ -152,8 +150,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
         for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
             if not directory.rewrite:
-                with indexing:
-                    index.add(copy.file.path, copy.metadata, copy.schema)
+                index.add(copy.file.path, copy.metadata, copy.schema)
                 yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
                 continue
             downloaded[file] = copy

@@ -20,6 +20,7 @@ from pqcache.errors import ParquetError
 from pqcache.parquet.footer import footer as f
 from pqcache.parquet.footer import thrift as t
 from pqcache.parquet.row_group_stats import footer_in
+from tests.examples import examples
 
 
 def footer_of(data: bytes) -> bytes:
@@ -117,7 +118,7 @@ def structs() -> st.SearchStrategy[t.Struct]:
     return st.recursive(st.dictionaries(st.integers(1, 40), scalar, max_size=4), deeper, max_leaves=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(structs())
 def test_any_struct_survives(fields: t.Struct) -> None:
     data = t.encode(fields)
@@ -125,7 +126,7 @@ def test_any_struct_survives(fields: t.Struct) -> None:
     assert t.encode(t.decode(data, "x")) == data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.binary(max_size=300))
 def test_noise_raises_or_decodes(data: bytes) -> None:
     with blaming("noise.parquet"):
@@ -134,7 +135,7 @@ def test_noise_raises_or_decodes(data: bytes) -> None:
         f.row_groups_of(fields, "noise.parquet")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.sampled_from(sorted(FILES)), st.data())
 def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataObject) -> None:
     broken = bytearray(footer_of(FILES[name]))

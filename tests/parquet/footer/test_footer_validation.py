@@ -23,6 +23,8 @@ from pqcache.parquet.footer import footer, footer_validation
 from pqcache.parquet.footer import thrift as t
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.row_group_stats import footer_in
+from tests.scripts import run_script
+from tests.warm import run_pqcache
 
 TABLE = pa.table(
     {
@@ -87,16 +89,6 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run Python where it may be ended."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pqcache", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
 
 
@@ -237,21 +229,21 @@ HISTOGRAM = changed(written(), sizes(3, levels(3)))
 )
 def test_sync_refuses_it_and_the_cache_is_intact(source: Path, tmp_path: Path, options: list[str]) -> None:
     cache = tmp_path / "cache"
-    assert command("sync", source, cache, *options).returncode == 0
+    assert run_pqcache("sync", source, cache, *options).returncode == 0
     before = pqcache.Cache(cache).snapshot().id
     (source / "dt=2" / "b.parquet").write_bytes(HISTOGRAM)
-    ended = command("sync", source, cache)
+    ended = run_pqcache("sync", source, cache)
     assert ended.returncode == 1
     assert "dt=2/b.parquet: the Parquet footer is damaged (a histogram of 3 levels where" in ended.stderr
     assert pqcache.Cache(cache).snapshot().id == before
     assert pqcache.verify(cache, deep=True).ok
     (source / "dt=2" / "b.parquet").write_bytes(written())
-    assert command("sync", source, cache).returncode == 0
+    assert run_pqcache("sync", source, cache).returncode == 0
 
 
 def test_sync_refuses_encrypted_columns(source: Path, tmp_path: Path) -> None:
     encrypted(source / "dt=2" / "b.parquet")
-    ended = command("sync", source, tmp_path / "cache")
+    ended = run_pqcache("sync", source, tmp_path / "cache")
     assert ended.returncode == 1
     assert "dt=2/b.parquet: columns are encrypted, which cannot be read; decrypt it first" in ended.stderr
 
@@ -263,7 +255,7 @@ def test_inspect_and_repartition_name_it(source: Path, tmp_path: Path) -> None:
         ("inspect", f"file://{source}"),
         ("repartition", source, tmp_path / "out", "--row-group-size", "20000"),
     ):
-        ended = command(*arguments)
+        ended = run_pqcache(*arguments)
         assert ended.returncode == 1, arguments
         assert "dt=2/b.parquet: the Parquet footer is damaged" in ended.stderr, arguments
 
@@ -303,7 +295,8 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 """
-    ended = run(code, cache)
+    (tmp_path / "loader.py").write_text(code)
+    ended = run_script(tmp_path / "loader.py", str(cache), cwd=tmp_path, env=os.environ)
     assert ended.returncode == 0, ended.stderr[-300:]
     assert ended.stdout.startswith(f"ParquetError {damaged}: the Parquet footer is damaged")
 

@@ -23,6 +23,7 @@ from pqcache.parquet.rewrite import source_reader
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.system.buffer_pool import BufferPool
+from tests.examples import examples
 
 TYPES = [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()]
 
@@ -41,7 +42,7 @@ def read(paths: list[Path]) -> pa.Table:
     return pa.concat_tables([pq.ParquetFile(path).read() for path in paths])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_what_is_in_comes_out(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     here = tmp_path_factory.mktemp("views")

@@ -20,6 +20,7 @@ from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
 from pqcache.parquet.pages.page_reader import Reader
 from pqcache.system.buffer_pool import Arena, BufferPool
+from tests.examples import examples
 
 KINDS = [pa.int8(), pa.uint16(), pa.int32(), pa.uint32(), pa.int64(), pa.uint64(), pa.float32(), pa.float64()]
 
@@ -52,7 +53,7 @@ def lists(values: Any, length: int, kind: pa.DataType, large: bool = False) -> p
     return made.from_arrays(pa.array(ends), pa.array(values, kind))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(data=st.data())
 def test_lists_of_one_length_are_what_pyarrow_reads(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -191,7 +192,7 @@ byte_strings = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(data=st.data(), rows=byte_strings)
 def test_long_rows_are_what_pyarrow_reads(
     data: st.DataObject, rows: list[bytes], tmp_path_factory: pytest.TempPathFactory
@@ -243,7 +244,7 @@ def test_indices_of_any_width_are_read(tmp_path: Path, distinct: int) -> None:
     assert views_of(found).cast(pa.binary()).to_pylist() == rows
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(
     place=st.floats(0, 1),
     byte=st.integers(0, 255),

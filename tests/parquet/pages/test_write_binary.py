@@ -20,6 +20,7 @@ from pqcache.parquet.rewrite.concat_chunks import concatenated, encode
 from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from tests.examples import examples
 
 ENCODINGS = Encodings(codecs={"v": "none", "n": "none"})
 
@@ -46,7 +47,7 @@ def test_every_reader_sees_the_values(
     values = st.text(max_size=30) if "string" in str(kind) else st.binary(max_size=30)
     schema = pa.schema([pa.field("n", pa.int32()), pa.field("v", kind, nullable=nullable)])
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.lists(st.lists(values, min_size=1, max_size=9), min_size=1, max_size=3), min_size=1, max_size=3))
     def check(slices: list[list[list[bytes]]]) -> None:
         path = tmp_path / "direct.parquet"
@@ -70,7 +71,7 @@ def test_every_reader_sees_the_values(
     check()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=40))
 def test_metadata_are_those_of_pyarrow(values: list[bytes]) -> None:
     table = pa.table({"v": values})

@@ -20,6 +20,7 @@ from pqcache.parquet.rewrite import concat_chunks
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.system.buffer_pool import BufferPool
+from tests.examples import examples
 from tests.pages import real_pages
 from tests.parquet.pages.test_write_binary import write
 
@@ -68,7 +69,7 @@ def test_every_reader_sees_the_values(
     monkeypatch.setattr(write_lists, "_PAGE", 400)
     monkeypatch.setattr(write_lists, "_TOGETHER", 3)
 
-    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=3),
         st.integers(16, 70),

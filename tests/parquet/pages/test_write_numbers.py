@@ -22,6 +22,7 @@ from pqcache.parquet.rewrite.concat_chunks import Chunk
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.system.buffer_pool import BufferPool
+from tests.examples import examples
 
 HOW = Encodings(codecs={"x": "none"}, statistics=["x"])
 KINDS = [
@@ -62,7 +63,7 @@ def both(table: pa.Table) -> tuple[Chunk, Chunk]:
 
 
 @pytest.mark.skipif(not LIMITED, reason="this pyarrow cuts pages elsewhere")
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.booleans(),
@@ -117,7 +118,7 @@ def test_values_that_are_not_numbers_are_left_to_pyarrow() -> None:
     assert own.columns == its.columns
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_readers_see_what_was_stored(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     here = tmp_path_factory.mktemp("numbers")

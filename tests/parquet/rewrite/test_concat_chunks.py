@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.rewrite.concat_chunks import concatenated, encode
 from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
+from tests.examples import examples
 
 FLOATS = st.floats(width=32)
 TYPES: list[tuple[pa.DataType, Any]] = [
@@ -75,7 +76,7 @@ def write(path: Path, table: pa.Table, ends: list[int], dictionary: tuple[str, .
 def test_statistics_are_those_of_one_go(tmp_path: Path, kind: pa.DataType, values: Any) -> None:
     nullable = st.one_of(st.none(), values)
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(nullable, min_size=2, max_size=12), st.lists(st.integers(1, 11), max_size=3))
     def check(items: list[Any], ends: list[int]) -> None:
         table = pa.table({"v": pa.array(items, kind)})

@@ -13,6 +13,7 @@ from pqcache.parquet.rewrite import direct_io_file
 from pqcache.parquet.rewrite.direct_io_file import WRITERS, DirectIoFile
 from pqcache.system.checksum import checksum_of, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK
+from tests.examples import examples
 
 SIZES = st.one_of(
     st.integers(0, 30),
@@ -30,7 +31,7 @@ def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pyt
     monkeypatch.setattr(direct_io_file, "_TOGETHER", DIRECT_IO_BLOCK)
     path = tmp_path / "file"
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
     @given(STEPS)
     def check(steps: list[tuple[str, int]]) -> None:
         path.unlink(missing_ok=True)

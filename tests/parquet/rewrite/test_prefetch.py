@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pqcache.errors import ParquetError
 from pqcache.parquet.rewrite.prefetch import joined, prefetched
 from pqcache.parquet.rewrite.source_reader import RowBatch
+from tests.examples import examples
 from tests.parquet.rewrite.test_row_group_writer import batches_of
 
 
@@ -35,7 +36,7 @@ def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
     assert made <= 10
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=9), st.integers(1, 4), st.sampled_from([0, 100, 1 << 30]))
 def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], threads: int, limit: int) -> None:
     table = pa.table({"x": np.arange(sum(counts) * 10)})

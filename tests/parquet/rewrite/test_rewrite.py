@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from tests.examples import examples
 from tests.parquet.rewrite.rewriting import (
     KB,
     by_duckdb,
@@ -60,7 +61,7 @@ COLUMNS = {
 }
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     kinds=st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=6),
     seed=st.integers(0, 2**32 - 1),

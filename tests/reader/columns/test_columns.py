@@ -22,6 +22,7 @@ from pqcache.reader.columns.columns import (
     to_arrow,
 )
 from pqcache.system.buffer_pool import BufferPool
+from tests.examples import examples
 from tests.reader.reading import everything, plain
 
 
@@ -39,7 +40,7 @@ def test_views_of_more_than_two_gigabytes(monkeypatch: pytest.MonkeyPatch) -> No
     assert to_arrow(compact(take(column, order))).equals(lists.take(pa.array(order)))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.data())
 def test_columns_gather_cut_and_join_like_arrow(data: st.DataObject) -> None:
     table = plain(everything(data.draw(st.integers(0, 1000)), 60))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare, batches_by_lane
 from pqcache.reader.order.order import Lane, Order, permutation, scatter_order
+from tests.examples import examples
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
 
@@ -71,7 +72,7 @@ def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
     return blocks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(orders(shuffle=True))
 def test_equals_a_replay(order: Order) -> None:
     lanes = []
@@ -96,7 +97,7 @@ def test_equals_a_replay(order: Order) -> None:
         assert pairs(order.batch(index)) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(orders())
 def test_every_row_comes_once(order: Order) -> None:
     seen = [row for index in range(order.batches()) for row in pairs(order.batch(index))]
@@ -107,14 +108,14 @@ def test_every_row_comes_once(order: Order) -> None:
     assert sum(order.lane_batches(lane) for lane in range(order.lanes)) == order.batches()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(orders(shuffle=False))
 def test_unshuffled_is_the_files_order(order: Order) -> None:
     seen = [row for index in range(order.batches()) for row in pairs(order.batch(index))]
     assert seen == all_rows(order)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     total=st.integers(0, 60),
     topology=st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (2, 3), (4, 3), (6, 2)]),
@@ -156,7 +157,7 @@ def test_parts_cover_the_rest_equally(total: int, topology: tuple[int, int], sta
         assert all(index % ranks == rank for index in turns)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(order=orders(), topology=st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 3), (3, 4)]), at=st.integers(0, 40))
 def test_after_a_step_the_rest_is_left(order: Order, topology: tuple[int, int], at: int) -> None:
     ranks, _ = topology

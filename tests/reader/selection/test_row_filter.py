@@ -39,6 +39,7 @@ from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection import row_filter as filters_module
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.torch import ParquetDataset
+from tests.examples import examples
 
 NAN = float("nan")
 TIMES = [dt.datetime(2026, 10, 25, hour, 30, 0, 1) for hour in range(4)]
@@ -177,7 +178,7 @@ def _what_may_be_warned_of() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 5),
     texts=CONDITIONS,
@@ -297,7 +298,7 @@ _DNF = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(dnf=_DNF, as_expression=st.booleans())
 def test_lists_and_expressions_are_as_pyarrow_takes_them(
     tmp_path_factory: pytest.TempPathFactory, dnf: list[list[tuple[str, str, Any]]], as_expression: bool

@@ -26,6 +26,7 @@ from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection import row_filter
 from pqcache.torch import Mix, ParquetDataset, Sequence
+from tests.examples import examples
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +81,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     rows=ROWS,
     ordered=st.booleans(),
@@ -297,7 +298,7 @@ def test_the_same_in_every_topology_and_resumable(drive: Path, shuffle: bool) ->
             ParquetDataset(drive, shuffle=shuffle, **{**how, "sequence": other}).load_state_dict(state)
 
 
-def test_single_samples_and_spawned_workers(drive: Path) -> None:
+def test_single_samples_and_workers_that_are_not_forked(drive: Path) -> None:
     how: dict[str, Any] = {"columns": ["id", "text", "tokens"], "sequence": SPEC, "lanes": 2}
     rows = list(ParquetDataset(drive, batch_size=None, **how))
     assert len(rows) == len(expected_ids(drive))
@@ -305,7 +306,7 @@ def test_single_samples_and_spawned_workers(drive: Path) -> None:
     assert list(rows[0]["text"]) == [COLUMNS["text"][1](i) for i in rows[0]["id"].tolist()]
     ds = ParquetDataset(drive, batch_size=30, **how)
     expected = [batch["id"].tolist() for batch in ds]
-    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(ds, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
     assert [batch["id"].tolist() for batch in loader] == expected
 
 

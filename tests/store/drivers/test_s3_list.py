@@ -23,6 +23,7 @@ from botocore.exceptions import ClientError
 from pqcache.store.drivers.s3 import S3Source
 from pqcache.store.drivers.s3_list import entries, take_entries
 from pqcache.store.manifest import Identity
+from tests.examples import examples
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -94,7 +95,7 @@ _ITEMS = st.builds(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(_ITEMS, max_size=5), st.sampled_from(["", SPACE]), st.sampled_from(["url", ""]))
 def test_entries_are_those_of_botocore(
     clients: tuple[Canned, Canned], items: list[Item], space: str, encoding: str

@@ -35,6 +35,7 @@ from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Snapshot
 from tests.damage import flip, truncate
 from tests.datasets import write_day, write_shop
+from tests.examples import examples
 
 UTC = datetime.timezone.utc
 DAY = datetime.date(2026, 11, 1)
@@ -110,7 +111,7 @@ def tables(draw: st.DrawFn) -> tuple[list[pa.Table], list[Any], pa.DataType]:
     return [pa.table({"k": pa.array(rows, kind)}) for rows in files], wanted, kind
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(drawn=tables(), row_group=st.sampled_from([7, 40, 100]), bits=st.sampled_from([4, 6, 21]))
 def test_a_lookup_finds_what_a_scan_finds(
     tmp_path_factory: pytest.TempPathFactory,

@@ -19,6 +19,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite import rewrite_directory
 from pqcache.parquet.rewrite.unchanged_files import fits, row_group_bytes, row_group_start
 from tests.datasets import rows_of, write_shop
+from tests.examples import examples
 from tests.servers.hdfs import Hdfs
 
 KB = 1 << 10
@@ -42,7 +43,7 @@ def write_source(directory: Path, sizes: list[int]) -> pa.Table:
     return table
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.integers(10, 9000), min_size=1, max_size=400),
     shape=st.sampled_from([(16, 16), (16, 64), (20, 64), (8, 64), (63, 64), (33, 64)]),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,6 +18,9 @@ import pqcache
 from pqcache.events import Event, Rewrote
 from tests.datasets import files_of, write_shop
 from tests.store.repartition.test_to_target import contents
+
+if TYPE_CHECKING:
+    from tests.servers.hdfs import Hdfs
 
 pytest.importorskip("distributed")
 LIMIT = 32 << 10
@@ -79,9 +83,9 @@ def run(source: object, target: object, cluster: Cluster, on_event: Callable[[Ev
 
 
 @pytest.mark.hdfs
-def test_a_worker_is_killed_half_way(hdfs_dir: str, cluster: Cluster, tmp_path: Path) -> None:
-    shop = write_shop(tmp_path / "shop", days=12)
-    pqcache.repartition(shop, f"{hdfs_dir}/source", row_group_size=8 << 10)
+def test_a_worker_is_killed_half_way(hdfs: Hdfs, hdfs_dir: str, cluster: Cluster, tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=6)
+    hdfs.upload_tree(shop, f"{hdfs_dir}/source")
     pqcache.repartition(f"{hdfs_dir}/source", tmp_path / "local", row_group_size=LIMIT)
     cluster.add(2)
     events: list[Event] = []
@@ -99,7 +103,7 @@ def test_a_worker_is_killed_half_way(hdfs_dir: str, cluster: Cluster, tmp_path: 
     )
     local = {path: (tmp_path / "local" / path).read_bytes() for path in files_of(tmp_path / "local")}
     assert contents(f"{hdfs_dir}/target") == local
-    assert (report.directories, report.rewritten, report.rows) == (12, 12, 14400)
+    assert (report.directories, report.rewritten, report.rows) == (6, 6, 7200)
 
 
 @pytest.mark.s3

@@ -20,7 +20,7 @@ import pqcache
 from pqcache.parquet.dense import Dense, applied
 from pqcache.parquet.key_values import SPARK
 from pqcache.store.layout import ROW_GROUPS
-from pqcache.store.row_group_index import IndexBuilder, write_index
+from pqcache.store.row_group_index import IndexBuilder
 from pqcache.store.snapshot import write_checksums
 from tests.datasets import files_of
 from tests.remote import Remote, make_remote
@@ -380,7 +380,8 @@ def test_a_cache_from_before_schemas_were_compared(tmp_path: Path, monkeypatch: 
         pqcache.sync(str(source), cache, row_group_size=LIMIT)
     assert len({str(schema) for schema in schemas(cache / "current")}) == 2
     snapshot = pqcache.Cache.open(cache).snapshot()
-    write_index(replace(snapshot.index(), uniform=False), tmp_path / "index")
+    index = replace(snapshot.index(), uniform=False)
+    IndexBuilder().write(index.paths, index, tmp_path / "index")
     (tmp_path / "index").replace(snapshot.path / ROW_GROUPS)
     write_checksums(snapshot.path)
     assert pqcache.repartition(cache, row_group_size=LIMIT).rewritten == 1

@@ -74,7 +74,7 @@ def test_first_run_then_nothing_then_only_what_changed(remote: Remote, shop: Pat
     assert again.unchanged == 9
 
     changed = "dt=2026-11-01/part-00001.parquet"
-    pq.write_table(shop_table(700_000, 10), shop / changed)
+    pq.write_table(shop_table(700_000, 400), shop / changed)
     remote.put(changed, (shop / changed).read_bytes())
     # one file less, one file more, one partition less, one partition more
     remote.delete("dt=2026-11-02/part-00000.parquet")
@@ -255,7 +255,7 @@ def test_compacting_a_partition_is_no_loss(shop: Path, tmp_path: Path) -> None:
     for day in range(1, 4):
         for path in (shop / f"dt=2026-11-0{day}").glob("*.parquet"):
             path.unlink()
-        pq.write_table(shop_table(day * 1000, 500), shop / f"dt=2026-11-0{day}" / "compacted.parquet")
+        pq.write_table(shop_table(day * 1000, 1200), shop / f"dt=2026-11-0{day}" / "compacted.parquet")
     report, _ = sync(cache)
     assert (report.added, report.removed) == (3, 9)
     for day in (1, 2):

@@ -29,6 +29,7 @@ from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.columns import download_columns
 from pqcache.store.sync.download.subset import Subset
+from tests.examples import examples
 from tests.filters.test_pruning import conditions, tables
 
 SLACK = 64 << 10  # the tail that is read for the footer
@@ -252,7 +253,7 @@ def test_rows_are_filtered_as_duckdb_does(tmp_path: Path, writer: str) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 def test_any_condition_is_exact(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     names = ["i8", "i64", "u64", "s", "d", "ok", "day", "ns", "n"]
     names = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))

@@ -1,0 +1,236 @@
+"""Runs the command line in processes forked from one that has imported it: starting Python takes longer than they do.
+
+Each child is a process of its own with the words, working directory, environment and streams that it is given. It runs
+what ``python -m pqcache`` runs and ends as any interpreter does. What is about the start of the interpreter, or sends a
+signal, runs ``python -m pqcache`` itself.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import pkgutil
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).parent.parent
+_LATE = (  # what commands import when they need it
+    "botocore.session", "fsspec.implementations.webhdfs", "hdfs_native", "pyarrow.compute", "pyarrow.dataset",
+    "pyarrow.ipc", "pyarrow.parquet", "requests", "rich.console", "rich.progress", "rich.table", "sqlglot", "tenacity",
+    "tomlkit",
+)  # fmt: skip
+_PROGRAM = """#!{python} -IS
+import array, json, os, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    job = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+    server.sendmsg([len(job).to_bytes(8, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
+    server.sendall(job)
+    answers = server.makefile()
+    answers.readline()
+    code = int(answers.readline())
+sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+class Warm:
+    """The process that forks, and how to have the command line run by it; it ends with the process that started it."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="warm-"))
+        self._address = str(self._directory / "socket")
+        program = self._directory / "pqcache"
+        program.write_text(_PROGRAM.format(python=sys.executable, address=self._address))
+        program.chmod(0o755)
+        command = [sys.executable, "-m", "tests.warm", self._address]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"ready\n", "the process that forks has ended"
+        atexit.register(self.close)
+
+    @property
+    def bin(self) -> Path:
+        """A directory with a program ``pqcache`` in it, for shells."""
+        return self._directory
+
+    def run(
+        self, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``pqcache words...``; return what it printed and its exit code, which is negative for a signal."""
+        job = json.dumps([[*map(str, words)], str(cwd or os.getcwd()), dict(os.environ if env is None else env)])
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(open(os.devnull, "rb"))]
+            streams += [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # type: ignore[misc]
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.connect(self._address)
+            server.settimeout(timeout)
+            _send(server, job.encode(), [stream.fileno() for stream in streams])
+            answers = stack.enter_context(server.makefile())
+            pid = int(answers.readline())
+            try:
+                code = int(answers.readline())
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(list(map(str, words)), timeout) from None
+            printed = []
+            for stream in streams[1:]:
+                stream.seek(0)
+                printed.append(stream.read().decode())
+            return subprocess.CompletedProcess(["pqcache", *map(str, words)], code, *printed)
+
+    def close(self) -> None:
+        """End the process that forks."""
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+_warm: Warm | None = None
+
+
+def warm() -> Warm:
+    """Return the one of this process, which starts when it is first asked for."""
+    global _warm
+    if _warm is None:
+        _warm = Warm()
+    return _warm
+
+
+def run_pqcache(
+    *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run ``pqcache words...`` in a process of its own, without a terminal; ``env`` is all of its environment."""
+    return warm().run(*words, env=env, cwd=cwd, timeout=timeout)
+
+
+def _send(server: socket.socket, job: bytes, streams: list[int]) -> None:
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))
+    server.sendmsg([len(job).to_bytes(8, "big")], [rights])
+    server.sendall(job)
+
+
+def _receive(client: socket.socket) -> tuple[list[str], str, dict[str, str], list[int]]:
+    size, [(_, _, rights)], _, _ = client.recvmsg(8, socket.CMSG_SPACE(3 * 4))
+    streams = array.array("i")
+    streams.frombytes(rights)
+    left, data = int.from_bytes(size, "big"), b""
+    while len(data) < left:
+        data += client.recv(left - len(data))
+    words, directory, environment = json.loads(data)
+    return words, directory, environment, list(streams)
+
+
+def _import_all() -> None:
+    from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
+
+    hide_pandas()
+    limit_blas_threads()
+    collect_garbage_rarely()
+    import pqcache.cli
+
+    for module in _LATE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    for found in pkgutil.walk_packages(pqcache.__path__, "pqcache."):
+        if not found.name.startswith(("pqcache.torch", "pqcache.__main__")):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(found.name)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        pqcache.cli.run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
+
+
+def _serve(listener: socket.socket) -> list[str]:
+    """Fork for everyone who asks; return in the children alone, with the words of the command line."""
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    clients: dict[int, socket.socket] = {}  # by the process that runs for it
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin, ended], [], [])
+        if sys.stdin in ready:
+            os._exit(0)
+        if ended in ready:
+            os.read(ended, 100)
+            _report(clients)
+        if listener not in ready:
+            continue
+        client, _ = listener.accept()
+        words, directory, environment, streams = _receive(client)
+        child = os.fork()
+        if not child:
+            break
+        for stream in streams:
+            os.close(stream)
+        client.sendall(b"%d\n" % child)
+        clients[child] = client
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for opened in (client, *clients.values()):
+        opened.close()
+    os.close(ended)
+    os.close(wake)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    return words
+
+
+def _report(clients: dict[int, socket.socket]) -> None:
+    """Say to those whose processes have ended how they did."""
+    while clients:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        with clients.pop(child) as client, contextlib.suppress(OSError):
+            client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _run() -> NoReturn:
+    """Do what the interpreter does, but for taking all modules apart, which takes longer than most commands."""
+    from pqcache.__main__ import main
+
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001  as the interpreter does
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(sys.argv[1])
+        listening.listen(16)
+        _import_all()
+        gc.freeze()  # what is there is not looked at again, and so not copied, by the children
+        print("ready", flush=True)
+        sys.argv[1:] = _serve(listening)
+    _run()
