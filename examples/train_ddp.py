@@ -6,22 +6,20 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
-from pqcache.torch import ParquetDataset
+from pqcache.torch import Loader, ParquetDataset
 
 
 def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs: int = 2) -> None:
     dist.init_process_group("gloo")  # "nccl" with GPUs
     # 12 lanes divide among 1, 2, 3, 4, 6 or 12 ranks x workers, so a run may resume with another number of them
     dataset = ParquetDataset(cache, columns=["id", "price"], batch_size=64, lanes=12)
-    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    loader = Loader(dataset, num_workers=2)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     if checkpoint.exists():
-        dataset.load_state_dict(json.loads(checkpoint.read_text()))
-    for epoch in range(dataset.epoch, epochs):
-        dataset.set_epoch(epoch)
+        loader.load_state_dict(json.loads(checkpoint.read_text()))
+    for epoch in range(loader.epoch, epochs):
         rows = torch.zeros(1)
         for batch in loader:  # the same number of batches on every rank
             loss = (model(batch["price"].float()[:, None]) - 1).square().mean()
@@ -30,7 +28,7 @@ def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs:
             optimizer.step()
             rows += len(batch["id"])
             if batch.index % 100 == 0:  # on rank 0 only, with the states of model and optimizer
-                checkpoint.write_text(json.dumps(dataset.state_dict(after=batch)))
+                checkpoint.write_text(json.dumps(loader.state_dict()))
         dist.all_reduce(rows)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: {int(rows)} rows")

@@ -18,7 +18,7 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.resumable import Count, ResumableDataset, count_or_none
+from pqcache.torch.resumable import Count, Place, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.units import parse_size
 
@@ -136,15 +136,15 @@ class ParquetDataset(ResumableDataset):
         """The name of the snapshot that is read; for a plain directory, of its files' content."""
         return self._reader.snapshot
 
-    def state_dict(self, after: Batch | int | None = None) -> dict[str, Any]:
+    def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after the batch ``after``, as a small dict of JSON values.
 
         ``after`` is the last batch the trainer has consumed, or its global ``index``. It is needed with workers, which
         prepare batches in advance (else UsageError); without workers None means the last one yielded. The state is
         the same on every rank: it counts all ranks' batches of that step as consumed.
         """
-        position, (ranks, _) = self._position(after), self._ranks()
-        return self._reader.state(position.lanes, ranks, position.epoch, position.index, self._worker_state()).to_dict()
+        place, (ranks, _) = self._place(after), self._ranks()
+        return self._reader.state(place.lanes, ranks, place.epoch, place.batch, self._worker_state()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
@@ -172,6 +172,14 @@ class ParquetDataset(ResumableDataset):
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
         return self._reader
+
+    @property
+    def yields_batches(self) -> bool:
+        return self.options.batch_size is not None
+
+    @property
+    def _is_shuffled(self) -> bool:
+        return self.options.shuffle
 
     def _ranks(self) -> tuple[int, int]:
         nodes = self._reader.nodes

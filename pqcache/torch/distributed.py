@@ -27,10 +27,15 @@ from pqcache.store.manifest_file import read_heading
 from pqcache.store.shard import Shard, parse_shard
 
 
-def ranks_and_rank(chosen: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the number of ranks and this one: as chosen, else torch.distributed's where initialised, else 1 and 0."""
+def ranks_and_rank(chosen: tuple[int, int] | None, of_trainer: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Return the number of ranks and this one: as chosen, else torch.distributed's where initialised, else 1 and 0.
+
+    In a worker that was spawned, which has no process group, they are those ``of_trainer``.
+    """
     if chosen is not None:
         return chosen
+    if get_worker_info() is not None and of_trainer is not None:
+        return of_trainer
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     return 1, 0

@@ -17,7 +17,7 @@ from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.resumable import Count, ResumableDataset
+from pqcache.torch.resumable import Count, Place, ResumableDataset
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -79,17 +79,17 @@ class Mix(ResumableDataset):
         """How many batches of an epoch come from each dataset, over all ranks."""
         return dict(zip(self.datasets, self._schedule.counts, strict=True))
 
-    def state_dict(self, after: Batch | int | None = None) -> dict[str, Any]:
+    def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after ``after``, as a small dict of JSON values; see ``ParquetDataset.state_dict``."""
-        position, (ranks, _) = self._position(after), self._ranks()
-        states = {name: reader.state(position.lanes, ranks).to_dict() for name, reader in self._readers.items()}
+        place, (ranks, _) = self._place(after), self._ranks()
+        states = {name: reader.state(place.lanes, ranks).to_dict() for name, reader in self._readers.items()}
         return MixState(
             counts=self.counts,
             datasets={name: {k: v for k, v in state.items() if k not in _NO_PLACE} for name, state in states.items()},
             seed=self.seed,
-            lanes=position.lanes,
-            epoch=position.epoch,
-            batch=position.index,
+            lanes=place.lanes,
+            epoch=place.epoch,
+            batch=place.batch,
             worker=self._worker_state(),
         ).to_dict()
 
@@ -120,6 +120,14 @@ class Mix(ResumableDataset):
         check_options(loaded, options, "mix")
         self._lanes = loaded.lanes
         self._resume(loaded)
+
+    @property
+    def yields_batches(self) -> bool:
+        return True
+
+    @property
+    def _is_shuffled(self) -> bool:
+        return True
 
     def _total(self, ranks: int, start: int = 0) -> int:
         return self._schedule.total

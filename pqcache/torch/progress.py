@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+import time
+from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.torch.checkpoint import MixState, State
 
 _MAX_WORKERS = 4096
+_FIRST_WORKER_TIMEOUT = 60.0  # seconds; it begins a pass at the same time as the others
 # what each value of the shared tensor is; after _FINISHED there is one for each worker
-_VERSION, _EPOCH, _START, _WORKERS, _ENDED_EPOCH, _ENDED_AT, _FINISHED = range(7)
+_VERSION, _EPOCH, _START, _GENERATION, _WORKERS, _ENDED_EPOCH, _ENDED_AT, *_PASS, _FINISHED_VERSION, _FINISHED = range(
+    14
+)
+_LOADER, _PASS_NUMBER, _PASS_EPOCH, _PASS_START, _PASS_GENERATION = _PASS
 
 
 class Begin(NamedTuple):
@@ -22,22 +29,46 @@ class Begin(NamedTuple):
     next: int | None
 
 
+class _Reading(NamedTuple):
+    """What all workers of a pass read: ``epoch`` from ``start`` on; its ``generation`` changes when either is set."""
+
+    epoch: int
+    start: int
+    generation: int
+
+
 class Progress:
     """The epoch and where it begins, in memory that the trainer shares with its workers, persistent ones included.
 
-    Shared are: the epoch, with a version that changes each time it is set; the batch at which it begins; the number
-    of workers; which of them have reached the epoch's end (when all have, the next iteration begins at 0); and, after a
-    state from the end of an epoch, the number of that epoch plus 1 (else 0) and the batch at which it ended.
+    Shared are: the epoch, with a version that changes each time it is set; the batch at which it begins; a generation
+    that changes when one of them does; the number of workers; which of them have reached the end of which generation
+    (when all have of the present one, the next iteration begins at 0); and, after a state from the end of an epoch, the
+    number of that epoch plus 1 (else 0) and the batch at which it ended.
+
+    All workers of a pass read the same epoch, also where it is set after ``iter(loader)``, when some of them have begun
+    and others have not. In their first pass it is the epoch as of their fork, or as of the pickle that they were
+    spawned from. In later passes of persistent workers it is the epoch when worker 0 began, which is shared with a
+    number of the loader's iterator and of the pass.
 
     Not shared are ``next``, the next batch of this process, and the place that torchdata's StatefulDataLoader restores
-    in each worker.
+    in each worker. A copy, also one that was pickled, shares nothing with the original but with its own workers.
     """
 
     def __init__(self) -> None:
         self._shared = torch.zeros(_FINISHED + _MAX_WORKERS, dtype=torch.int64)
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
+        self._shared[_FINISHED_VERSION] = -1
         self._restored: tuple[int, Begin] | None = None  # with the version at which it was restored
+        self._at_fork = self._now()  # as a worker finds it when it is forked or unpickled
+        self._reading, self._version = self._at_fork, 0  # of the latest iteration in this process
+        self._passes = 0  # of this worker
         self.next = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        is_shared = self._shared.is_shared()  # type: ignore[no-untyped-call]
+        if not is_shared:  # unless the pickle was one of a process that is being spawned
+            self._shared.share_memory_()  # type: ignore[no-untyped-call]
 
     @property
     def epoch(self) -> int:
@@ -63,10 +94,7 @@ class Progress:
         self._shared[_VERSION] += 1
         if epoch != int(self._shared[_EPOCH]):
             start = int(self._shared[_ENDED_AT]) if epoch + 1 == int(self._shared[_ENDED_EPOCH]) else 0
-            self._shared[_EPOCH] = epoch
-            self._shared[_START] = start
-            self._shared[_FINISHED:] = 0
-            self.next = start
+            self._set(epoch, start)
         self._shared[_ENDED_EPOCH] = 0
 
     def resume(self, state: State | MixState, in_worker: bool, ended: bool) -> None:
@@ -79,27 +107,67 @@ class Progress:
             self._restored = int(self._shared[_VERSION]), begin
             return
         self._shared[_VERSION] += 1
-        self._shared[_EPOCH] = state.epoch + ended
-        self._shared[_START] = self.next = 0 if ended else state.batch
+        self._set(state.epoch + ended, 0 if ended else state.batch)
         self._shared[_ENDED_EPOCH] = state.epoch + 1 if ended else 0
         self._shared[_ENDED_AT] = state.batch
-        self._shared[_FINISHED:] = 0
 
     def begin(self, workers: int) -> Begin:
         """Return where an iteration with so many workers (0: in the trainer) begins, and note their number."""
         self._shared[_WORKERS] = workers
+        self._reading = self._pass_of_worker() if workers else self._now()
+        self._version = int(self._shared[_VERSION])
         restored = self._restored_begin()
         if restored is not None:
             return restored
-        finished = self._shared[_FINISHED : _FINISHED + max(1, workers)]
-        start = 0 if bool(finished.all()) else int(self._shared[_START])
-        return Begin(int(self._shared[_EPOCH]), start, None)
+        finished = self._has_finished(self._reading.generation, workers)
+        return Begin(self._reading.epoch, 0 if finished else self._reading.start, None)
+
+    def next_start(self, workers: int) -> int:
+        """Return the batch at which the next iteration with so many workers begins."""
+        now = self._now()
+        return 0 if self._has_finished(now.generation, workers) else now.start
+
+    def repeats(self, workers: int) -> bool:
+        """Return whether an iteration that begins now reads an epoch that was read to its end, and not set since."""
+        same = int(self._shared[_FINISHED_VERSION]) == int(self._shared[_VERSION])
+        return same and self._restored_begin() is None and self._has_finished(self._now().generation, workers)
+
+    def _set(self, epoch: int, start: int) -> None:
+        self._shared[_EPOCH], self._shared[_START] = epoch, start
+        self._shared[_GENERATION] += 1
+        self.next = start
+        self._at_fork = self._now()
+
+    def _now(self) -> _Reading:
+        return _Reading(*map(int, self._shared[_EPOCH : _GENERATION + 1]))
+
+    def _has_finished(self, generation: int, workers: int) -> bool:
+        return bool((self._shared[_FINISHED : _FINISHED + max(1, workers)] == generation + 1).all())
+
+    def _pass_of_worker(self) -> _Reading:
+        """Return what this worker and all others read in the pass that it begins."""
+        info = get_worker_info()
+        assert info is not None
+        loader, shared = info.seed - info.id, self._shared  # torch's seed of an iterator and its workers
+        self._passes += 1
+        if self._passes == 1:
+            return self._at_fork
+        if info.id == 0:
+            shared[_PASS_EPOCH : _PASS_GENERATION + 1] = shared[_EPOCH : _GENERATION + 1].clone()
+            shared[_LOADER], shared[_PASS_NUMBER] = loader, self._passes
+        deadline, parent = time.monotonic() + _FIRST_WORKER_TIMEOUT, os.getppid()
+        while (int(shared[_LOADER]), int(shared[_PASS_NUMBER])) != (loader, self._passes):
+            if time.monotonic() > deadline or os.getppid() != parent:
+                raise UsageError("DataLoader", "its worker 0 has not begun the epoch that the others have begun")
+            time.sleep(0.001)
+        return _Reading(*map(int, shared[_PASS_EPOCH : _PASS_GENERATION + 1]))
 
     def finish(self, worker: int) -> None:
         """Note that a worker has reached the end of the epoch."""
         self._restored = None
         if worker < _MAX_WORKERS:
-            self._shared[_FINISHED + worker] = 1
+            self._shared[_FINISHED + worker] = self._reading.generation + 1
+            self._shared[_FINISHED_VERSION] = self._version
 
     def _restored_begin(self) -> Begin | None:
         """Return where a restored worker begins: until it reaches the end, or until another epoch is set."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.torch.batch import Batch, Position
+from pqcache.torch.batch import Batch
+from pqcache.torch.callers import check_batching, check_dividing
 from pqcache.torch.checkpoint import MixState, State
 from pqcache.torch.distributed import ranks_and_rank
 from pqcache.torch.progress import Progress
@@ -21,10 +23,23 @@ from pqcache.units import parse_count
 
 Count = int | str  # a whole number, or text of one
 
+_REPEATS = (
+    "this epoch has the same order as the one before: call set_epoch(epoch) on the dataset before each epoch, or use "
+    "pqcache.torch.Loader, which does"
+)
+
 
 def count_or_none(value: Count | None) -> int | None:
     """Return a number that may be given as text; UsageError for other text."""
     return None if value is None else parse_count(value)
+
+
+class Place(NamedTuple):
+    """Where a training goes on: before the global batch ``batch`` of an epoch."""
+
+    epoch: int
+    batch: int
+    lanes: int
 
 
 class ResumableDataset(IterableDataset[Batch]):
@@ -42,6 +57,7 @@ class ResumableDataset(IterableDataset[Batch]):
         if (ranks is None) != (this_rank is None):
             raise UsageError("num_replicas and rank", "give both or neither")
         self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
+        self._ranks_of_trainer: tuple[int, int] | None = None  # in a pickle
         self._progress = Progress()
 
     @property
@@ -55,6 +71,7 @@ class ResumableDataset(IterableDataset[Batch]):
         After ``load_state_dict`` the state's own epoch goes on where it was; any other begins at its first batch. An
         epoch below 0 raises UsageError.
         """
+        check_dividing(self._ranks()[0])
         self._progress.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -67,7 +84,12 @@ class ResumableDataset(IterableDataset[Batch]):
             end_with_trainer()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         ranks, _ = self._ranks()
+        check_dividing(ranks)
+        if self.yields_batches:
+            check_batching()
         self._check()
+        if worker == 0 and self._is_shuffled and self._progress.repeats(workers if info else 0):
+            warnings.warn(_REPEATS, UserWarning, stacklevel=2)
         begin = self._progress.begin(workers if info else 0)
         share = self._share(lanes=self._lanes or ranks * workers, start=begin.start, worker=worker, workers=workers)
         indices = share.indices(begin.next)
@@ -81,8 +103,10 @@ class ResumableDataset(IterableDataset[Batch]):
                 yield batch
         self._progress.finish(share.worker)
 
-    def _position(self, after: Batch | int | None) -> Position:
-        """Return the position to go on from when ``after``, a batch or its index, was consumed on every rank."""
+    def _place(self, after: Batch | int | Place | None) -> Place:
+        """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""
+        if isinstance(after, Place):
+            return after
         ranks, _ = self._ranks()
         worker = get_worker_info()
         if after is None:
@@ -93,13 +117,19 @@ class ResumableDataset(IterableDataset[Batch]):
                     "pass after=batch, the last batch that was",
                 )
             lanes = self._lanes or ranks * (worker.num_workers if worker else 1)
-            return Position(epoch=self.epoch, index=self._progress.next, lanes=lanes)
+            return Place(self.epoch, self._progress.next, lanes)
         if isinstance(after, Batch):
+            if after.index < 0:
+                raise UsageError(
+                    "state_dict(after=batch)",
+                    "the batch does not know its index: it was made anew from the one that the dataset yielded",
+                    "use pqcache.torch.Loader and its state_dict(), or pass after=index",
+                )
             epoch, index, lanes = after.epoch, after.index, after.position.lanes
         else:
             epoch, index, lanes = self.epoch, int(after), self._lanes or ranks * max(1, self._progress.workers)
         share = self._share(lanes=lanes, start=self._progress.start if epoch == self.epoch else 0)
-        return Position(epoch=epoch, index=share.after(index), lanes=lanes)
+        return Place(epoch, share.after(index), lanes)
 
     def _worker_state(self) -> list[int] | None:
         """Return what marks a state as one worker's; None in the trainer. See ``State.worker``."""
@@ -111,6 +141,11 @@ class ResumableDataset(IterableDataset[Batch]):
         remaining = self._share(lanes=state.lanes, start=state.batch).rounds()
         in_worker = get_worker_info() is not None
         self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)
+
+    def begin_pass(self, workers: int) -> tuple[EpochShare, int]:
+        """Return what this rank reads in the pass that begins next with so many workers, and the epoch's number."""
+        lanes = self._lanes or self._ranks()[0] * max(1, workers)
+        return self._share(lanes=lanes, start=self._progress.next_start(workers)), self._progress.epoch
 
     def _share(self, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> EpochShare:
         """Return what this rank, or one worker of it, reads of an epoch that begins at batch ``start``."""
@@ -128,10 +163,32 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _ranks(self) -> tuple[int, int]:
         """Return the number of ranks and this one."""
-        return ranks_and_rank(self._chosen_ranks)
+        return ranks_and_rank(self._chosen_ranks, self._ranks_of_trainer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_chosen_ranks": self._ranks()}  # workers have no process group
+        """Return what is pickled, for workers with the ranks of this process.
+
+        Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
+        """
+        return {**self.__dict__, "_ranks_of_trainer": self._ranks()}
+
+    @abstractmethod
+    def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
+        """Return the state after ``after``."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``."""
+
+    @property
+    @abstractmethod
+    def yields_batches(self) -> bool:
+        """Whether batches are yielded, not rows."""
+
+    @property
+    @abstractmethod
+    def _is_shuffled(self) -> bool:
+        """Whether epochs differ in their order."""
 
     @abstractmethod
     def _total(self, ranks: int, start: int = 0) -> int:

@@ -1,0 +1,58 @@
+"""Who iterates a dataset or sets its epoch: code of other libraries that does not fit what a dataset does itself.
+
+A dataset divides its rows among ranks and yields whole batches. A wrapper that divides them again would leave rows out,
+and a DataLoader that batches them again would yield batches of batches, both without a word. Such callers are known by
+the names of their classes, as neither says what it does to the dataset.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from pqcache.errors import UsageError
+
+_FETCHER = "_IterableDatasetFetcher"  # of torch and torchdata: the code of a DataLoader that calls iter(dataset)
+_DIVIDES = {  # by class: what divides the batches among the processes once more
+    "IterableDatasetShard": "Accelerate",
+    "DataLoaderDispatcher": "Accelerate",
+}
+
+
+def check_batching() -> None:
+    """Raise UsageError where the caller's caller is a DataLoader that makes batches of what it gets.
+
+    Called by the ``__iter__`` of a dataset that yields batches.
+    """
+    caller = sys._getframe(2)
+    if _class_of(caller) == _FETCHER and caller.f_locals.get("auto_collation"):
+        raise UsageError(
+            "DataLoader",
+            "it has a batch_size, and the dataset yields whole batches: the loader would yield batches of batches",
+            "use pqcache.torch.Loader(dataset), or DataLoader(dataset, batch_size=None)",
+        )
+
+
+def check_dividing(ranks: int) -> None:
+    """Raise UsageError where a caller divides what a dataset divides among ``ranks`` itself.
+
+    Called where a dataset is iterated and where its epoch is set; Accelerate's loaders do the latter on every rank.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and ranks > 1:
+        library = _DIVIDES.get(_class_of(frame))
+        if library is not None:
+            raise UsageError(
+                f"{library}'s loader",
+                f"it divides the batches among the processes, as the dataset does for its {ranks} ranks: "
+                "rows would be left out",
+                "use pqcache.torch.Loader(dataset), which prepare() leaves as it is, or give the dataset "
+                "num_replicas=1 and rank=0",
+            )
+        frame = frame.f_back
+
+
+def _class_of(frame: FrameType) -> str:
+    """Return the name of the class whose method runs in a frame; empty for a function."""
+    owner = frame.f_locals.get("self") if frame.f_code.co_argcount else None
+    return type(owner).__name__ if owner is not None else ""

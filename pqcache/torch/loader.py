@@ -1,0 +1,198 @@
+"""Loader: a DataLoader that keeps its place and needs no help to read each epoch in another order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from pqcache.errors import UsageError
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.resumable import Place, ResumableDataset
+
+PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
+
+_SAY_TO_DATASET = "say it to the dataset, which makes the batches: ParquetDataset(..., {})"
+_REFUSED = {
+    "batch_size": _SAY_TO_DATASET.format("batch_size=256"),
+    "shuffle": _SAY_TO_DATASET.format("shuffle=True"),
+    "drop_last": _SAY_TO_DATASET.format("drop_last=True"),
+    "sampler": "the dataset has an order of its own; filters= and rows= choose rows",
+    "batch_sampler": "the dataset has an order of its own; filters= and rows= choose rows",
+    "generator": "give the dataset another seed=",
+    "in_order": "batches would not come in the order that states count on; leave it out",
+}
+_HARMLESS: Mapping[str, Any] = dict.fromkeys(_REFUSED) | {"in_order": True, "drop_last": False}
+
+
+class Loader(DataLoader[Any]):
+    """The batches of a ParquetDataset or a Mix, epoch after epoch, with a place that can be saved.
+
+    It is a ``DataLoader``, so that training frameworks take it as one. What it does beyond that:
+
+    - Each iteration reads the next epoch. ``set_epoch`` names another one; it may also be called between ``iter()`` and
+      the first batch, and on ``loader.sampler``, where frameworks look for it.
+    - ``state_dict()`` is the place after the last batch that the trainer was given, workers or not, and
+      ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch it is
+      the next epoch.
+    - Accelerate's ``prepare`` leaves it as it is: the dataset divides its rows among the ranks itself.
+
+    ``dataset``         a ParquetDataset with a batch_size, or a Mix
+    ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
+    ``prefetch_factor`` batches that each worker prepares in advance; None: 4
+    ``device``          where batches are moved to: tensors, also within Ragged and dicts. None leaves them as they are.
+    ``pin_memory``      put batches into pinned memory first, so that copies to a GPU run beside the training
+
+    ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` and ``collate_fn`` (called on each batch) are
+    DataLoader's. Its batch_size, shuffle, sampler and drop_last raise UsageError: they are options of the dataset.
+
+    >>> from pqcache.torch import ParquetDataset
+    >>> loader = Loader(ParquetDataset("cache/shop", columns=["id", "price"], batch_size=256, seed=1))
+    >>> len(loader)
+    3
+    >>> for batch in loader:  # epoch 0
+    ...     state = loader.state_dict()
+    >>> loader.epoch, state["epoch"], state["batch"]
+    (1, 0, 3)
+    >>> [batch.epoch for batch in loader]
+    [1, 1, 1]
+    """
+
+    _is_accelerate_prepared = True  # Accelerator.prepare returns such a loader unchanged
+    use_stateful_dataloader = True  # and save_state and load_state keep its state
+
+    def __init__(
+        self,
+        dataset: ResumableDataset,
+        *,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        device: torch.device | str | None = None,
+        pin_memory: bool = False,
+        persistent_workers: bool | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        **refused: Any,
+    ) -> None:
+        _check(dataset, refused)
+        self._sampler = _EpochSampler(self)
+        self.device = None if device is None else torch.device(device)
+        self._begun = False  # the dataset's epoch has been read from, so that the next iteration reads the next one
+        self._share: EpochShare | None = None  # of the latest iteration; None where none has begun since set_epoch
+        self._share_epoch, self._given = 0, 0
+        super().__init__(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            prefetch_factor=(prefetch_factor or PREFETCH) if num_workers else None,
+            pin_memory=pin_memory,
+            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            collate_fn=_unchanged if collate_fn is None else collate_fn,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration reads."""
+        return self._dataset.epoch + (1 if self._begun else 0)
+
+    @property  # type: ignore[override]
+    def sampler(self) -> _EpochSampler:
+        """What frameworks call ``set_epoch`` on."""
+        return self._sampler
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        """Keep the loader's own: DataLoader sets one for datasets that have none."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration; see ``ParquetDataset.set_epoch``."""
+        self._dataset.set_epoch(epoch)
+        self._begun, self._share = False, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last batch that was yielded, the same on every rank, as a dict of JSON values."""
+        share, epoch, given = self._share, self._share_epoch, self._given
+        if share is None:
+            share, epoch, given = *self._dataset.begin_pass(self.num_workers), 0
+        batch = min(share.start + given * share.ranks, max(share.total, share.start))
+        return self._dataset.state_dict(after=Place(epoch, batch, share.lanes))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
+
+        States of the dataset's own ``state_dict`` are taken as well. Raises as ``ParquetDataset.load_state_dict``.
+        """
+        self._dataset.load_state_dict(state)
+        self._begun, self._share = False, None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self._iterate()
+
+    def _iterate(self) -> Generator[Any]:
+        """Yield the batches of the next epoch; nothing begins before the first is asked for."""
+        if self._begun:
+            self._dataset.set_epoch(self._dataset.epoch + 1)
+        self._begun = True
+        self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
+        self._given = 0
+        for batch in super().__iter__():
+            self._given += 1
+            yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
+
+    @property
+    def _dataset(self) -> ResumableDataset:
+        dataset: ResumableDataset = self.dataset  # type: ignore[assignment]
+        return dataset
+
+
+class _EpochSampler(Sampler[None]):
+    """What an iterable dataset's loader draws from, nothing at all, with the ``set_epoch`` of its loader."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = weakref.ref(loader)  # a circle would keep the loader's workers alive
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            yield None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader's next iteration."""
+        loader = self._loader()
+        if loader is not None:
+            loader.set_epoch(epoch)
+
+
+def _check(dataset: object, refused: Mapping[str, Any]) -> None:
+    """Raise UsageError unless a loader can be made of the dataset and the other options."""
+    if not isinstance(dataset, ResumableDataset):
+        raise UsageError(f"Loader({type(dataset).__name__})", "it loads a ParquetDataset or a Mix", "give it one")
+    for name, value in refused.items():
+        if name not in _REFUSED:
+            raise TypeError(f"Loader() got an unexpected keyword argument {name!r}")
+        if value != _HARMLESS[name]:
+            raise UsageError(f"Loader({name}={value!r})", "the loader does not decide this", _REFUSED[name])
+    if not dataset.yields_batches:
+        raise UsageError("Loader", "the dataset has batch_size=None and yields rows", "give the dataset a batch_size")
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:
+    """Return a batch, or what a transform made of one, on another device."""
+    if not hasattr(batch, "to"):
+        raise UsageError(
+            f"device={str(device)!r}",
+            f"the transform returns {type(batch).__name__}, which has no to(device)",
+            "return a Batch, or move it in the training loop",
+        )
+    return batch.to(device, non_blocking=pinned)

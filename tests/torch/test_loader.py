@@ -1,0 +1,279 @@
+"""Loader, and what a plain DataLoader and other wrappers may do with a dataset: exact, or refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from pqcache.errors import UsageError
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+from pqcache.torch.callers import _DIVIDES
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+ROWS = 500
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("table")
+    ids = np.arange(ROWS)
+    columns = {"id": ids, "tokens": pa.array([list(range(i % 5)) for i in ids], pa.list_(pa.int32()))}
+    pq.write_table(pa.table(columns), root / "a.parquet", row_group_size=50)
+    return root
+
+
+def dataset(table: Path, **options: Any) -> ParquetDataset:
+    return ParquetDataset(table, **{"batch_size": 32, "seed": 3, "lanes": 4, **options})
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [i for batch in batches for i in batch["id"].tolist()]
+
+
+def plain_dict(batch: Batch) -> dict[str, Any]:
+    return {**batch}
+
+
+EVERY_ROW = list(range(ROWS))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_iteration_is_another_epoch(table: Path, workers: int) -> None:
+    loader = Loader(dataset(table), num_workers=workers)
+    assert len(loader) == 16
+    orders = [ids_of(loader) for _ in range(3)]
+    assert all(sorted(order) == EVERY_ROW for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    plain = dataset(table)
+    plain.set_epoch(1)
+    assert ids_of(plain) == orders[1]
+    assert loader.epoch == 3
+    loader.sampler.set_epoch(1)
+    assert ids_of(loader) == orders[1]
+    batches = iter(loader)
+    next(batches)  # left early: the next iteration begins a new epoch all the same
+    assert sorted(ids_of(loader)) == EVERY_ROW
+    assert loader.epoch == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_epoch_may_be_set_after_iter(table: Path, workers: int) -> None:
+    loader = Loader(dataset(table), num_workers=workers)
+    batches = iter(loader)
+    time.sleep(0.2)
+    loader.set_epoch(7)
+    plain = dataset(table)
+    plain.set_epoch(7)
+    assert ids_of(batches) == ids_of(plain)
+
+
+class _SlowToBegin(ParquetDataset):
+    """A dataset whose worker 1 begins every epoch late."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        if info is not None and info.id == 1:
+            time.sleep(0.5)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_plain_loader_reads_one_epoch_where_it_is_set_late(table: Path, context: str) -> None:
+    """Some workers have begun when the epoch is set, others have not: all read the same, in each pass."""
+    slow = _SlowToBegin(table, batch_size=32, seed=3)
+    loader = DataLoader(slow, batch_size=None, num_workers=2, multiprocessing_context=context, persistent_workers=True)
+    for number in range(3):
+        batches = iter(loader)
+        if number:  # in the first pass a worker of the forkserver begins late
+            time.sleep(0.1)
+        slow.set_epoch(number + 1)
+        assert sorted(ids_of(batches)) == EVERY_ROW
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_place_is_kept_without_help(table: Path, workers: int) -> None:
+    loader = Loader(dataset(table, transform=plain_dict), num_workers=workers)
+    loader.set_epoch(2)
+    whole = ids_of(at_epoch(table, 2))
+    batches, seen = iter(loader), []
+    assert loader.state_dict()["batch"] == 0
+    for number in range(1, 6):
+        seen += ids_of([next(batches)])
+        assert loader.state_dict()["batch"] == number
+    state = json.loads(json.dumps(loader.state_dict()))
+    for others in (0, 4):
+        resumed = Loader(dataset(table), num_workers=others)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        resumed.set_epoch(2)  # as frameworks do after loading
+        assert seen + ids_of(resumed) == whole
+        assert sorted(ids_of(resumed)) == EVERY_ROW, "the epoch after it is complete"
+        assert resumed.state_dict()["epoch"] == 3
+
+
+def at_epoch(table: Path, epoch: int) -> ParquetDataset:
+    plain = dataset(table)
+    plain.set_epoch(epoch)
+    return plain
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_end_of_an_epoch_is_marked_with_its_last_batch(table: Path, workers: int) -> None:
+    """A trainer that counts steps never sees StopIteration."""
+    loader = Loader(dataset(table), num_workers=workers)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    resumed = Loader(dataset(table))
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.epoch == 1
+    assert ids_of(resumed) == ids_of(at_epoch(table, 1))
+    assert ids_of(loader) == ids_of(at_epoch(table, 1))
+
+
+def test_a_mix_keeps_its_place(table: Path) -> None:
+    def mix() -> Mix:
+        return Mix({name: ParquetDataset(table, batch_size=32, seed=i) for i, name in enumerate("ab")}, seed=1)
+
+    loader, other = Loader(mix(), num_workers=2), Loader(mix())
+    batches = iter(loader)
+    seen = [next(batches) for _ in range(9)]
+    state = loader.state_dict()
+    rest = [(b.source, b["id"].tolist()) for b in batches]
+    resumed = Loader(mix(), num_workers=2)
+    resumed.load_state_dict(state)
+    assert [(b.source, b["id"].tolist()) for b in resumed] == rest
+    assert len(seen) + len(rest) == len(other) == 32
+
+
+def test_a_device_takes_all_tensors(table: Path) -> None:
+    batch = next(iter(Loader(dataset(table), device="meta")))
+    assert isinstance(batch, Batch)
+    assert batch.index == 0
+    assert (batch["id"].device.type, batch["tokens"].values.device.type) == ("meta", "meta")
+    with pytest.raises(UsageError, match="no to"):
+        next(iter(Loader(dataset(table, transform=list), device="meta")))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"batch_size": 8},
+        {"shuffle": False},
+        {"shuffle": True},
+        {"sampler": [1]},
+        {"drop_last": True},
+        {"in_order": False},
+        {"batch_sampler": [[1]]},
+        {"generator": torch.Generator()},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_what_the_dataset_decides_is_refused(table: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(option))}.*dataset|order"):
+        Loader(dataset(table), **option)
+
+
+def test_what_is_no_dataset_is_refused(table: Path) -> None:
+    Loader(dataset(table), batch_size=None, shuffle=None, in_order=True)
+    with pytest.raises(TypeError, match="colour"):
+        Loader(dataset(table), colour=1)
+    with pytest.raises(UsageError, match="ParquetDataset or a Mix"):
+        Loader([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="batch_size=None"):
+        Loader(dataset(table, batch_size=None))
+
+
+# ---- a plain DataLoader
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_batches_are_refused(table: Path, workers: int) -> None:
+    with pytest.raises(Exception, match="batches of batches"):
+        next(iter(DataLoader(dataset(table), batch_size=8, num_workers=workers)))
+    rows = DataLoader(dataset(table, batch_size=None, columns=["id"]), batch_size=8, num_workers=workers)
+    assert next(iter(rows))["id"].shape == (8,)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_same_order_again_is_warned_of_once_a_process(table: Path, workers: int) -> None:
+    plain = DataLoader(dataset(table), batch_size=None, num_workers=workers)
+    if workers == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            next(iter(plain))  # a look at a batch is no epoch
+            ids_of(plain)
+            plain.dataset.set_epoch(0)
+            first = ids_of(plain)
+        with pytest.warns(UserWarning, match="same order"):
+            assert ids_of(plain) == first
+    fixed = DataLoader(dataset(table, shuffle=False), batch_size=None, num_workers=workers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ids_of(fixed) == ids_of(fixed) == EVERY_ROW
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ds: pickle.loads(pickle.dumps(ds))], ids=["copy", "pickle"])
+def test_a_copy_tells_its_workers_the_epoch(table: Path, copied: Any) -> None:
+    twin = copied(dataset(table))
+    loader = DataLoader(twin, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in (0, 1):
+        twin.set_epoch(epoch)
+        assert ids_of(loader) == ids_of(at_epoch(table, epoch))
+
+
+def test_a_dataset_made_before_the_ranks_is_divided_among_them(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frameworks pickle a dataset to the ranks that they spawn; what it knew of ranks is not true there."""
+    pickled = pickle.dumps(dataset(table))
+    rows = []
+    for rank in (0, 1):
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+        monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
+        rows += ids_of(Loader(pickle.loads(pickled), num_workers=2, multiprocessing_context="forkserver"))
+    assert set(rows) == set(EVERY_ROW)
+    assert len(rows) < ROWS + 64
+
+
+def test_a_batch_that_was_made_anew_has_no_place(table: Path) -> None:
+    ds = dataset(table)
+    batch = next(iter(ds))
+    with pytest.raises(UsageError, match="does not know its index"):
+        ds.state_dict(after=type(batch)(dict(batch)))
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """As Accelerate's and transformers': every process reads all and yields its part."""
+
+    def __init__(self, inner: Any) -> None:
+        self.dataset = inner
+
+    def set_epoch(self, epoch: int) -> None:
+        self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.dataset
+
+
+def test_what_divides_again_is_refused(table: Path) -> None:
+    assert IterableDatasetShard.__name__ in _DIVIDES
+    wrapped = IterableDatasetShard(dataset(table, num_replicas=2, rank=0))
+    for read in (lambda: next(iter(wrapped)), lambda: wrapped.set_epoch(1)):
+        with pytest.raises(UsageError, match=r"rows would be left out.*Loader"):
+            read()
+    assert sorted(ids_of(IterableDatasetShard(dataset(table)))) == EVERY_ROW, "one reader may be divided"
