@@ -2,7 +2,7 @@
 
 A dataset divides its rows among ranks and yields whole batches. A wrapper that divides them again would leave rows out,
 and a DataLoader that batches them again would yield batches of batches, both without a word. Such callers are known by
-the names of their classes, as neither says what it does to the dataset.
+the names of their modules and classes, as neither says what it does to the dataset.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from types import FrameType
 
 from pqcache.errors import UsageError
 
-_FETCHER = "_IterableDatasetFetcher"  # of torch and torchdata: the code of a DataLoader that calls iter(dataset)
-_DIVIDES = {  # by class: what divides the batches among the processes once more
-    "IterableDatasetShard": "Accelerate",
-    "DataLoaderDispatcher": "Accelerate",
+_FETCHER = "torch.utils.data._utils.fetch", "_IterableDatasetFetcher"  # what calls iter(dataset) for a DataLoader
+_DIVIDES = {  # by module and class: what divides the batches among the processes once more
+    ("accelerate.data_loader", "IterableDatasetShard"),
+    ("accelerate.data_loader", "DataLoaderDispatcher"),
+    ("transformers.trainer_pt_utils", "IterableDatasetShard"),
 }
+_MODULES = {module for module, _ in (_FETCHER, *_DIVIDES)}
 
 
 def check_batching() -> None:
@@ -25,7 +27,7 @@ def check_batching() -> None:
     Called by the ``__iter__`` of a dataset that yields batches.
     """
     caller = sys._getframe(2)
-    if _class_of(caller) == _FETCHER and caller.f_locals.get("auto_collation"):
+    if _place_of(caller) == _FETCHER and caller.f_locals.get("auto_collation"):
         raise UsageError(
             "DataLoader",
             "it has a batch_size, and the dataset yields whole batches: the loader would yield batches of batches",
@@ -40,10 +42,9 @@ def check_dividing(ranks: int) -> None:
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and ranks > 1:
-        library = _DIVIDES.get(_class_of(frame))
-        if library is not None:
+        if _place_of(frame) in _DIVIDES:
             raise UsageError(
-                f"{library}'s loader",
+                "Accelerate's loader",
                 f"it divides the batches among the processes, as the dataset does for its {ranks} ranks: "
                 "rows would be left out",
                 "use pqcache.torch.Loader(dataset), which prepare() leaves as it is, or give the dataset "
@@ -52,7 +53,10 @@ def check_dividing(ranks: int) -> None:
         frame = frame.f_back
 
 
-def _class_of(frame: FrameType) -> str:
-    """Return the name of the class whose method runs in a frame; empty for a function."""
-    owner = frame.f_locals.get("self") if frame.f_code.co_argcount else None
-    return type(owner).__name__ if owner is not None else ""
+def _place_of(frame: FrameType) -> tuple[str, str]:
+    """Return the module and the class of the method that runs in a frame, if the module is one of those above.
+
+    The locals of other frames are not looked at: that keeps them alive.
+    """
+    module = frame.f_globals.get("__name__", "")
+    return module, type(frame.f_locals.get("self")).__name__ if module in _MODULES else ""

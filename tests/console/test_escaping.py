@@ -18,8 +18,9 @@ FORBIDDEN = ("\x1b", "\x07", "\x9b", "\x7f", "\u202e")
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache, made of a file whose column names and values would control a terminal."""
+    monkeypatch.setenv("COLUMNS", "200")  # names are not cut
     lake = tmp_path / "lake"
     lake.mkdir()
     table = pa.table({NAME: pa.array([[1, 2]] * 20), "text": [NAME] * 20})

@@ -16,6 +16,7 @@ import socket
 import struct
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
@@ -361,7 +362,8 @@ def first_page(keys: int) -> Callable[[bytes], bytes]:
         assert last is not None
         for item in found[keys:]:
             listing = listing.replace(item, b"")
-        more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>" + last[1] + b"</NextContinuationToken>"
+        token = urllib.parse.unquote_to_bytes(last[1])  # keys may be encoded, tokens are not
+        more = b"<IsTruncated>true</IsTruncated><NextContinuationToken>" + token + b"</NextContinuationToken>"
         return listing.replace(b"<IsTruncated>false</IsTruncated>", more)
 
     return cut

@@ -217,6 +217,8 @@ def test_a_read_that_fails_once_is_tried_again(fault: str, store: Store) -> None
 @pytest.mark.parametrize("fault", ["stalls before the head", "503"])
 def test_a_question_that_fails_once_is_asked_again(fault: str, store: Store) -> None:
     """What asks whether a copied file is still the same meets the same network as what copied it."""
+    if store.kind == "s3":
+        pytest.skip("a read from S3 names the version: nothing is asked after it")
     rule = store.proxy.rule(TRANSIENT[fault], **store.asking(BIG), count=1)
     store.sync()
     assert rule.used == 1
@@ -243,6 +245,8 @@ def test_a_listing_that_fails_once_is_tried_again(fault: str, store: Store) -> N
     ],
 )
 def test_what_keeps_failing_is_named_and_publishes_nothing(fault: str, where: str, store: Store) -> None:
+    if where == "asking" and store.kind == "s3":
+        pytest.skip("a read from S3 names the version: nothing is asked after it")
     match = {"path": store.listing} if where == "listing" else getattr(store, where)(BIG)
     store.proxy.rule(TRANSIENT[fault], **match)
     began = time.monotonic()
@@ -255,9 +259,6 @@ def test_what_keeps_failing_is_named_and_publishes_nothing(fault: str, where: st
     store.proxy.clear()
     store.sync()
     store.check_new()
-    if where == "asking" and store.kind == "s3":  # the file was complete
-        reads = [request for request in store.proxy.requests if request.target.endswith(BIG)]
-        assert {request.method for request in reads} == {"HEAD"}, "a whole file was fetched again"
 
 
 def test_a_connection_that_breaks_often_but_gets_on_is_good_enough(store: Store) -> None:

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset
-from pqcache.torch.callers import _DIVIDES
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, callers
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -270,8 +269,9 @@ class IterableDatasetShard(IterableDataset[Any]):
         yield from self.dataset
 
 
-def test_what_divides_again_is_refused(table: Path) -> None:
-    assert IterableDatasetShard.__name__ in _DIVIDES
+def test_what_divides_again_is_refused(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "_DIVIDES", {(__name__, "IterableDatasetShard")})
+    monkeypatch.setattr(callers, "_MODULES", {__name__})
     wrapped = IterableDatasetShard(dataset(table, num_replicas=2, rank=0))
     for read in (lambda: next(iter(wrapped)), lambda: wrapped.set_epoch(1)):
         with pytest.raises(UsageError, match=r"rows would be left out.*Loader"):

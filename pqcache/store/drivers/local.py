@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import stat as stat_module
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +39,6 @@ from pqcache.system.mounts import has_stable_inodes
 
 LOCK = f"{HIDDEN}/lock"  # of a target, which a run holds while it writes
 _CHUNK = 4 << 20
-
-log = logging.getLogger("pqcache.store")
 
 
 class LocalSource:
@@ -159,7 +156,10 @@ class LocalSource:
         if stable is None:
             stable = self._stable[status.st_dev] = has_stable_inodes(self._name(path))
             if not stable:
-                log.debug("%s: files are compared by size and mtime alone on its file system", self._name(path))
+                import logging  # a sync with nothing to do rarely needs it
+
+                name = self._name(path)
+                logging.getLogger("pqcache.store").debug("%s: compared by size and mtime alone on its disk", name)
         tag = local_tag(status.st_ino, status.st_ctime_ns) if stable else ""
         return Identity(status.st_size, status.st_mtime_ns, tag)
 

@@ -192,8 +192,9 @@ def _jobs(
     source: Source, endpoints: Endpoints, rewrite: RewriteOptions, dense: DenseRequest, options: RunOptions
 ) -> list[PartitionJob]:
     """Return one job for each partition directory of the source, in path order."""
-    listing = list_source(source, options.on_event, rules=endpoints.rules)
-    files = sorted(listing.files, key=lambda file: (parent(file.path), file.path))
+    listed = list_source(source, options.on_event, rules=endpoints.rules).files
+    files = [replace(f, identity=replace(f.identity, tag=f.identity.shared_tag)) for f in listed]  # links change ctimes
+    files.sort(key=lambda file: (parent(file.path), file.path))
     if not dense.is_empty:
         root = local_root(endpoints.source) if dense.reads_files else Path()
         stored = dense.resolve([root / file.path for file in files])

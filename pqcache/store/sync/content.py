@@ -8,7 +8,6 @@ do reads nothing.
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,9 +22,6 @@ from pqcache.store.layout import CONTENT
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.data_files import is_magic
 from pqcache.system.disk import write_durably
-from pqcache.system.parallel import in_parallel
-
-log = logging.getLogger("pqcache.sync")
 
 _FORMAT = 1
 _THREADS = 16
@@ -73,7 +69,7 @@ def read_memory(cache: Path) -> ContentMemory:
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:
-        log.debug("%s: files without a suffix are looked into again: %s", cache / CONTENT, error)
+        _log("%s: files without a suffix are looked into again: %s", cache / CONTENT, error)
     return ContentMemory()
 
 
@@ -87,7 +83,9 @@ def parquet_by_content(
     """
     unknown = [file for file in files if memory.get(source.url, file) is None]
     if unknown:
-        log.debug("%s: %d files are looked into", source.url, len(unknown))
+        from pqcache.system.parallel import in_parallel  # a sync with nothing to do does not need it
+
+        _log("%s: %d files are looked into", source.url, len(unknown))
         calls = [partial(_has_magic, source, file, retries, on_event) for file in unknown]
         for file, is_parquet in zip(unknown, in_parallel(calls, _THREADS), strict=True):
             memory.put(source.url, file, is_parquet)
@@ -120,3 +118,9 @@ def _key(url: str, file: SourceFile) -> str:
     identity = file.identity
     text = f"{url}\0{file.path}\0{identity.size} {identity.mtime_ns} {identity.tag}"
     return blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+def _log(message: str, *values: object) -> None:
+    import logging  # as above
+
+    logging.getLogger("pqcache.sync").debug(message, *values)

@@ -114,7 +114,7 @@ def test_what_is_not_there_or_not_parquet(tmp_path: Path) -> None:
         pqcache.inspect(tmp_path)
     for content in (b"", b"PAR1", b"x" * 100, b"PAR1" + b"\xff" * 50 + (40).to_bytes(4, "little") + b"PAR1"):
         (tmp_path / "a.parquet").write_bytes(content)
-        with pytest.raises(pqcache.ParquetError, match=r"a\.parquet: not a Parquet file"):
+        with pytest.raises(pqcache.ParquetError, match=r"a\.parquet: (not a Parquet file|has no bytes)"):
             pqcache.inspect(tmp_path)
 
 

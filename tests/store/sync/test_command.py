@@ -286,7 +286,8 @@ def test_what_is_not_parquet_publishes_nothing(content: bytes, shop: Path, tmp_p
     sync(str(shop), cache)
     before = os.readlink(cache / "current")
     (shop / "dt=2026-11-02" / "part-00001.parquet").write_bytes(content)
-    with pytest.raises(pqcache.ParquetError, match=r"dt=2026-11-02/part-00001\.parquet: not a Parquet file"):
+    reason = "not a Parquet file" if content else "has no bytes"
+    with pytest.raises(pqcache.ParquetError, match=rf"dt=2026-11-02/part-00001\.parquet: {reason}"):
         sync(cache)
     assert os.readlink(cache / "current") == before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from pqcache.store.drivers import local
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.verify import supervised_process
 from pqcache.store.verify.supervised_process import Checker, ask_all
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
@@ -313,21 +315,30 @@ def test_a_page_that_claims_to_be_huge_is_damage(snapshot: Snapshot, checker: Ch
     assert any(item.get("column") == "price" for item in found)
 
 
-def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot) -> None:
+def send_signal(checker: Checker, number: signal.Signals, seconds: float) -> threading.Thread:
+    """Send a signal to a checker's process, some seconds after it was started."""
+
+    def send() -> None:
+        while checker._process is None:
+            time.sleep(0.001)
+        time.sleep(seconds)
+        checker._process.send_signal(number)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     path = snapshot.manifest().files[0].path
-    (snapshot.path / path).unlink()
-    os.mkfifo(snapshot.path / path)  # to open it waits for a writer for ever
     with closing(Checker(snapshot.path, INDEX)) as checker:
-        (item,) = ask(checker, path, snapshot, seconds=0.5)
-        assert item["damage"].endswith("did not end within 0 s") or item["damage"].endswith("within 1 s")
-
-        def kill() -> None:
-            while checker._process is None:
-                time.sleep(0.01)
-            time.sleep(0.5)
-            checker._process.kill()
-
-        threading.Thread(target=kill, daemon=True).start()
+        monkeypatch.setattr(supervised_process, "_START", 0.5)
+        stopped = send_signal(checker, signal.SIGSTOP, 0)  # before it has read a file
+        (item,) = ask(checker, path, snapshot)
+        stopped.join()
+        assert item["damage"] in [f"the process that read it did not end within {n} s" for n in (0, 1)]
+        monkeypatch.undo()
+        send_signal(checker, signal.SIGKILL, 0.05)
         (item,) = ask(checker, path, snapshot)
         assert item["damage"] == "the process that read it was ended by SIGKILL"
 
