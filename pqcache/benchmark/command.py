@@ -169,7 +169,7 @@ def bench(
             "batch_size": batch_size,
             "memory": parse_size(memory),
             "seconds": duration,
-            "rules": asdict(rules),
+            "rules": {"as_files": as_files, "all_files": all_files},
         }
         return _measured_report(os.fspath(target), loader, job, numbers, on_event)
 

@@ -32,7 +32,7 @@ def check_read_right(
     ``metadata`` and ``schema`` are the file's. With ``nanoseconds`` INT96 time stamps are read as such. Statistics
     decide where they can; otherwise the columns are decoded.
     """
-    names = doubtful_columns(schema, nanoseconds)
+    names = doubtful_columns(metadata, schema, nanoseconds)
     names = names if columns is None else names.intersection(columns)
     if not names:
         return
@@ -70,9 +70,18 @@ def check_read_right(
         raise ParquetError(path, f"cannot be decoded ({first_line(error)})", "fetch it again") from error
 
 
-def doubtful_columns(schema: pa.Schema, nanoseconds: bool = True) -> frozenset[str]:
-    """Return the columns of a file that `check_read_right` has to look at, by their Arrow types."""
-    return frozenset(field.name for field in schema if _is_doubtful(field.type, nanoseconds))
+def doubtful_columns(metadata: pq.FileMetaData, schema: pa.Schema, nanoseconds: bool = True) -> frozenset[str]:
+    """Return the columns of a file that `check_read_right` has to look at, by their types in Arrow and in Parquet."""
+    names = {field.name for field in schema if _is_doubtful(field.type, nanoseconds)}
+    if not names:
+        return frozenset()
+    leaves = enumerate(top_level_names(metadata, schema))
+    return frozenset(name for leaf, name in leaves if name in names and _is_misread(metadata, leaf, nanoseconds))
+
+
+def _is_misread(metadata: pq.FileMetaData, leaf: int, nanoseconds: bool) -> bool:
+    column = metadata.schema.column(leaf)
+    return (nanoseconds and column.physical_type == "INT96") or _is_unknown(metadata, leaf)
 
 
 def _is_doubtful(kind: pa.DataType, nanoseconds: bool) -> bool:

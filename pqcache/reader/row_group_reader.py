@@ -217,7 +217,7 @@ class RowGroupReader:
         file_number, row_group = int(self.file[number]), int(self.row_group[number])
         doubtful = self._doubtful.get(file_number)
         if doubtful is None:
-            doubtful = self._doubtful[file_number] = doubtful_columns(file.schema_arrow)
+            doubtful = self._doubtful[file_number] = doubtful_columns(file.metadata, file.schema_arrow)
         names = [n for n in wanted if n in doubtful and (file_number, row_group, n) not in self._read_right]
         if names:
             check_read_right(path, file.metadata, file.schema_arrow, names, [row_group])

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
@@ -19,6 +20,8 @@ from pqcache.system.disk import check_regular
 
 _SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
 _OTHER_KIND = 4  # times as many bytes as the first row group may have
+_TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+_MOSTLY_DISTINCT = 0.5  # of the values of a sample
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
 
@@ -55,9 +58,40 @@ def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: Sequen
             continue
         stored = index.uncompressed([form.name])[plan.row_groups] * items // index.rows[plan.row_groups]
         found = [some for some in samples if some is not None and form.name in some.column_names and some.num_rows]
-        per_row = max((some[form.name].nbytes / some.num_rows for some in found), default=0.0)
-        total += np.maximum(stored, (items * per_row).astype(np.int64)) + _VIEW * items
+        sizes = [stored, _list_bytes(plan, form.name) * items // index.rows[plan.row_groups]]
+        sizes.extend(_extrapolated(some[form.name], stored, items) for some in found)
+        total += np.maximum.reduce(sizes) + _VIEW * items
     return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
+
+
+def _extrapolated(sample: pa.ChunkedArray, stored: Ints, items: Ints) -> Ints:
+    """Return the bytes of ``items`` rows like the sample, of which row groups store ``stored`` bytes.
+
+    Where most values of a sample differ, there is hardly a dictionary that repeats them: the rows after the longest
+    ones cannot take more than what is stored.
+    """
+    size: Ints = (items * (sample.nbytes / len(sample))).astype(np.int64)
+    if sample.type not in _TEXT:
+        return size
+    share = pc.count_distinct(sample, mode="all").as_py() / len(sample)
+    if share >= _MOSTLY_DISTINCT:
+        size = np.minimum(size, (stored / share).astype(np.int64))
+    return size
+
+
+def _list_bytes(plan: ReadPlan, name: str) -> Ints:
+    """Return the bytes of all items of a column of flat lists in each row group, 0 where they are not counted."""
+    index = plan.data.index
+    kind = index.schema.field(name).type
+    if f"{name}:values" not in index.recorded or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return np.zeros(len(plan.row_groups), np.int64)
+    try:
+        width = kind.value_type.bit_width // 8
+    except ValueError:  # strings and the like
+        width = 0
+    counted: Ints = np.nan_to_num(index.table[f"{name}:values"].to_numpy()).astype(np.int64)
+    sizes: Ints = counted[plan.row_groups] * width
+    return sizes
 
 
 def _sampled(plan: ReadPlan, names: Sequence[str]) -> list[int]:

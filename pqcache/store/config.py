@@ -70,7 +70,7 @@ class Config:
     @property
     def file_rules(self) -> FileRules:
         """Which files of the source are taken."""
-        return FileRules(as_files=self.as_files, all_files=self.all_files)
+        return FileRules(as_files=self.as_files, all_files=self.all_files, marker=self.marker)
 
     def rewrite(self) -> RewriteOptions | None:
         """Return how files are rewritten, or None when they are taken as they come."""

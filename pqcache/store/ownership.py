@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pqcache.errors import CacheError
-from pqcache.store.layout import CONFIG, HISTORY, LOCK
+from pqcache.store.layout import CONFIG, CONTENT, HISTORY, LOCK
 from pqcache.system.locks import user_name
 
 GROUPS = "PQCACHE_TRUSTED_GROUPS"
@@ -39,11 +39,14 @@ def check_ownership(cache: Path) -> None:
             status = path.stat()
             _check_owner(path, status, cache)
             _check_writers(path, status, cache)
-    for name in (LOCK, HISTORY, "current"):
+    for name in (LOCK, HISTORY, CONTENT, "current"):
         if os.path.lexists(cache / name):
-            _check_owner(cache / name, os.lstat(cache / name), cache)
+            status = os.lstat(cache / name)
+            _check_owner(cache / name, status, cache)
+            if stat.S_ISREG(status.st_mode) and name != LOCK:  # which an early version made for all, and has no content
+                _check_writers(cache / name, status, cache)
     for name in ("snapshots", "tmp"):
-        if (cache / name).is_dir():
+        if (cache / name).is_dir() and os.access(cache / name, os.R_OK | os.X_OK):  # else nothing of it is read
             for entry in list(os.scandir(cache / name)):
                 status = entry.stat(follow_symlinks=False)
                 _check_owner(Path(entry.path), status, cache)

@@ -27,6 +27,11 @@ def checksum_text(checksum: Checksum) -> str:
     return _PREFIX + checksum.hexdigest()
 
 
+def is_checksum(text: str) -> bool:
+    """Return whether a text is a recorded checksum."""
+    return text.startswith(_PREFIX)
+
+
 def add_file(checksum: Checksum, descriptor: int, length: int) -> None:
     """Add the first ``length`` bytes of an open file to ``checksum``, or all bytes of a shorter one."""
     position = 0

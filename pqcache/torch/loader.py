@@ -15,11 +15,11 @@ from pqcache.torch.resumable import Place, ResumableDataset
 
 PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
 
-_SAY_TO_DATASET = "say it to the dataset, which makes the batches: ParquetDataset(..., {})"
+_SAY_TO_DATASET = "say it to the dataset, which makes the batches"
 _REFUSED = {
-    "batch_size": _SAY_TO_DATASET.format("batch_size=256"),
-    "shuffle": _SAY_TO_DATASET.format("shuffle=True"),
-    "drop_last": _SAY_TO_DATASET.format("drop_last=True"),
+    "batch_size": _SAY_TO_DATASET,
+    "shuffle": _SAY_TO_DATASET,
+    "drop_last": _SAY_TO_DATASET,
     "sampler": "the dataset has an order of its own; filters= and rows= choose rows",
     "batch_sampler": "the dataset has an order of its own; filters= and rows= choose rows",
     "generator": "give the dataset another seed=",
@@ -85,13 +85,14 @@ class Loader(DataLoader[Any]):
         self._begun = False  # the dataset's epoch has been read from, so that the next iteration reads the next one
         self._share: EpochShare | None = None  # of the latest iteration; None where none has begun since set_epoch
         self._share_epoch, self._given = 0, 0
+        self._iteration = object()
         super().__init__(
             dataset,
             batch_size=None,
             num_workers=num_workers,
             prefetch_factor=(prefetch_factor or PREFETCH) if num_workers else None,
             pin_memory=pin_memory,
-            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            persistent_workers=num_workers > 0 and persistent_workers is not False,
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
@@ -143,9 +144,18 @@ class Loader(DataLoader[Any]):
         self._begun = True
         self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
         self._given = 0
+        this = self._iteration = object()
         for batch in super().__iter__():
+            self._check_current(this)
             self._given += 1
             yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
+        self._check_current(this)
+
+    def _check_current(self, iteration: object) -> None:
+        """Raise UsageError where another iteration has begun after this one, and has taken its workers."""
+        if self._iteration is not iteration:
+            reason = "another iteration of it has begun, which has taken the workers of this one"
+            raise UsageError("Loader", reason, "make a second Loader of a second dataset")
 
     @property
     def _dataset(self) -> ResumableDataset:

@@ -13,7 +13,6 @@ from pqcache.errors import UsageError
 from pqcache.torch.checkpoint import MixState, State
 
 _MAX_WORKERS = 4096
-_FIRST_WORKER_TIMEOUT = 60.0  # seconds; it begins a pass at the same time as the others
 # what each value of the shared tensor is; after _FINISHED there is one for each worker
 _VERSION, _EPOCH, _START, _GENERATION, _WORKERS, _ENDED_EPOCH, _ENDED_AT, *_PASS, _FINISHED_VERSION, _FINISHED = range(
     14
@@ -155,10 +154,10 @@ class Progress:
         if info.id == 0:
             shared[_PASS_EPOCH : _PASS_GENERATION + 1] = shared[_EPOCH : _GENERATION + 1].clone()
             shared[_LOADER], shared[_PASS_NUMBER] = loader, self._passes
-        deadline, parent = time.monotonic() + _FIRST_WORKER_TIMEOUT, os.getppid()
-        while (int(shared[_LOADER]), int(shared[_PASS_NUMBER])) != (loader, self._passes):
-            if time.monotonic() > deadline or os.getppid() != parent:
-                raise UsageError("DataLoader", "its worker 0 has not begun the epoch that the others have begun")
+        parent = os.getppid()
+        while (int(shared[_LOADER]), int(shared[_PASS_NUMBER])) != (loader, self._passes):  # it may end a batch first
+            if os.getppid() != parent:
+                raise UsageError("DataLoader", "the trainer has ended")
             time.sleep(0.001)
         return _Reading(*map(int, shared[_PASS_EPOCH : _PASS_GENERATION + 1]))
 

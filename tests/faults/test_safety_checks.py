@@ -325,3 +325,18 @@ def test_bytes_are_compared_where_rows_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(pqcache.SourceIncomplete, match="bytes of the"):
         pqcache.sync(cache, where="id >= 0")
     assert pqcache.sync(cache, where="id >= 0", force=True).published
+
+
+def test_one_partition_of_many_that_is_being_overwritten_is_refused(tmp_path: Path) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    days = partitions(lake, 30)
+    for day in days:
+        write_files(day, "old", files=5, rows=20)
+    pqcache.sync(str(lake), cache)
+    write_files(days[0], "new", files=1, rows=20)
+    with pytest.raises(
+        pqcache.SourceIncomplete, match=r"was replaced, and has 20 in place of 100 rows.*--max-delete 50%"
+    ):
+        pqcache.sync(cache)
+    write_files(days[0], "new", files=3, rows=20)
+    assert pqcache.sync(cache).published

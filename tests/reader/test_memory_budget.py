@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -128,3 +129,17 @@ def test_sizes_see_a_dictionary_in_a_later_row_group(tmp_path: Path) -> None:
     assert int(loader.sizes.decoded.max()) >= 2_000 << 20
     with pytest.raises(UsageError, match=r"a row group takes 2\.0 GB decoded, too much for memory=64 MB"):
         fit_window(loader.sizes, 64 << 20, 1)
+
+
+def test_long_rows_at_the_start_do_not_count_for_all(tmp_path: Path) -> None:
+    documents = sorted((os.urandom(max(1, 200_000 // (i + 1))).hex() for i in range(20_000)), key=len, reverse=True)
+    pq.write_table(pa.table({"text": documents}), tmp_path / "a.parquet")
+    (size,) = loader_of(tmp_path).sizes.selected
+    assert size < 3 * sum(map(len, documents)) + 20_000 * 20
+
+
+def test_longer_lists_after_the_first_rows_count(tmp_path: Path) -> None:
+    lists = [[1]] * 2000 + [list(range(100))] * 2000
+    pq.write_table(pa.table({"items": pa.array(lists, pa.list_(pa.int64()))}), tmp_path / "a.parquet")
+    (size,) = loader_of(tmp_path).sizes.selected
+    assert size >= 2000 * 100 * 8

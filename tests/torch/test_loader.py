@@ -277,3 +277,13 @@ def test_what_divides_again_is_refused(table: Path, monkeypatch: pytest.MonkeyPa
         with pytest.raises(UsageError, match=r"rows would be left out.*Loader"):
             read()
     assert sorted(ids_of(IterableDatasetShard(dataset(table)))) == EVERY_ROW, "one reader may be divided"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_iteration_at_a_time(table: Path, workers: int) -> None:
+    loader = Loader(dataset(table), num_workers=workers)
+    first = iter(loader)
+    next(first)
+    assert sorted(ids_of(loader)) == EVERY_ROW
+    with pytest.raises(UsageError, match="another iteration of it has begun"):
+        next(first)

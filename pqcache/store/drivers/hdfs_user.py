@@ -37,7 +37,7 @@ def environment_user() -> str:
         return (_open.before if _open.count else os.environ.get(_VARIABLE)) or ""
 
 
-def act_as(user: str, url: str, client: object) -> weakref.finalize[[], object]:
+def act_as(user: str, url: str, client: object) -> weakref.finalize[[_Clients], object]:
     """Make ``user`` the one that this process is on HDFS until the returned function is called, or ``client`` is freed.
 
     Empty is the user of the environment, else the login. While a client of another user is open, UsageError about
@@ -58,7 +58,7 @@ def act_as(user: str, url: str, client: object) -> weakref.finalize[[], object]:
             if user:
                 os.environ[_VARIABLE] = user
         _open.count += 1
-    close = weakref.finalize(client, _close)
+    close = weakref.finalize(client, _close, _open)
     close.atexit = False
     return close
 
@@ -70,12 +70,12 @@ def _login() -> str:
         return str(os.geteuid())
 
 
-def _close() -> None:
-    with _open.lock:
-        _open.count -= 1
-        if _open.count:
+def _close(clients: _Clients) -> None:
+    with clients.lock:
+        clients.count -= 1
+        if clients.count:
             return
-        if _open.before is None:
+        if clients.before is None:
             os.environ.pop(_VARIABLE, None)
         else:
-            os.environ[_VARIABLE] = _open.before
+            os.environ[_VARIABLE] = clients.before

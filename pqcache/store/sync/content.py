@@ -20,12 +20,17 @@ from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.layout import CONTENT
 from pqcache.store.manifest import SourceFile
+from pqcache.store.ownership import file_mode
 from pqcache.store.tables.data_files import is_magic
-from pqcache.system.disk import write_durably
+from pqcache.system.disk import open_plain, write_durably
 
 _FORMAT = 1
 _THREADS = 16
 _MAGIC_SIZE = 4
+
+
+class FileMoved(SourceIncomplete):
+    """A file has changed since it was listed."""
 
 
 class ContentMemory:
@@ -53,15 +58,14 @@ class ContentMemory:
             return
         parquet, other = ([key for key, value in self._found.items() if value is wanted] for wanted in (True, False))
         text = json.dumps({"format": _FORMAT, "parquet": sorted(parquet), "other": sorted(other)})
-        write_durably(cache / CONTENT, f"{text}\n".encode(), cache / "tmp")
+        write_durably(cache / CONTENT, f"{text}\n".encode(), cache / "tmp", file_mode())
         self._known = dict(self._found)
 
 
 def read_memory(cache: Path) -> ContentMemory:
     """Return what a cache remembers; nothing where that cannot be read, and files are then looked into again."""
     try:
-        descriptor = os.open(cache / CONTENT, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as file:
+        with open(open_plain(cache / CONTENT, os.O_RDONLY), "rb") as file:
             values = json.loads(file.read())
         if values["format"] == _FORMAT:
             known = {str(key): kind == "parquet" for kind in ("parquet", "other") for key in values[kind]}
@@ -108,10 +112,8 @@ def _has_magic(source: Source, file: SourceFile, retries: int, on_event: OnEvent
     return False
 
 
-def _moved(source: Source, file: SourceFile) -> SourceIncomplete:
-    return SourceIncomplete(
-        file_url(source, file.path), "changed while it was listed", "nothing was published, sync again"
-    )
+def _moved(source: Source, file: SourceFile) -> FileMoved:
+    return FileMoved(file_url(source, file.path), "changed while it was listed", "nothing was published, sync again")
 
 
 def _key(url: str, file: SourceFile) -> str:

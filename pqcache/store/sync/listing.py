@@ -12,13 +12,14 @@ from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, TableSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.shard import listing_digest, owners, parse_shard
-from pqcache.store.sync.content import ContentMemory, parquet_by_content
+from pqcache.store.sync.content import ContentMemory, FileMoved, parquet_by_content
 from pqcache.store.sync.download.subset import Subset, select
 from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
 from pqcache.store.tables.data_files import FileRules, check_passed_over, divide
 from pqcache.store.tables.table_format import check_above, check_tables
 from pqcache.units import format_count
 
+_TRIES = 4  # of a listing whose files change before they are looked into
 MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
 
@@ -47,8 +48,31 @@ def list_source(
 
     A name that is unsafe below the cache raises SourceError. A source without any Parquet file raises SourceIncomplete:
     an empty listing never replaces what is held. A table whose rows a listing does not show raises UsageError. What is
-    a dataset's file is decided by name and content, as ``rules`` say; what ``memory`` holds is not read again.
+    a dataset's file is decided by name and content, as ``rules`` say; what ``memory`` holds is not read again. Where a
+    file changes before it is looked into, the source is listed again, up to three times.
     """
+    for number in range(_TRIES):
+        found = _all_files(source, on_event, retries)
+        try:
+            files = found
+            if not isinstance(source, TableSource):
+                files = dataset_files(source, found, rules or FileRules(), on_event, memory, retries)
+            break
+        except FileMoved:
+            if number == _TRIES - 1:
+                raise
+    if not files:
+        others = f" among its {len(found):,} files" if found else ""
+        raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
+    files, subset = select(source, files, where, columns)
+    if not files:
+        raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
+    on_event(Listed(len(files), sum(file.identity.size for file in files)))
+    return Listing(files, [file.path for file in found], subset)
+
+
+def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFile]:
+    """Return every file of a source, after names that must not become local paths were refused."""
     found: list[SourceFile] = []
 
     def list_once() -> None:
@@ -60,18 +84,7 @@ def list_source(
         list_once, source.url, min(retries, 2), on_event, within=FIRST_ANSWER_TIMEOUT / 2
     )  # a silent server is asked once
     check_listing(found, source.url)
-    if isinstance(source, TableSource):
-        files = found
-    else:
-        files = dataset_files(source, found, rules or FileRules(), on_event, memory, retries)
-    if not files:
-        others = f" among its {len(found):,} files" if found else ""
-        raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
-    files, subset = select(source, files, where, columns)
-    if not files:
-        raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
-    on_event(Listed(len(files), sum(file.identity.size for file in files)))
-    return Listing(files, [file.path for file in found], subset)
+    return found
 
 
 def dataset_files(
@@ -89,13 +102,13 @@ def dataset_files(
     if not rules.as_files:
         check_above(source.url)
         check_tables((file.path for file in found), source.url)
-    files = divide(found, rules.all_files)
-    if not (files.unknown or files.other):
+    files = divide(found, rules)
+    if not (files.unknown or files.other or files.unfinished):
         return list(files.taken)
     parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), retries, on_event)
     taken = parquet.union(files.taken)
     passed = [*files.other, *(file for file in files.unknown if file not in parquet)]
-    warning = check_passed_over(taken, passed, source.url, rules) if taken else ""
+    warning = check_passed_over(taken, passed, source.url, rules, files.unfinished) if taken else ""
     if warning:
         on_event(Warned(warning))
     return [file for file in found if file in taken]

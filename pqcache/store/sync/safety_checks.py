@@ -191,11 +191,26 @@ def check_rows(
 
     ``entries`` are those of the new snapshot. Partitions that grow, and new ones, do not make up for those that shrink.
     Directories in ``uncompared`` are taken to lose nothing. A ``max_delete`` that is a number of files limits rows to
-    the default share.
+    the default share. A partition of which no file was kept must not lose more than that share either: its writer may
+    have written some of its files only.
     """
+    entries = list(entries)
     now = _total((entry.path, entry.rows) for entry in entries)
     before = _total((entry.path, entry.rows) for entry in held)
-    _check_shrinkage(before, {**now, **_only(before, uncompared)}, source, max_delete, "row")
+    known = {**now, **_only(before, uncompared)}
+    _check_shrinkage(before, known, source, max_delete, "row")
+    limit, percent = parse_max_delete(max_delete)
+    share = limit if percent else parse_max_delete(MAX_DELETE)[0]
+    kept = {parent(file.path) for file in _sources(held) & _sources(entries)}
+    for name in sorted(set(before) & set(now) - kept):
+        if (before[name] - known[name]) * 100 > share * before[name]:
+            raise SourceIncomplete(
+                source,
+                f"{name or 'the table'} was replaced, and has {known[name]:,} in place of "
+                f"{format_count(before[name], 'row')}, which is less than --max-delete "
+                f"{max_delete if percent else MAX_DELETE} allows",
+                "nothing was published, wait until its writers have finished, or say --force if it is meant",
+            )
 
 
 def check_bytes(
@@ -214,6 +229,10 @@ def check_bytes(
     before = _total((file.path, file.identity.size) for file in {file for entry in held for file in entry.sources})
     same = [directory for directory, size in before.items() if now.get(directory, size) * 2 >= size]
     _check_shrinkage(before, {**now, **_only(before, uncompared), **_only(before, same)}, source, max_delete, "byte")
+
+
+def _sources(entries: Iterable[FileEntry]) -> set[SourceFile]:
+    return {file for entry in entries for file in entry.sources}
 
 
 def _total(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:

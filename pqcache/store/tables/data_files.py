@@ -32,9 +32,10 @@ _NO_DATA = frozenset(  # kinds that people and tools put beside a table
         "txt", "md", "rst", "html", "htm", "xml", "json", "yml", "yaml", "toml", "ini", "cfg", "conf", "properties",
         "log", "sql", "py", "ipynb", "sh", "r", "scala", "java", "jar", "pdf", "doc", "docx", "xls", "xlsx", "png",
         "jpg", "jpeg", "gif", "svg", "webp", "zip", "tar", "tgz", "md5", "sha1", "sha256", "sha512", "asc", "sig",
-        "tmp", "temp", "lock", "swp", "bak", "part", "partial", "inprogress", "pending", "idx", "done", "success",
+        "lock", "swp", "idx", "done", "success",
     }
 )  # fmt: skip
+_UNFINISHED = frozenset({"tmp", "temp", "part", "partial", "inprogress", "pending", "bak"})  # or a copy of another
 _SPARK_TEXT = frozenset({"json", "txt", "xml"})  # kinds of both, which Spark writes to part-...
 _NO_DATA_NAMES = frozenset(
     {"readme", "license", "licence", "notice", "copying", "authors", "changelog", "version", "lock", "makefile"}
@@ -42,12 +43,13 @@ _NO_DATA_NAMES = frozenset(
 
 
 class Kind(Enum):
-    """What the name of a file says: Parquet; hidden; of a kind without rows; other rows; or nothing."""
+    """What the name of a file says: Parquet; hidden; without rows; other rows; not finished, or a copy; or nothing."""
 
     PARQUET = "parquet"
     HIDDEN = "hidden"
     NO_DATA = "no data"
     OTHER_DATA = "other data"
+    UNFINISHED = "unfinished"
     UNKNOWN = "unknown"
 
 
@@ -58,10 +60,12 @@ class FileRules:
     Attributes:
         as_files: take the Parquet files of a listing also where they are not the rows of a table.
         all_files: take every file that is not hidden, whatever its name and content.
+        marker: the name of files that say that a partition is complete, and hold no rows.
     """
 
     as_files: bool = False
     all_files: bool = False
+    marker: str | None = None
 
 
 def kind_of(path: str) -> Kind:
@@ -79,6 +83,8 @@ def kind_of(path: str) -> Kind:
         return Kind.PARQUET
     if dot and (suffix in _OTHER_DATA or (suffix in _SPARK_TEXT and name.startswith("part-"))):
         return Kind.OTHER_DATA
+    if dot and suffix in _UNFINISHED:
+        return Kind.UNFINISHED
     if (dot and suffix in _NO_DATA) or name.lower() in _NO_DATA_NAMES:
         return Kind.NO_DATA
     return Kind.UNKNOWN
@@ -91,39 +97,51 @@ def is_magic(data: bytes) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFiles:
-    """The files of a listing: those to take, those to look into, and those of other data."""
+    """The files of a listing: those to take, those to look into, those of other data, and those not finished."""
 
     taken: tuple[SourceFile, ...]
     unknown: tuple[SourceFile, ...]
     other: tuple[SourceFile, ...]
+    unfinished: tuple[SourceFile, ...] = ()
 
 
-def divide(files: Iterable[SourceFile], all_files: bool = False) -> DataFiles:
+def divide(files: Iterable[SourceFile], rules: FileRules = FileRules()) -> DataFiles:
     """Return the ``files`` of a listing divided by their names; an empty one without a suffix holds no rows.
 
     Files too short for Parquet need not be looked into.
     """
-    taken, unknown, other = [], [], []
+    taken, unknown, other, unfinished = [], [], [], []
     for file in files:
         kind = kind_of(file.path)
-        if kind is Kind.PARQUET or (all_files and kind is not Kind.HIDDEN):
+        if rules.marker is not None and file.path.rpartition("/")[2] == rules.marker:
+            continue
+        if kind is Kind.PARQUET or (rules.all_files and kind is not Kind.HIDDEN):
             taken.append(file)
+        elif kind is Kind.UNFINISHED and file.identity.size:
+            unfinished.append(file)
         elif kind is Kind.UNKNOWN and file.identity.size >= MIN_SIZE:
             unknown.append(file)
         elif kind in (Kind.UNKNOWN, Kind.OTHER_DATA) and file.identity.size:
             other.append(file)
-    return DataFiles(taken=tuple(taken), unknown=tuple(unknown), other=tuple(other))
+    return DataFiles(taken=tuple(taken), unknown=tuple(unknown), other=tuple(other), unfinished=tuple(unfinished))
 
 
 def check_passed_over(
-    taken: Collection[SourceFile], passed: Collection[SourceFile], place: str, rules: FileRules
+    taken: Collection[SourceFile],
+    passed: Collection[SourceFile],
+    place: str,
+    rules: FileRules,
+    unfinished: Collection[SourceFile] = (),
 ) -> str:
     """Return a warning about the files that are passed over, or an empty text where there are none.
 
-    Where they are half of the files at ``place``, or half of the bytes, raises UsageError unless ``rules`` allow it.
+    Where ``passed`` are half of the files at ``place``, or half of the bytes, raises UsageError unless ``rules`` allow
+    it. ``unfinished`` files are warned about only.
     """
-    if not passed:
+    if not passed and not unfinished:
         return ""
+    if not passed:
+        passed, rules = unfinished, FileRules(as_files=True)
     first = printable(min(file.path for file in passed))
     count, size = format_count(len(passed), "file"), sum(file.identity.size for file in passed)
     if not rules.as_files and (len(passed) >= len(taken) or size >= sum(file.identity.size for file in taken)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,6 +36,7 @@ _LOG_FILES = {  # names that nothing but the writer of such a table gives
     _ICEBERG: re.compile(r".+\.metadata\.json(\.gz)?|version-hint\.text"),
 }
 _HIVE_DIRECTORY = re.compile(r"(delete_)?delta_\d+_\d+(_\d+)?(_v\d+)?|base_\d{7}(_v\d+)?|base_\d+_v\d+")
+_BASE, _BUCKET = re.compile(r"base_\d+"), re.compile(r"bucket_\d+(_\d+)?|\d{6}_\d+")  # such files in any base
 _OTHER_FILES = {  # that show a table in any directory; a partition's, mostly
     _HIVE: re.compile(r"_orc_acid_version|_metadata_acid"),
     _HUDI: re.compile(r"\.hoodie_partition_metadata(\.\w+)?"),
@@ -64,16 +65,16 @@ def find_tables(paths: Iterable[str]) -> list[FoundTable]:
         log = _log_of(directory)
         if log is not None and (log.format is _HIVE or _shows(log, directory, name)):
             found.setdefault((log.directory, log.format), FoundTable(log.format, log.directory, path))
+        elif _BUCKET.fullmatch(name) and _BASE.fullmatch(directory.rpartition("/")[2]):
+            root = _without_partitions(directory.rpartition("/")[0])
+            found.setdefault((root, _HIVE), FoundTable(_HIVE, root, path))
         elif name[:1] in _HIDDEN_BEGIN or name == CONFIG:
             for format_, pattern in _OTHER_FILES.items():
                 if pattern.fullmatch(name) and not is_hidden_directory(directory):
                     root = _without_partitions(directory)
                     found.setdefault((root, format_), FoundTable(format_, root, path))
-    outer: list[FoundTable] = []
-    for found_table in sorted(found.values(), key=lambda one: one.directory):
-        if not any(_is_in(found_table, one) for one in outer):
-            outer.append(found_table)
-    return outer
+    outer = [table for table in found.values() if not any((above, table.format) in found for above in _above(table))]
+    return sorted(outer, key=lambda table: table.directory)
 
 
 def check_tables(paths: Iterable[str], place: str) -> None:
@@ -172,7 +173,9 @@ def _without_partitions(directory: str) -> str:
     return "/".join(segments)
 
 
-def _is_in(inner: FoundTable, outer: FoundTable) -> bool:
-    """Return whether a table is a part of another of its format."""
-    within = not outer.directory or f"{inner.directory}/".startswith(f"{outer.directory}/")
-    return inner.format is outer.format and within
+def _above(table: FoundTable) -> Iterator[str]:
+    """Yield the directories that a table lies in, the innermost first."""
+    directory = table.directory
+    while directory:
+        directory = directory.rpartition("/")[0]
+        yield directory

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pqcache.errors import UsageError
+from pqcache.store.drivers import hdfs_user
 from pqcache.store.drivers.hdfs3_config import login
 from pqcache.store.drivers.registry import open_source, open_target
 
@@ -21,7 +22,8 @@ NOWHERE = "127.0.0.1:1"
 
 @pytest.fixture(params=[None, "carol"])
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """The user in the environment."""
+    """The user in the environment; what other tests have left open is not counted."""
+    monkeypatch.setattr(hdfs_user, "_open", hdfs_user._Clients())
     monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
     if request.param is not None:
         monkeypatch.setenv("HADOOP_USER_NAME", request.param)

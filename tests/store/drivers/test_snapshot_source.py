@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache.errors import DamagedError, SourceNotFound, UsageError
+from pqcache.errors import DamagedError, SourceError, SourceNotFound, UsageError
 from pqcache.events import Event, Fetched, Listed
 from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
 from pqcache.store.drivers.registry import open_source
@@ -138,3 +138,25 @@ def test_a_repartition_reads_one_snapshot(lake: Path, upstream: Path, tmp_path: 
         before = rows_of(upstream / "current")
         pqcache.repartition(source, tmp_path / f"out-{number}", row_group_size="1MB", on_event=publish)
         assert rows_of(tmp_path / f"out-{number}") == before
+
+
+def test_what_is_damaged_upstream_is_not_copied(upstream: Path, tmp_path: Path) -> None:
+    damaged = next((upstream / "current").rglob("*.parquet"))
+    content = bytearray(damaged.read_bytes())
+    content[100] ^= 1
+    damaged.chmod(0o644)
+    damaged.write_bytes(content)
+    with pytest.raises(SourceError, match=rf"{damaged.name}: is not what the manifest of its cache says.*--repair"):
+        pqcache.sync(upstream / "current", tmp_path / "cache")
+    assert not (tmp_path / "cache" / "current").exists()
+    pqcache.verify(upstream, deep=True, repair=True)
+    pqcache.sync(upstream / "current", tmp_path / "cache")
+    assert rows_of(tmp_path / "cache" / "current") == rows_of(upstream / "current")
+
+
+def test_a_chain_of_caches_is_as_private_as_its_source(lake: Path, tmp_path: Path) -> None:
+    lake.chmod(0o700)
+    pqcache.sync(lake, tmp_path / "upstream")
+    pqcache.sync(tmp_path / "upstream" / "current", tmp_path / "cache")
+    modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "cache" / "current").rglob("*.parquet")}
+    assert modes == {0}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -198,3 +200,34 @@ def test_other_stores_are_looked_into_too(
         remote.put("_delta_log/00000000000000000000.json", b"{}")
         with pytest.raises(UsageError, match="is a Delta table"):
             pqcache.sync(cache)
+
+
+def test_markers_are_no_data(lake: Path, tmp_path: Path) -> None:
+    for day in {path.parent for path in lake.rglob("*") if path.is_file()}:
+        (day / "READY").write_bytes(b"ready since 04:00")
+    events: list[Event] = []
+    assert pqcache.sync(lake, tmp_path / "cache", marker="READY", on_event=events.append).published
+    assert not any(isinstance(event, Warned) and "READY" in event.message for event in events)
+
+
+def test_a_file_that_vanishes_before_it_is_looked_into_is_listed_again(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = lake / "dt=1" / "gone"
+    gone.parent.mkdir(exist_ok=True)
+    gone.write_bytes(b"PAR1" + bytes(100))
+    real = LocalSource.read
+
+    def read(self: LocalSource, path: str, *rest: Any) -> Iterator[bytes]:
+        gone.unlink(missing_ok=True)
+        return real(self, path, *rest)
+
+    monkeypatch.setattr(LocalSource, "read", read)
+    assert pqcache.sync(lake, tmp_path / "cache").published
+
+
+def test_a_memory_that_is_no_file_is_an_error(lake: Path, tmp_path: Path) -> None:
+    pqcache.sync(lake, tmp_path / "cache")
+    (tmp_path / "cache" / "content.json").unlink()
+    os.mkfifo(tmp_path / "cache" / "content.json")
+    assert not pqcache.sync(tmp_path / "cache", dry_run=True).published

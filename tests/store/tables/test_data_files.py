@@ -28,7 +28,8 @@ from pqcache.store.tables.data_files import FileRules, Kind, check_passed_over, 
         ("lock", Kind.NO_DATA),
         ("schema.json", Kind.NO_DATA),
         ("dt=1/notes.txt", Kind.NO_DATA),
-        ("dt=1/part-0.parquet.tmp", Kind.NO_DATA),
+        ("dt=1/part-0.parquet.tmp", Kind.UNFINISHED),
+        ("dt=1/part-0.part", Kind.UNFINISHED),
         ("dt=1/_SUCCESS", Kind.HIDDEN),
         ("dt=1/.part-0.parquet.crc", Kind.HIDDEN),
         ("_temporary/0/a.parquet", Kind.HIDDEN),
@@ -50,7 +51,9 @@ def test_a_listing_is_divided_by_names() -> None:
     assert [[file.path for file in part] for part in (parts.taken, parts.unknown, parts.other)] == [
         ["a.parquet"], ["b"], ["d", "e.orc"],
     ]  # fmt: skip
-    everything = divide(found, all_files=True)
+    marked = divide(found, FileRules(all_files=True, marker="d"))
+    assert "d" not in {file.path for file in (*marked.taken, *marked.other)}
+    everything = divide(found, FileRules(all_files=True))
     assert {file.path for file in everything.taken} == {"a.parquet", "b", "c", "d", "e.orc", "f.orc", "g.txt"}
     assert not everything.unknown
     assert not everything.other
@@ -65,6 +68,7 @@ def test_what_is_passed_over_is_counted_and_half_of_a_table_is_refused() -> None
     assert check_passed_over(taken, files(y=50, x=50), "lake", none) == (
         "lake: 2 files without a Parquet suffix were not taken (x); --all-files takes them"
     )
+    assert "2 files" in check_passed_over(taken, [], "lake", none, unfinished=files(x__tmp=900, y__part=900))
     for passed in (files(x=300), files(x=1, y=1, z=1)):
         with pytest.raises(UsageError, match=r"would not be taken, beside 3 of Parquet; .*--all-files"):
             check_passed_over(taken, passed, "lake", none)

@@ -31,6 +31,8 @@ DELTA = "_delta_log/00000000000000000000.json"
         ("shop/dt=1/.hoodie_partition_metadata.parquet", "a Hudi table", "shop"),
         ("base_0000005/000000_0", "a transactional Hive table", ""),
         ("base_0000005_v0000021/bucket_00000", "a transactional Hive table", ""),
+        ("base_10000000/000000_0", "a transactional Hive table", ""),
+        ("dt=1/base_5/bucket_00000", "a transactional Hive table", ""),
         ("shop/dt=1/h=2/delta_0000001_0000001_0000/000000_0", "a transactional Hive table", "shop"),
         ("delta_0000001_0000004/bucket_00000", "a transactional Hive table", ""),
         ("delete_delta_0000002_0000002_0001_v0000007/bucket_00000", "a transactional Hive table", ""),
@@ -124,3 +126,10 @@ def test_a_part_of_a_hive_table_is_found_by_its_url() -> None:
     for url in ("hdfs://h:8020/shop/dt=1/delta_0000001_0000001_0000", "s3://b/shop/base_0000004/000000_0"):
         with pytest.raises(UsageError, match="is a part of a transactional Hive table"):
             check_above(url)
+
+
+def test_of_tables_in_tables_the_outer_ones_are_found() -> None:
+    names = [f"{outer}p{number}/_delta_log/0.json" for outer in ("", "p1/x/") for number in range(3)]
+    assert [table.directory for table in find_tables(names)] == ["p0", "p1", "p2"]
+    other = "p1/y/.hoodie/hoodie.properties"
+    assert [table.format for table in find_tables([*names, other])].count("a Hudi table") == 1

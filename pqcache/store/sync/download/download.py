@@ -38,7 +38,7 @@ from pqcache.store.drivers.base import LocalFiles, ReadIntoSource, Source, file_
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.subset import EVERYTHING, Subset
-from pqcache.system.checksum import add_file, checksum_of, checksum_text, new_checksum
+from pqcache.system.checksum import add_file, checksum_of, checksum_text, is_checksum, new_checksum
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 
 if TYPE_CHECKING:
@@ -189,6 +189,14 @@ def _download_version(transfer: _Transfer) -> Downloaded:
         received = _download_rest(transfer)
         if options.checksum:
             _check_md5(transfer)
+        if is_checksum(file.identity.tag) and received[0] != file.identity.tag:
+            transfer.part.unlink()
+            transfer.advance(-file.identity.size)
+            raise SourceError(
+                file_url(transfer.source, file.path),
+                "is not what the manifest of its cache says: it is damaged there",
+                "nothing was published, run 'pqcache verify --repair' on the cache that it comes from",
+            )
         return received
 
     for last in (False, True):
