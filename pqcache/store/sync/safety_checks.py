@@ -191,8 +191,8 @@ def check_rows(
 
     ``entries`` are those of the new snapshot. Partitions that grow, and new ones, do not make up for those that shrink.
     Directories in ``uncompared`` are taken to lose nothing. A ``max_delete`` that is a number of files limits rows to
-    the default share. A partition of which no file was kept must not lose more than that share either: its writer may
-    have written some of its files only.
+    the default share. A partition of which no file's name was kept must not lose more than that share either: its
+    writer may have written some of its files only.
     """
     entries = list(entries)
     now = _total((entry.path, entry.rows) for entry in entries)
@@ -201,7 +201,7 @@ def check_rows(
     _check_shrinkage(before, known, source, max_delete, "row")
     limit, percent = parse_max_delete(max_delete)
     share = limit if percent else parse_max_delete(MAX_DELETE)[0]
-    kept = {parent(file.path) for file in _sources(held) & _sources(entries)}
+    kept = {parent(path) for path in _source_paths(held) & _source_paths(entries)}
     for name in sorted(set(before) & set(now) - kept):
         if (before[name] - known[name]) * 100 > share * before[name]:
             raise SourceIncomplete(
@@ -231,8 +231,8 @@ def check_bytes(
     _check_shrinkage(before, {**now, **_only(before, uncompared), **_only(before, same)}, source, max_delete, "byte")
 
 
-def _sources(entries: Iterable[FileEntry]) -> set[SourceFile]:
-    return {file for entry in entries for file in entry.sources}
+def _source_paths(entries: Iterable[FileEntry]) -> set[str]:
+    return {file.path for entry in entries for file in entry.sources}
 
 
 def _total(amounts: Iterable[tuple[str, int]]) -> dict[str, int]:

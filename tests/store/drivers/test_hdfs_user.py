@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 NOWHERE = "127.0.0.1:1"
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests have left open is not counted."""
+    monkeypatch.setattr(hdfs_user, "_open", hdfs_user._Clients())
+
+
 @pytest.fixture(params=[None, "carol"])
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """The user in the environment; what other tests have left open is not counted."""
-    monkeypatch.setattr(hdfs_user, "_open", hdfs_user._Clients())
+    """The user in the environment."""
     monkeypatch.delenv("HADOOP_USER_NAME", raising=False)
     if request.param is not None:
         monkeypatch.setenv("HADOOP_USER_NAME", request.param)
