@@ -244,6 +244,16 @@ def partitions(root: Path, count: int = 10) -> list[Path]:
     return [root / f"dt=2026-11-{day:02d}" for day in range(1, count + 1)]
 
 
+def being_overwritten(root: Path) -> Path:
+    """Return a cache of ten partitions of twenty files, each of which has the first of its new files by now."""
+    for directory in partitions(root / "lake"):
+        write_files(directory, "a", files=20, rows=1)
+    pqcache.sync(str(root / "lake"), root / "cache")
+    for directory in partitions(root / "lake"):
+        write_files(directory, "b", files=1, rows=1)
+    return root / "cache"
+
+
 @pytest.mark.parametrize("row_group_size", [None, 8 << 10])
 @pytest.mark.parametrize("max_delete", [None, "5%", "1000"])
 def test_an_overwrite_in_progress_is_refused(
@@ -301,12 +311,7 @@ def test_partitions_that_lose_rows_count_by_their_rows(names: str, tmp_path: Pat
 
 def test_a_dry_run_warns_of_partitions_that_shrink(tmp_path: Path) -> None:
     """It downloads nothing, so that it knows bytes and no rows."""
-    lake, cache = tmp_path / "lake", tmp_path / "cache"
-    for directory in partitions(lake):
-        write_files(directory, "a", files=20, rows=1)
-    pqcache.sync(str(lake), cache)
-    for directory in partitions(lake):
-        write_files(directory, "b", files=1, rows=1)
+    cache = being_overwritten(tmp_path)
     warnings = []
     pqcache.sync(cache, dry_run=True, on_event=lambda event: isinstance(event, Warned) and warnings.append(event))
     assert len(warnings) == 1
@@ -316,12 +321,7 @@ def test_a_dry_run_warns_of_partitions_that_shrink(tmp_path: Path) -> None:
 
 def test_bytes_are_compared_where_rows_cannot_be(tmp_path: Path) -> None:
     """With another condition, other rows are taken of each file."""
-    lake, cache = tmp_path / "lake", tmp_path / "cache"
-    for directory in partitions(lake):
-        write_files(directory, "a", files=20, rows=1)
-    pqcache.sync(str(lake), cache)
-    for directory in partitions(lake):
-        write_files(directory, "b", files=1, rows=1)
+    cache = being_overwritten(tmp_path)
     with pytest.raises(pqcache.SourceIncomplete, match="bytes of the"):
         pqcache.sync(cache, where="id >= 0")
     assert pqcache.sync(cache, where="id >= 0", force=True).published

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.footer.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Items, Struct, decode_first, encode
+from pqcache.parquet.footer.thrift_fields import FIXED_LEN_BYTE_ARRAY
 from pqcache.system.disk import open_regular
 
 MAGIC = b"PAR1"
@@ -283,7 +284,6 @@ def trees(schema: Sequence[Struct]) -> list[list[Struct]]:
     return found
 
 
-_FIXED_LEN_BYTE_ARRAY = 7
 _TYPE_FIELDS = (1, 2, 6, 7, 8, 10)  # type, type_length, converted_type, scale, precision, logicalType
 
 
@@ -311,4 +311,4 @@ def with_names_of(written: Sequence[Struct], wanted: Sequence[Struct], name: str
 def _stored_type(element: Struct) -> tuple[Any, Any]:
     """Return a leaf's physical type, and its length where that type has one: some writers set it for numbers too."""
     kind = element.get(1)
-    return kind, element.get(2) if kind == (I32, _FIXED_LEN_BYTE_ARRAY) else None
+    return kind, element.get(2) if kind == (I32, FIXED_LEN_BYTE_ARRAY) else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.footer import footer, thrift
+from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.footer.footer_counts import FooterCounts
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, read_varint
 from pqcache.parquet.footer.thrift_fields import COMPRESSED, DATA, DICTIONARY, UNCOMPRESSED, VALUES
@@ -26,7 +26,6 @@ _MAX_RECENT = (
     16  # schemas that are remembered: files of a table have the same, and decoding it takes as long as the rest
 )
 _LAST_CODEC = 7
-_BYTE_ARRAY, _FIXED_LEN_BYTE_ARRAY = 6, 7
 _WIDTHS = {0: 1, 1: 4, 2: 8, 4: 4, 5: 8}  # of the physical types whose minima pyarrow decodes
 _DECIMAL = 5  # as converted type and as logical type
 _FLOAT16 = 15
@@ -139,7 +138,9 @@ def _rules_of(element: thrift.Struct, leaf: footer.SchemaLeaf) -> _ColumnRules:
     kind = element[1][1]
     width = _WIDTHS.get(kind, 0)
     logical = element[10][1] if 10 in element and element[10][0] == STRUCT else {}
-    if kind == _FIXED_LEN_BYTE_ARRAY and (element.get(6) == (I32, _DECIMAL) or {_DECIMAL, _FLOAT16} & logical.keys()):
+    if kind == thrift_fields.FIXED_LEN_BYTE_ARRAY and (
+        element.get(6) == (I32, _DECIMAL) or {_DECIMAL, _FLOAT16} & logical.keys()
+    ):
         width = max(0, element[2][1]) if 2 in element else 0  # nobody asks for others, and some writers cut them off
     if not {1, 2}.issuperset(leaf.shape):
         raise ValueError("a column that is neither optional nor repeated nor required")
@@ -310,7 +311,7 @@ def _sizes(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
 
 
 def _unencoded(data: bytes, at: int, rules: _ColumnRules) -> int:
-    if rules.kind != _BYTE_ARRAY:
+    if rules.kind != thrift_fields.BYTE_ARRAY:
         raise ValueError("a size of byte arrays for another type")
     return skipped(data, at, I64, 0)
 

@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC, read_local_tail
 from pqcache.parquet.footer.thrift import I32, STRUCT, Items, Struct
-from pqcache.parquet.footer.thrift_fields import STATISTICS, TYPE
+from pqcache.parquet.footer.thrift_fields import FIXED_LEN_BYTE_ARRAY, INT96, STATISTICS, TYPE
 
 INT96_BYTES = 12
-_INT96, _FIXED_LEN_BYTE_ARRAY = 3, 7
 _ANNOTATIONS = (6, 10)  # of a schema element: converted_type and logicalType
 _COLUMN_ORDERS = 7  # of the footer
 
@@ -35,9 +34,9 @@ def stored_bytes_metadata(data: bytes, leaves: Collection[int], name: str) -> pq
     for number in leaves:
         position = all_leaves[number].element
         element = {field: entry for field, entry in schema[position].items() if field not in _ANNOTATIONS}
-        if element[TYPE][1] == _INT96:
+        if element[TYPE][1] == INT96:
             int96.add(number)
-            element |= {1: (I32, _FIXED_LEN_BYTE_ARRAY), 2: (I32, INT96_BYTES)}
+            element |= {1: (I32, FIXED_LEN_BYTE_ARRAY), 2: (I32, INT96_BYTES)}
         schema[position] = dict(sorted(element.items()))
     groups = [_with_bytes(group, int96, set(leaves), name) for group in footer.row_groups_of(fields, name)]
     rows = fields[3][1]
@@ -60,7 +59,7 @@ def _with_bytes(group: Struct, int96: Collection[int], leaves: Collection[int], 
         if number in leaves:
             meta = {field: entry for field, entry in meta.items() if field != STATISTICS}
             if number in int96:
-                meta[TYPE] = (I32, _FIXED_LEN_BYTE_ARRAY)
+                meta[TYPE] = (I32, FIXED_LEN_BYTE_ARRAY)
             chunk = {**chunk, 3: (STRUCT, meta)}
         found.append(chunk)
     return {**group, 1: (kind, Items(STRUCT, found))}

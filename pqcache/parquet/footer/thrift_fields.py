@@ -14,7 +14,8 @@ OFFSET_INDEX, COLUMN_INDEX = (4, 5), (6, 7)
 # of ColumnMetaData: the last ones are the statistics of values, of pages and of levels
 TYPE, ENCODINGS, PATH, CODEC, VALUES, UNCOMPRESSED, COMPRESSED = range(1, 8)
 DATA, DICTIONARY, STATISTICS, PAGES, SIZES = 9, 11, 12, 13, 16
-# values of enums: encodings, page types and orders
+# values of enums: physical types, encodings, page types and orders
+INT96, BYTE_ARRAY, FIXED_LEN_BYTE_ARRAY = 3, 6, 7
 PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY = 0, 2, 3, 8
 DATA_PAGE, DICTIONARY_PAGE, DATA_PAGE_V2 = 0, 2, 3
 ASCENDING, DESCENDING = 1, 2  # of a ColumnIndex's BoundaryOrder

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from pqcache.errors import SourceChanged, SourceNotFound, disk_errors
 from pqcache.events import Advanced, Started
@@ -14,7 +12,7 @@ from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.download.download import MD5, in_chunks
+from pqcache.store.sync.download.download import MD5, in_chunks, md5_of
 from pqcache.store.sync.run import RunOptions
 from pqcache.system.checksum import checksum_of, checksum_text, new_checksum
 from pqcache.system.parallel import in_parallel
@@ -48,7 +46,7 @@ def compare_content(
         path = snapshot.path / entry.path
         with disk_errors(path):
             if MD5.fullmatch(file.identity.tag):
-                same = _md5_of(path) == file.identity.tag
+                same = md5_of(path) == file.identity.tag
             else:
                 found = with_retries(partial(_checksum_at, source, file), file.path, options.retries, options.on_event)
                 same = found == (entry.checksum or checksum_of(path))
@@ -76,11 +74,3 @@ def _checksum_at(source: Source, file: SourceFile) -> str:
     except (SourceChanged, SourceNotFound):
         return ""
     return checksum_text(seen)
-
-
-def _md5_of(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb", buffering=0) as data:
-        while chunk := data.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

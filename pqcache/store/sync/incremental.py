@@ -73,7 +73,7 @@ class _Attempt:
         run, listing, config, dry_run = self.run, self.listing, self.run.config, self.run.options.dry_run
         if not dry_run:
             check_case(listing.files, config.source, run.cache.tmp_dir)
-        manifest = None if self.manifest is None else with_tags(self.manifest, listing.files)
+        manifest = self._tagged_manifest()
         recipe = recipe_for(config, listing.subset.recipe)
         files = files_to_sync(listing, self.rules, manifest)
         plan = plan_for(run, listing, files, manifest, recipe, self.comparison)
@@ -114,9 +114,12 @@ class _Attempt:
 
     def check_unchanged_after(self, error: PqcacheError) -> None:
         """Raise _ListingDiffers if what went wrong may be due to a change of the source, else ``error``."""
-        manifest = None if self.manifest is None else with_tags(self.manifest, self.listing.files)
+        manifest = self._tagged_manifest()
         self.check_unchanged(manifest, files_to_sync(self.listing, self.rules, manifest))
         raise error
+
+    def _tagged_manifest(self) -> Manifest | None:
+        return None if self.manifest is None else with_tags(self.manifest, self.listing.files)
 
     def _check_deletions(self, plan: Plan, manifest: Manifest, files: Sequence[SourceFile]) -> None:
         """Raise SourceIncomplete where too much would be deleted, as far as that is known before the download."""

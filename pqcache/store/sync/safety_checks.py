@@ -199,16 +199,14 @@ def check_rows(
     before = _total((entry.path, entry.rows) for entry in held)
     known = {**now, **_only(before, uncompared)}
     _check_shrinkage(before, known, source, max_delete, "row")
-    limit, percent = parse_max_delete(max_delete)
-    share = limit if percent else parse_max_delete(MAX_DELETE)[0]
+    share, limit = _share(max_delete)
     kept = {parent(path) for path in _source_paths(held) & _source_paths(entries)}
     for name in sorted(set(before) & set(now) - kept):
         if (before[name] - known[name]) * 100 > share * before[name]:
             raise SourceIncomplete(
                 source,
                 f"{name or 'the table'} was replaced, and has {known[name]:,} in place of "
-                f"{format_count(before[name], 'row')}, which is less than --max-delete "
-                f"{max_delete if percent else MAX_DELETE} allows",
+                f"{format_count(before[name], 'row')}, which is less than --max-delete {limit} allows",
                 "nothing was published, wait until its writers have finished, or say --force if it is meant",
             )
 
@@ -231,6 +229,12 @@ def check_bytes(
     _check_shrinkage(before, {**now, **_only(before, uncompared), **_only(before, same)}, source, max_delete, "byte")
 
 
+def _share(max_delete: str) -> tuple[float, str]:
+    """Return the percentage of rows that may be lost, and how it is written: the default for a number of files."""
+    number, percent = parse_max_delete(max_delete)
+    return (number, max_delete) if percent else (parse_max_delete(MAX_DELETE)[0], MAX_DELETE)
+
+
 def _source_paths(entries: Iterable[FileEntry]) -> set[str]:
     return {file.path for entry in entries for file in entry.sources}
 
@@ -250,8 +254,7 @@ def _only(amounts: Mapping[str, int], directories: Collection[str]) -> dict[str,
 def _check_shrinkage(
     before: Mapping[str, int], now: Mapping[str, int], source: str, max_delete: str, unit: str
 ) -> None:
-    limit, percent = parse_max_delete(max_delete)
-    share = limit if percent else parse_max_delete(MAX_DELETE)[0]
+    share, limit = _share(max_delete)
     lost = {name: amount - now.get(name, 0) for name, amount in before.items() if now.get(name, 0) < amount}
     total = sum(before.values())
     if sum(lost.values()) * 100 > share * total:
@@ -259,7 +262,7 @@ def _check_shrinkage(
         raise SourceIncomplete(
             source,
             f"{format_count(sum(lost.values()), unit)} of the {total:,} in the snapshot would be dropped, more than "
-            f"--max-delete {max_delete if percent else MAX_DELETE}, most of them from {name or 'the table'} "
+            f"--max-delete {limit}, most of them from {name or 'the table'} "
             f"({format_count(before[name], unit)}, now {now.get(name, 0):,})",
             "nothing was published, wait until its writers have finished, or say --force if they are meant to go",
         )

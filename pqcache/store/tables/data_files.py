@@ -140,16 +140,16 @@ def check_passed_over(
     """
     if not passed and not unfinished:
         return ""
-    if not passed:
-        passed, rules = unfinished, FileRules(as_files=True)
-    first = printable(min(file.path for file in passed))
-    count, size = format_count(len(passed), "file"), sum(file.identity.size for file in passed)
-    if not rules.as_files and (len(passed) >= len(taken) or size >= sum(file.identity.size for file in taken)):
+    left = [*passed, *unfinished]
+    first, count = printable(min(file.path for file in left)), format_count(len(left), "file")
+    size = sum(file.identity.size for file in passed)
+    half = len(passed) >= len(taken) or size >= sum(file.identity.size for file in taken)
+    if passed and half and not rules.as_files:
         raise UsageError(
             place,
             f"{count} without a Parquet suffix ({first}) would not be taken, beside {len(taken):,} of Parquet",
             "take every file with --all-files (all_files=True), or those of Parquet alone with --as-files "
             "(as_files=True)",
         )
-    verb = "was" if len(passed) == 1 else "were"
+    verb = "was" if len(left) == 1 else "were"
     return f"{place}: {count} without a Parquet suffix {verb} not taken ({first}); --all-files takes them"

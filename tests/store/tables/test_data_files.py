@@ -68,7 +68,9 @@ def test_what_is_passed_over_is_counted_and_half_of_a_table_is_refused() -> None
     assert check_passed_over(taken, files(y=50, x=50), "lake", none) == (
         "lake: 2 files without a Parquet suffix were not taken (x); --all-files takes them"
     )
-    assert "2 files" in check_passed_over(taken, [], "lake", none, unfinished=files(x__tmp=900, y__part=900))
+    unfinished = files(x__tmp=900, y__part=900)
+    assert "2 files" in check_passed_over(taken, [], "lake", none, unfinished)
+    assert "3 files" in check_passed_over(taken, files(z=50), "lake", none, unfinished)
     for passed in (files(x=300), files(x=1, y=1, z=1)):
         with pytest.raises(UsageError, match=r"would not be taken, beside 3 of Parquet; .*--all-files"):
             check_passed_over(taken, passed, "lake", none)

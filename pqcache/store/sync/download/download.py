@@ -332,16 +332,21 @@ def _check_md5(transfer: _Transfer) -> None:
     file = transfer.file
     if not MD5.fullmatch(file.identity.tag):
         return
-    digest = hashlib.md5(usedforsecurity=False)
-    with open(transfer.part, "rb", buffering=0) as data:
-        while chunk := data.read(1 << 20):
-            digest.update(chunk)
-    if digest.hexdigest() != file.identity.tag:
+    if md5_of(transfer.part) != file.identity.tag:
         transfer.part.unlink()
         transfer.advance(-file.identity.size)
         raise SourceUnavailable(
             file_url(transfer.source, file.path), "was damaged on its way: its MD5 is not the store's"
         )
+
+
+def md5_of(path: Path) -> str:
+    """Return the MD5 of a local file, in hexadecimal digits as in an ETag."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with open(path, "rb", buffering=0) as data:
+        while chunk := data.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schema]:
