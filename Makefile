@@ -2,14 +2,16 @@
 #   make demo    the main job on a dataset it makes itself
 #   make test    the tests, against a real HDFS and a real S3 on 127.0.0.1
 #   make test-deep    the long sweeps, whose first points make test tries
+#   make test-frameworks    Lightning, Accelerate, Trainer and Ray, which it installs first (500 MB)
 #   make lint types docs bench, make check for all that has to pass
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+FRAMEWORKS := $(VENV)/.frameworks
 
-.PHONY: demo test test-deep lint types check bench docs clean
+.PHONY: demo test test-deep test-frameworks lint types check bench docs clean
 
 demo: $(READY)
 	@$(BIN)/python demo/demo.py
@@ -25,6 +27,9 @@ test-deep: $(READY)
 	$(BIN)/python -m tests.servers.install
 	PQCACHE_TEST_PROFILE=deep $(PYTEST) -m deep -o faulthandler_timeout=900
 
+test-frameworks: $(FRAMEWORKS)
+	$(PYTEST) -m frameworks tests/frameworks
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,7 +40,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-check: lint types test test-deep
+check: lint types test test-deep test-frameworks
 
 # manual pages from the commands' help; then every snippet of README and docs is run, every link followed
 docs: $(READY)
@@ -53,6 +58,11 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt torch
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $(READY)
+
+$(FRAMEWORKS): $(READY)
+	@echo "Installing training frameworks."
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[frameworks]'
+	@touch $(FRAMEWORKS)
 
 clean:
 	rm -rf $(VENV) build dist demo/data .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -52,6 +52,7 @@ README = ROOT / "README.md"
 MAN = ROOT / "man" / "man1"
 FORMAT_PAGE = ROOT / "docs" / "cache-format.md"
 PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+FRAMEWORK_PAGES = [page for page in PAGES if page.parent.name == "frameworks"]  # run by tests/frameworks/test_pages.py
 _FENCE = re.compile(r"^( *)```(.*?)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -176,7 +177,8 @@ def run_page(page: Path, lake: Path, server: str, stand_ins: Mapping[str, str]) 
 
 def pages_with(server: str) -> list[Path]:
     """Return the pages that have blocks to run with this server."""
-    return [page for page in PAGES if any(b.kind in RUN and needs(b) == server for b in blocks_of(page))]
+    pages = [page for page in PAGES if page not in FRAMEWORK_PAGES]
+    return [page for page in pages if any(b.kind in RUN and needs(b) == server for b in blocks_of(page))]
 
 
 @pytest.mark.slow
