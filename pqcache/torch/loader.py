@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.ragged import moved
 from pqcache.torch.resumable import Place, ResumableDataset
 
 PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
@@ -43,7 +45,7 @@ class Loader(DataLoader[Any]):
     ``dataset``         a ParquetDataset with a batch_size, or a Mix
     ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
     ``prefetch_factor`` batches that each worker prepares in advance; None: 4
-    ``device``          where batches are moved to: tensors, also within Ragged and dicts. None leaves them as they are.
+    ``device``          where batches are moved to: tensors, also within Ragged, dicts, lists, tuples and dataclasses. None leaves them as they are.
     ``pin_memory``      put batches into pinned memory first, so that copies to a GPU run beside the training
 
     ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` and ``collate_fn`` (called on each batch) are
@@ -199,10 +201,11 @@ def _unchanged(batch: Any) -> Any:
 
 def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:
     """Return a batch, or what a transform made of one, on another device."""
-    if not hasattr(batch, "to"):
+    known = isinstance(batch, (torch.Tensor, Mapping, list, tuple)) or dataclasses.is_dataclass(batch)
+    if not known and not hasattr(batch, "to"):
         raise UsageError(
             f"device={str(device)!r}",
             f"the transform returns {type(batch).__name__}, which has no to(device)",
             "return a Batch, or move it in the training loop",
         )
-    return batch.to(device, non_blocking=pinned)
+    return moved(batch, device, non_blocking=pinned)

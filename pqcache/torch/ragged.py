@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Literal, cast, overload
 
 import torch
@@ -170,16 +172,47 @@ def listed(value: Any) -> list[Any]:
 
 
 def moved(value: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
-    """Return a value with its tensors on another device."""
-    if isinstance(value, dict):
-        return {name: moved(inner, device, non_blocking) for name, inner in value.items()}
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=non_blocking)
-    return value.to(device, non_blocking) if isinstance(value, Ragged) else value
+    """Return a value with its tensors on another device, also those inside of lists, tuples, dicts and dataclasses.
+
+    Objects of other classes move themselves where they have ``to``, and are returned as they are where not.
+    """
+    return _changed(value, "to", lambda inner: inner.to(device, non_blocking=non_blocking))
 
 
 def pinned(value: Any) -> Any:
-    """Return a value with its tensors in pinned memory."""
-    if isinstance(value, dict):
-        return {name: pinned(inner) for name, inner in value.items()}
-    return value.pin_memory() if isinstance(value, (torch.Tensor, Ragged)) else value
+    """Return a value with its tensors in pinned memory, wherever ``moved`` finds them."""
+    return _changed(value, "pin_memory", lambda inner: inner.pin_memory())
+
+
+def _changed(value: Any, method: str, change: Callable[[Any], Any]) -> Any:
+    """Return a value with ``change``, which calls ``method``, made to all that has it; containers keep their type."""
+    if isinstance(value, (str, bytes, type)):
+        return value
+    if callable(getattr(value, method, None)):  # a tensor, Ragged, Batch, or what a transform made
+        return change(value)
+    if isinstance(value, Mapping):
+        return _like(value, {name: _changed(inner, method, change) for name, inner in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple
+        return type(value)(*(_changed(inner, method, change) for inner in value))
+    if isinstance(value, (list, tuple)):
+        return _like(value, [_changed(inner, method, change) for inner in value])
+    if dataclasses.is_dataclass(value):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, _changed(getattr(value, field.name), method, change))
+        return made
+    return value
+
+
+def _like(value: Any, content: Any) -> Any:
+    """Return ``content``, a dict or list, in a container of the type of ``value``, as torch's own pinning does."""
+    if type(value) in (dict, list, tuple):
+        return type(value)(content)
+    try:
+        if isinstance(value, MutableMapping):
+            made = copy.copy(value)
+            made.update(content)
+            return made
+        return type(value)(content)
+    except TypeError:  # it is made in another way
+        return content

@@ -1,0 +1,139 @@
+"""What a batch is outside of the loader: moved, pinned, kept, changed, sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from pqcache.torch import Batch, Loader, ParquetDataset, Ragged
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    name: str
+
+
+class Own:
+    """Moves itself, as tokenizers' outputs do."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def to(self, device: Any, non_blocking: bool = False) -> Own:
+        return Own(str(device))
+
+
+def nested() -> dict[str, Any]:
+    ones = torch.ones(3)
+    return {
+        "list": [ones, "text", [ones]],
+        "tuple": (ones, 7, None),
+        "pair": Pair(ones, {"inner": ones}),
+        "ordered": OrderedDict(a=ones),
+        "sample": Sample(ones, "x"),
+        "ragged": [Ragged(ones, torch.tensor([0, 1, 3]))],
+        "own": [Own()],
+        "bytes": b"x",
+    }
+
+
+def test_to_moves_what_is_in_containers_and_keeps_their_types() -> None:
+    found = Batch(nested()).to("meta")
+    assert type(found) is Batch
+    tensors = [
+        *(found["list"][0], found["list"][2][0], found["tuple"][0], found["pair"].left, found["pair"].right["inner"]),
+        *(found["ordered"]["a"], found["sample"].image, found["ragged"][0].values, found["ragged"][0].offsets),
+    ]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert (type(found["pair"]), type(found["ordered"]), type(found["sample"])) == (Pair, OrderedDict, Sample)
+    assert (found["list"][1], found["tuple"][1:], found["sample"].name, found["bytes"]) == (
+        "text",
+        (7, None),
+        "x",
+        b"x",
+    )
+    assert found["own"][0].device == "meta"
+
+
+def test_pin_memory_reaches_what_is_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)  # there is no GPU to pin for
+    found = Batch(nested()).pin_memory()
+    tensors = [
+        found["list"][0],
+        found["tuple"][0],
+        found["pair"].left,
+        found["sample"].image,
+        found["ragged"][0].values,
+    ]
+    assert all(tensor.tolist() == [2, 2, 2] for tensor in tensors)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("table")
+    ids = np.arange(320)
+    pq.write_table(pa.table({"id": ids, "x": ids * 0.5}), root / "a.parquet", row_group_size=80)
+    return root
+
+
+def as_pair(batch: Batch) -> Any:
+    return batch["id"], [batch["x"]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_device_takes_the_tuple_of_a_transform(table: Path, workers: int) -> None:
+    dataset = ParquetDataset(table, batch_size=32, transform=as_pair)
+    ids, (x,) = next(iter(Loader(dataset, num_workers=workers, device="meta")))
+    assert (ids.device.type, x.device.type, len(ids)) == ("meta", "meta", 32)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_may_be_kept_and_changed_in_place(table: Path, workers: int) -> None:
+    """No batch shares memory with another one: what is written to one is not found in those that follow."""
+    loader = Loader(ParquetDataset(table, batch_size=32, seed=1, lanes=2), num_workers=workers)
+    first = [(batch["id"].clone(), batch["x"].clone()) for batch in loader]
+    loader.set_epoch(0)
+    kept = []
+    for batch, (ids, x) in zip(loader, first, strict=True):
+        assert torch.equal(batch["id"], ids)
+        assert torch.equal(batch["x"], x)
+        batch["id"] += 1000
+        batch["x"].fill_(-1)
+        kept.append(batch)
+    assert sorted(i for batch in kept for i in batch["id"].tolist()) == list(range(1000, 1320))
+    assert all((batch["x"] == -1).all() for batch in kept)
+
+
+def _receive(received: Any, sent: Any) -> None:
+    batch = received.get(timeout=60)
+    batch["id"][0] = -5
+    sent.put((batch.index, batch["x"].tolist()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_may_be_sent_to_another_process(table: Path, workers: int) -> None:
+    loader = Loader(ParquetDataset(table, batch_size=32, seed=1, lanes=2), num_workers=workers)
+    context = multiprocessing.get_context("fork")
+    there, back = context.Queue(), context.Queue()
+    process = context.Process(target=_receive, args=(there, back))
+    process.start()
+    batches = list(loader)
+    there.put(batches[3])
+    assert back.get(timeout=60) == (3, batches[3]["x"].tolist())
+    process.join(60)
+    assert process.exitcode == 0
+    assert sorted(i for batch in loader for i in batch["id"].tolist()) == list(range(320))
