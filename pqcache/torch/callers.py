@@ -18,6 +18,7 @@ _DIVIDES = {  # by module and class: what divides the batches among the processe
     ("accelerate.data_loader", "DataLoaderDispatcher"),
     ("transformers.trainer_pt_utils", "IterableDatasetShard"),
 }
+_STARTS_WORKERS = {"torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader"}
 _MODULES = {module for module, _ in (_FETCHER, *_DIVIDES)}
 
 
@@ -51,6 +52,29 @@ def check_dividing(ranks: int) -> None:
                 "num_replicas=1 and rank=0",
             )
         frame = frame.f_back
+
+
+def keeps_order() -> bool:
+    """Return False where a DataLoader with ``in_order=False`` is starting its workers, or this is a worker of it.
+
+    A forked worker still has the frames of the process that it was forked from; others find it in their pickle.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__init__" and frame.f_globals.get("__name__") in _STARTS_WORKERS:
+            return bool(getattr(frame.f_locals.get("loader"), "in_order", True))
+        frame = frame.f_back
+    return True
+
+
+def restored_by_torchdata() -> bool:
+    """Return whether a loader of torchdata calls: it restores states when an iteration begins."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith("torchdata."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _place_of(frame: FrameType) -> tuple[str, str]:

@@ -42,6 +42,8 @@ class ParquetDataset(ResumableDataset):
     ``shuffle``       False gives the rows in the order of the files
     ``drop_last``     False: the last batch may be short, and ranks are made equal by repeating the epoch's
                       first batches. True: the remainder is dropped.
+    ``pad``           False: nothing is repeated, so every row comes once over all ranks, and some ranks have one batch
+                      less (``batches_per_rank``). For evaluation: see docs/loading.md before a training on ranks.
     ``memory``        bytes that decoded row groups of this rank, all its workers together, may take
     ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
     ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
@@ -88,6 +90,7 @@ class ParquetDataset(ResumableDataset):
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
+        pad: bool = True,
         memory: str | int = "2GB",
         window: Count | None = None,
         lanes: Count | None = None,
@@ -101,7 +104,7 @@ class ParquetDataset(ResumableDataset):
         as_files: bool = False,
         all_files: bool = False,
     ) -> None:
-        super().__init__(drop_last=drop_last, lanes=lanes, num_replicas=num_replicas, rank=rank)
+        super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
         batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
         check_numbers(batch_size=batch_rows, window=row_groups)
         check_seed(seed)
@@ -171,6 +174,8 @@ class ParquetDataset(ResumableDataset):
             raise UsageError(self.options.path, "holds a node's share", "a mix needs all of it on every node")
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
+        if not self.pad:
+            raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader
 
     @property
@@ -186,7 +191,7 @@ class ParquetDataset(ResumableDataset):
         return super()._ranks() if nodes is None else (nodes.ranks, nodes.rank)
 
     def _total(self, ranks: int, start: int = 0) -> int:
-        return self._reader.total(ranks, start)
+        return self._reader.total(ranks, start, self.pad)
 
     def _check(self) -> None:
         self._reader.check_nulls()

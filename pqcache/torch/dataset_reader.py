@@ -102,10 +102,13 @@ class DatasetReader:
         """The name of the snapshot; for a plain directory, of its files' content."""
         return self._data.snapshot
 
-    def total(self, ranks: int, start: int = 0) -> int:
-        """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node."""
+    def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
+        """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
+
+        Without ``pad`` that is what the node's own share has; other nodes may have more.
+        """
         options = self.options
-        if self.nodes is not None:
+        if self.nodes is not None and pad:
             return self.nodes.total(options.batch_size or 1, start, ranks, options.drop_last)
         return self._order(self._plan, 0, 1, 1).batches(options.drop_last)
 

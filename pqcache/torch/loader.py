@@ -45,7 +45,7 @@ class Loader(DataLoader[Any]):
     ``dataset``         a ParquetDataset with a batch_size, or a Mix
     ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
     ``prefetch_factor`` batches that each worker prepares in advance; None: 4
-    ``device``          where batches are moved to: tensors, also within Ragged, dicts, lists, tuples and dataclasses. None leaves them as they are.
+    ``device``          where batches are moved to, with all tensors in containers; None leaves them as they are
     ``pin_memory``      put batches into pinned memory first, so that copies to a GPU run beside the training
 
     ``timeout``, ``worker_init_fn``, ``multiprocessing_context`` and ``collate_fn`` (called on each batch) are
@@ -125,7 +125,7 @@ class Loader(DataLoader[Any]):
         share, epoch, given = self._share, self._share_epoch, self._given
         if share is None:
             share, epoch, given = *self._dataset.begin_pass(self.num_workers), 0
-        batch = min(share.start + given * share.ranks, max(share.total, share.start))
+        batch = min(share.start + given * share.ranks, share.end)
         return self._dataset.state_dict(after=Place(epoch, batch, share.lanes))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -152,6 +152,7 @@ class Loader(DataLoader[Any]):
             self._given += 1
             yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
         self._check_current(this)
+        self._given = self._share.rounds()  # with pad=False another rank may have had one batch more
 
     def _check_current(self, iteration: object) -> None:
         """Raise UsageError where another iteration has begun after this one, and has taken its workers."""

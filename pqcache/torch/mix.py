@@ -42,7 +42,7 @@ class Mix(ResumableDataset):
     ``seed``          selects the order of draws among ranks and workers; the datasets have seeds of their own
     ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the remainder of an
                       epoch is dropped.
-    ``lanes``, ``num_replicas``, ``rank``   as in ParquetDataset
+    ``pad``, ``lanes``, ``num_replicas``, ``rank``   as in ParquetDataset
 
     Options that make no sense raise UsageError.
     """
@@ -55,11 +55,12 @@ class Mix(ResumableDataset):
         *,
         seed: int = 0,
         drop_last: bool = False,
+        pad: bool = True,
         lanes: Count | None = None,
         num_replicas: Count | None = None,
         rank: Count | None = None,
     ) -> None:
-        super().__init__(drop_last=drop_last, lanes=lanes, num_replicas=num_replicas, rank=rank)
+        super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
         check_seed(seed)
         check_rank(*self._ranks(), self._lanes)
         if not isinstance(datasets, Mapping) or not datasets:

@@ -10,13 +10,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.torch.callers import keeps_order, restored_by_torchdata
 from pqcache.torch.checkpoint import MixState, State
 
 _MAX_WORKERS = 4096
 # what each value of the shared tensor is; after _FINISHED there is one for each worker
-_VERSION, _EPOCH, _START, _GENERATION, _WORKERS, _ENDED_EPOCH, _ENDED_AT, *_PASS, _FINISHED_VERSION, _FINISHED = range(
-    14
-)
+_VERSION, _EPOCH, _START, _GENERATION, _WORKERS, _ENDED_EPOCH, _ENDED_AT, *_PASS = range(12)
+_CHOSEN, _WARNED, _UNORDERED, _FINISHED_VERSION, _FINISHED = range(12, 17)
 _LOADER, _PASS_NUMBER, _PASS_EPOCH, _PASS_START, _PASS_GENERATION = _PASS
 
 
@@ -40,9 +40,11 @@ class Progress:
     """The epoch and where it begins, in memory that the trainer shares with its workers, persistent ones included.
 
     Shared are: the epoch, with a version that changes each time it is set; the batch at which it begins; a generation
-    that changes when one of them does; the number of workers; which of them have reached the end of which generation
-    (when all have of the present one, the next iteration begins at 0); and, after a state from the end of an epoch, the
-    number of that epoch plus 1 (else 0) and the batch at which it ended.
+    that changes when one of them does; whether ``set_epoch`` was the last to set them; the number of workers; which of
+    them have made their last batch of which generation (when all have of the present one, the next iteration begins at
+    0); after a state from the end of an epoch, the number of that epoch plus 1 (else 0) and the batch at which it
+    ended; whether a repeated epoch was warned of; and whether the loader yields batches in another order than that of
+    their numbers.
 
     All workers of a pass read the same epoch, also where it is set after ``iter(loader)``, when some of them have begun
     and others have not. In their first pass it is the epoch as of their fork, or as of the pickle that they were
@@ -61,7 +63,12 @@ class Progress:
         self._at_fork = self._now()  # as a worker finds it when it is forked or unpickled
         self._reading, self._version = self._at_fork, 0  # of the latest iteration in this process
         self._passes = 0  # of this worker
+        self._in_order = True  # in a pickle, whether the loader that makes it keeps the order of batches
+        self.current = Begin(0, 0, None)  # where the latest iteration of this process began
         self.next = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_in_order": keeps_order()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -86,11 +93,17 @@ class Progress:
         """The number of workers of the latest iteration; 0 for none."""
         return int(self._shared[_WORKERS])
 
+    @property
+    def unordered(self) -> bool:
+        """Whether the loader of the latest iteration yields batches as workers finish them (``in_order=False``)."""
+        return bool(self._shared[_UNORDERED])
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; one that was resumed still begins where its state was taken. UsageError below 0."""
         if epoch < 0:
             raise UsageError(f"set_epoch({epoch})", "epochs count from 0")
         self._shared[_VERSION] += 1
+        self._shared[_CHOSEN] = 1
         if epoch != int(self._shared[_EPOCH]):
             start = int(self._shared[_ENDED_AT]) if epoch + 1 == int(self._shared[_ENDED_EPOCH]) else 0
             self._set(epoch, start)
@@ -100,26 +113,57 @@ class Progress:
         """Set epoch and start to a state's; a state from the end of an epoch (``ended``) begins the next epoch.
 
         Where ``set_epoch`` then names the ended epoch all the same, that one has no batches left.
+
+        torchdata's loaders do this when an iteration begins, so after ``set_epoch``. The epoch that it named has to be
+        the state's then, or the next one where the state is from its end; UsageError where not.
         """
+        epoch = int(self._shared[_EPOCH])
+        chosen = bool(self._shared[_CHOSEN]) and restored_by_torchdata()
+        next_chosen = chosen and ended and epoch == state.epoch + 1
+        if chosen and epoch != state.epoch and not next_chosen:
+            raise UsageError(
+                f"set_epoch({epoch})",
+                f"the state that the loader was given is of epoch {state.epoch}",
+                f"begin with set_epoch({state.epoch}): dataset.epoch does not know of a StatefulDataLoader's state "
+                "before it iterates; pqcache.torch.Loader and its epoch do",
+            )
         if in_worker and state.worker is not None:
             begin = Begin(state.epoch, state.worker[2], state.batch)
-            self._restored = int(self._shared[_VERSION]), begin
+            self._restored = None if next_chosen else (int(self._shared[_VERSION]), begin)
+            if not chosen:
+                self._shared[_EPOCH] = state.epoch
+            return
+        if chosen and ended and epoch == state.epoch:
+            self._set(epoch, state.batch)
             return
         self._shared[_VERSION] += 1
+        self._shared[_CHOSEN] = 0
         self._set(state.epoch + ended, 0 if ended else state.batch)
         self._shared[_ENDED_EPOCH] = state.epoch + 1 if ended else 0
         self._shared[_ENDED_AT] = state.batch
 
+    def note_end(self, epoch: int, batch: int) -> None:
+        """Note in a worker that a state from the end of ``epoch``, of all workers, was restored after ``set_epoch``.
+
+        StatefulDataLoader then begins again with other workers, which are not given the state.
+        """
+        if self._restored is not None and self._shared[_CHOSEN]:
+            self._shared[_ENDED_EPOCH], self._shared[_ENDED_AT] = epoch + 1, batch
+
     def begin(self, workers: int) -> Begin:
         """Return where an iteration with so many workers (0: in the trainer) begins, and note their number."""
         self._shared[_WORKERS] = workers
+        self._shared[_UNORDERED] = bool(workers) and not (self._in_order and keeps_order())
         self._reading = self._pass_of_worker() if workers else self._now()
         self._version = int(self._shared[_VERSION])
-        restored = self._restored_begin()
-        if restored is not None:
-            return restored
-        finished = self._has_finished(self._reading.generation, workers)
-        return Begin(self._reading.epoch, 0 if finished else self._reading.start, None)
+        self.current = self._restored_begin() or self._begin_of(self._reading, workers)
+        return self.current
+
+    def _begin_of(self, reading: _Reading, workers: int) -> Begin:
+        if workers and int(self._shared[_ENDED_EPOCH]) == reading.epoch + 1:  # see note_end
+            return Begin(reading.epoch, int(self._shared[_ENDED_AT]), None)
+        finished = self._has_finished(reading.generation, workers)
+        return Begin(reading.epoch, 0 if finished else reading.start, None)
 
     def next_start(self, workers: int) -> int:
         """Return the batch at which the next iteration with so many workers begins."""
@@ -127,9 +171,12 @@ class Progress:
         return 0 if self._has_finished(now.generation, workers) else now.start
 
     def repeats(self, workers: int) -> bool:
-        """Return whether an iteration that begins now reads an epoch that was read to its end, and not set since."""
-        same = int(self._shared[_FINISHED_VERSION]) == int(self._shared[_VERSION])
-        return same and self._restored_begin() is None and self._has_finished(self._now().generation, workers)
+        """Return, once, whether an iteration that begins now reads an epoch that was read, and not set since."""
+        same = int(self._shared[_FINISHED_VERSION]) == int(self._shared[_VERSION]) and not self._shared[_WARNED]
+        if not same or self._restored_begin() is not None or not self._has_finished(self._now().generation, workers):
+            return False
+        self._shared[_WARNED] = 1
+        return True
 
     def _set(self, epoch: int, start: int) -> None:
         self._shared[_EPOCH], self._shared[_START] = epoch, start
@@ -162,7 +209,7 @@ class Progress:
         return _Reading(*map(int, shared[_PASS_EPOCH : _PASS_GENERATION + 1]))
 
     def finish(self, worker: int) -> None:
-        """Note that a worker has reached the end of the epoch."""
+        """Note that a worker is about to yield its last batch of the epoch."""
         self._restored = None
         if worker < _MAX_WORKERS:
             self._shared[_FINISHED + worker] = self._reading.generation + 1

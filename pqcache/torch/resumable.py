@@ -6,8 +6,10 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
@@ -49,9 +51,16 @@ class ResumableDataset(IterableDataset[Batch]):
     read the batches of one worker (``_read``).
     """
 
-    def __init__(self, *, drop_last: bool, lanes: Count | None, num_replicas: Count | None, rank: Count | None) -> None:
+    def __init__(
+        self, *, drop_last: bool, pad: bool, lanes: Count | None, num_replicas: Count | None, rank: Count | None
+    ) -> None:
         super().__init__()
-        self.drop_last = drop_last
+        if drop_last and not pad:
+            reason = (
+                "both say what becomes of the last round: drop_last=True leaves it out, pad=False does not fill it up"
+            )
+            raise UsageError("drop_last=True and pad=False", reason, "choose one of them")
+        self.drop_last, self.pad = drop_last, pad
         self._lanes, ranks, this_rank = count_or_none(lanes), count_or_none(num_replicas), count_or_none(rank)
         check_numbers(lanes=self._lanes, num_replicas=ranks)
         if (ranks is None) != (this_rank is None):
@@ -75,8 +84,14 @@ class ResumableDataset(IterableDataset[Batch]):
         self._progress.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Return the number of batches (or rows) of a complete epoch on each rank."""
-        return self._share(lanes=self._ranks()[0]).rounds()
+        """Return the number of batches (or rows) of a complete epoch on this rank; the same on all unless pad=False."""
+        return self._share(lanes=self._ranks()[0]).count()
+
+    @property
+    def batches_per_rank(self) -> tuple[int, ...]:
+        """The number of batches (or rows) of a complete epoch on each rank: equal unless ``pad=False``."""
+        share = self._share(lanes=self._ranks()[0])
+        return tuple(replace(share, rank=rank).count() for rank in range(share.ranks))
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -88,20 +103,26 @@ class ResumableDataset(IterableDataset[Batch]):
         if self.yields_batches:
             check_batching()
         self._check()
-        if worker == 0 and self._is_shuffled and self._progress.repeats(workers if info else 0):
+        trains = torch.is_grad_enabled()  # to evaluate on the same order each time is as it should be
+        if worker == 0 and trains and self._is_shuffled and self._progress.repeats(workers if info else 0):
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
         begin = self._progress.begin(workers if info else 0)
         share = self._share(lanes=self._lanes or ranks * workers, start=begin.start, worker=worker, workers=workers)
         indices = share.indices(begin.next)
-        self._progress.next = indices[0] if indices else share.after(share.total)
+        self._progress.next = indices[0] if indices else share.end
         return self._iterate(share, indices, begin.epoch, in_worker=info is not None)
 
     def _iterate(self, share: EpochShare, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
         with closing(self._read(share, indices, epoch)) as batches:
             for index, batch in batches:
                 self._progress.next = index + indices.step if in_worker else share.after(index)
+                if index == indices[-1]:  # a trainer that counts steps does not ask for more
+                    self._progress.finish(share.worker)
                 yield batch
-        self._progress.finish(share.worker)
+        if not in_worker:
+            self._progress.next = share.end
+        if not indices:
+            self._progress.finish(share.worker)
 
     def _place(self, after: Batch | int | Place | None) -> Place:
         """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""
@@ -117,7 +138,13 @@ class ResumableDataset(IterableDataset[Batch]):
                     "pass after=batch, the last batch that was",
                 )
             lanes = self._lanes or ranks * (worker.num_workers if worker else 1)
-            return Place(self.epoch, self._progress.next, lanes)
+            return Place(self._progress.current.epoch if worker else self.epoch, self._progress.next, lanes)
+        if self._progress.unordered:
+            raise UsageError(
+                "state_dict(after=batch)",
+                "the DataLoader has in_order=False: a batch does not tell which others were consumed before it",
+                "use pqcache.torch.Loader, or leave in_order=False out",
+            )
         if isinstance(after, Batch):
             if after.index < 0:
                 raise UsageError(
@@ -134,13 +161,18 @@ class ResumableDataset(IterableDataset[Batch]):
     def _worker_state(self) -> list[int] | None:
         """Return what marks a state as one worker's; None in the trainer. See ``State.worker``."""
         info = get_worker_info()
-        return [info.id, info.num_workers, self._progress.start] if info else None
+        return [info.id, info.num_workers, self._progress.current.start] if info else None
 
     def _resume(self, state: State | MixState) -> None:
         """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
         remaining = self._share(lanes=state.lanes, start=state.batch).rounds()
         in_worker = get_worker_info() is not None
         self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)
+        if in_worker and state.worker is not None:
+            share = self._share(lanes=state.lanes, start=state.worker[2])
+            last = state.batch - share.ranks * state.worker[1]  # what this worker gave last
+            if share.indices()[-1:] == range(last, last + 1):
+                self._progress.note_end(state.epoch, share.after(last))
 
     def begin_pass(self, workers: int) -> tuple[EpochShare, int]:
         """Return what this rank reads in the pass that begins next with so many workers, and the epoch's number."""
@@ -159,6 +191,7 @@ class ResumableDataset(IterableDataset[Batch]):
             worker=worker,
             start=start,
             drop_last=self.drop_last,
+            pad=self.pad,
         )
 
     def _ranks(self) -> tuple[int, int]:

@@ -14,7 +14,8 @@ class EpochShare:
 
     ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
     round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
-    or left out with ``drop_last``. ``start`` is the first global batch that no rank has consumed.
+    or left out with ``drop_last``. Without ``pad`` it is given as it is, so that some ranks get one less.
+    ``start`` is the first global batch that no rank has consumed.
     """
 
     total: int
@@ -25,6 +26,7 @@ class EpochShare:
     worker: int = 0
     start: int = 0
     drop_last: bool = False
+    pad: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.ranks:
@@ -43,9 +45,18 @@ class EpochShare:
         return len(self.indices())
 
     def rounds(self) -> int:
-        """Return the number of batches that each rank gets."""
+        """Return the number of batches that each rank gets; without ``pad``, those with the most."""
         left = max(0, self.total - self.start)
         return left // self.ranks if self.drop_last else -(-left // self.ranks)
+
+    def count(self) -> int:
+        """Return the number of batches that this rank gets, all its workers together."""
+        return len(self._of_rank())
+
+    @property
+    def end(self) -> int:
+        """The place after the last round."""
+        return max(self.total, self.start)
 
     def indices(self, begin: int | None = None) -> range:
         """Return the global indices of the worker's batches, in order; those from ``total`` on are padding.
@@ -55,15 +66,18 @@ class EpochShare:
         Any ``ranks`` consecutive indices hold one of every rank, so each rank has the same number of them
         from any start. Worker 0 yields the rank's first, as DataLoader asks it first.
         """
-        first = self.start + (self.rank - self.start) % self.ranks
-        mine = range(first, first + self.rounds() * self.ranks, self.ranks)
-        mine = mine[self.worker :: self.workers]
+        mine = self._of_rank()[self.worker :: self.workers]
         return mine if begin is None else mine[max(0, -(-(begin - mine.start) // mine.step)) :]
+
+    def _of_rank(self) -> range:
+        first = self.start + (self.rank - self.start) % self.ranks
+        last = first + self.rounds() * self.ranks
+        return range(first, last if self.pad else min(last, max(self.total, first)), self.ranks)
 
     def after(self, index: int) -> int:
         """Return the first global batch that is left when every rank has consumed the round of ``index``."""
         done = (index - self.start) // self.ranks + 1
-        return min(self.start + done * self.ranks, max(self.total, self.start))
+        return min(self.start + done * self.ranks, self.end)
 
 
 def batches_by_lane(indices: Iterable[int], lanes: int, total: int) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,126 @@
+"""pad=False: every row once over all ranks, nothing repeated, for evaluation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch.utils.data import DataLoader
+
+from pqcache.errors import UsageError
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch import Loader, Mix, ParquetDataset
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+ROWS, BATCHES = 500, 16
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("table")
+    pq.write_table(pa.table({"id": np.arange(ROWS)}), root / "a.parquet", row_group_size=50)
+    return root
+
+
+def dataset(table: Path, ranks: int, rank: int, **options: Any) -> ParquetDataset:
+    chosen = {"batch_size": 32, "shuffle": False, "pad": False, "num_replicas": ranks, "rank": rank, **options}
+    return ParquetDataset(table, **chosen)
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [i for batch in batches for i in batch["id"].tolist()]
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (3, 0), (3, 2), (5, 0), (20, 0)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_row_once_over_all_ranks(table: Path, ranks: int, workers: int, shuffle: bool) -> None:
+    seen, lengths = [], []
+    for rank in range(ranks):
+        data = dataset(table, ranks, rank, shuffle=shuffle)
+        batches = list(DataLoader(data, batch_size=None, num_workers=workers))
+        assert len(batches) == len(data) == len(Loader(data))
+        assert data.batches_per_rank[rank] == len(batches)
+        lengths.append(len(batches))
+        seen += ids_of(batches)
+    assert sorted(seen) == list(range(ROWS))
+    assert tuple(lengths) == data.batches_per_rank
+    assert max(lengths) - min(lengths) <= 1
+    padded = dataset(table, ranks, 0, pad=True)
+    assert padded.batches_per_rank == (len(padded),) * ranks
+
+
+def test_rows_without_a_batch_size(table: Path) -> None:
+    data = [dataset(table, 3, rank, batch_size=None) for rank in range(3)]
+    assert sorted(int(row["id"]) for one in data for row in one) == list(range(ROWS))
+    assert [len(one) for one in data] == [167, 167, 166] == list(data[0].batches_per_rank)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_rank_goes_on_where_it_was(table: Path, workers: int) -> None:
+    """States are equal on ranks that have consumed as many batches, and at the end of the epoch."""
+    for stop in (2, 4, 5, 6):
+        states, seen = [], []
+        for rank in range(3):
+            loader = Loader(dataset(table, 3, rank, lanes=6), num_workers=workers)
+            for number, batch in enumerate(loader, 1):
+                seen += ids_of([batch])
+                if number == stop:
+                    break
+            states.append(loader.state_dict())
+        if stop != 6:
+            assert states[0] == states[1] == states[2]
+        else:  # rank 0 gave the last batch of all; the others have seen the end of the epoch
+            assert {state["batch"] for state in states} == {BATCHES}
+        for ranks in (2, 3):
+            rest = []
+            for rank in range(ranks):
+                loader = Loader(dataset(table, ranks, rank))
+                loader.load_state_dict(states[-1])
+                if loader.epoch == 0:
+                    rest += ids_of(loader)
+            assert sorted(seen + rest) == list(range(ROWS)), (stop, ranks)
+
+
+def test_a_plain_dataset_goes_on_where_it_was(table: Path) -> None:
+    data = dataset(table, 3, 1)
+    assert len(list(data)) == 5
+    assert data.state_dict()["batch"] == BATCHES, "this rank has no batch in the last round"
+
+
+def test_a_mix_is_not_padded_either(table: Path) -> None:
+    def mix(rank: int) -> Mix:
+        parts = {name: ParquetDataset(table, batch_size=32, seed=i) for i, name in enumerate("ab")}
+        return Mix(parts, pad=False, num_replicas=5, rank=rank)
+
+    seen = [(b.source, i) for rank in range(5) for b in mix(rank) for i in b["id"].tolist()]
+    assert Counter(seen) == Counter((name, i) for name in "ab" for i in range(ROWS))
+    assert mix(0).batches_per_rank == (7, 7, 6, 6, 6)
+    with pytest.raises(UsageError, match=r"dataset 'a'.*pad=False.*mix instead"):
+        Mix({"a": ParquetDataset(table, pad=False)})
+
+
+def test_what_cannot_be_said_together(table: Path) -> None:
+    with pytest.raises(UsageError, match="drop_last=True and pad=False"):
+        dataset(table, 2, 0, drop_last=True)
+
+
+def test_shares_without_padding() -> None:
+    for total in range(12):
+        for ranks in (1, 2, 3, 5):
+            for start in range(total + 1):
+                shares = [
+                    EpochShare(
+                        total=total, lanes=2 * ranks, ranks=ranks, rank=r, workers=2, worker=w, start=start, pad=False
+                    )
+                    for r in range(ranks)
+                    for w in range(2)
+                ]
+                found = sorted(i for share in shares for i in share.indices())
+                assert found == list(range(start, total))
+                assert max(share.count() for share in shares) == shares[0].rounds()

@@ -1,0 +1,190 @@
+"""Places: what StatefulDataLoader restores, loops that count steps, loaders without order, skipped batches."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pqcache.errors import UsageError
+from pqcache.torch import Loader, ParquetDataset
+
+pytestmark = [
+    pytest.mark.usefixtures("few_cores_are_fine"),
+    pytest.mark.filterwarnings("ignore:this epoch has the same"),
+]
+
+ROWS, BATCHES = 500, 16
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("table")
+    pq.write_table(pa.table({"id": np.arange(ROWS)}), root / "a.parquet", row_group_size=50)
+    return root
+
+
+def dataset(table: Path, **options: Any) -> ParquetDataset:
+    return ParquetDataset(table, **{"batch_size": 32, "seed": 3, "lanes": 4, **options})
+
+
+def stateful(dataset: ParquetDataset, workers: int, **options: Any) -> Any:
+    module = pytest.importorskip("torchdata.stateful_dataloader")
+    return module.StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [i for batch in batches for i in batch["id"].tolist()]
+
+
+EVERY_ROW = list(range(ROWS))
+
+
+def train(data: ParquetDataset, loader: Any, first: int, steps: int = 10**9) -> Iterator[tuple[int, int]]:
+    """Yield (epoch, index) of three epochs' batches, as README's loop reads them."""
+    for epoch in range(first, 3):
+        data.set_epoch(epoch)
+        for batch in loader:
+            yield batch.epoch, batch.index
+            steps -= 1
+            if not steps:
+                return
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [5, BATCHES, BATCHES + 5, 2 * BATCHES, 2 * BATCHES + 1])
+def test_a_loop_with_stateful_dataloader_repeats_no_epoch(table: Path, workers: int, steps: int) -> None:
+    """``dataset.epoch`` does not know of the loader's state before it iterates: other epochs than its are refused."""
+    data = dataset(table)
+    loader = stateful(data, workers)
+    seen = list(train(data, loader, 0, steps))
+    state = loader.state_dict()
+    last = seen[-1][0]
+    for first in (0, last):
+        again = dataset(table)
+        assert again.epoch == 0
+        resumed = stateful(again, workers)
+        resumed.load_state_dict(state)
+        if first < last:
+            with pytest.raises(
+                UsageError, match=rf"set_epoch\(0\).*is of epoch {last}.*begin with set_epoch\({last}\)"
+            ):
+                list(train(again, resumed, first))
+        else:
+            assert seen + list(train(again, resumed, first)) == [(e, i) for e in range(3) for i in range(BATCHES)]
+            assert again.epoch == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_of_a_finished_epoch_leaves_nothing_of_it(table: Path, workers: int, persistent: bool) -> None:
+    """StatefulDataLoader begins anew where its iterator had ended; that must not read the epoch again."""
+    if persistent and not workers:
+        pytest.skip("there are no workers")
+    data = dataset(table)
+    loader = stateful(data, workers, persistent_workers=persistent)
+    assert len(ids_of(loader)) == ROWS  # to StopIteration
+    state = loader.state_dict()
+    for first in (0, 1):
+        again = dataset(table)
+        resumed = stateful(again, workers, persistent_workers=persistent)
+        resumed.load_state_dict(state)
+        assert list(train(again, resumed, first)) == [(e, i) for e in (1, 2) for i in range(BATCHES)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "stateful", "Loader"])
+def test_the_epoch_after_a_resumed_one_is_whole_for_loops_that_count_steps(
+    table: Path, workers: int, kind: str
+) -> None:
+    """Such a loop never sees StopIteration."""
+
+    def make() -> tuple[ParquetDataset, Any]:
+        data = dataset(table)
+        if kind == "plain":
+            return data, DataLoader(data, batch_size=None, num_workers=workers)
+        return data, stateful(data, workers) if kind == "stateful" else Loader(data, num_workers=workers)
+
+    data, loader = make()
+    batches = iter(loader)
+    for _ in range(10):
+        batch = next(batches)
+    state = data.state_dict(after=batch) if kind == "plain" else loader.state_dict()
+    data, loader = make()
+    (data if kind == "plain" else loader).load_state_dict(state)
+    batches = iter(loader)
+    for _ in range(BATCHES - 10):
+        next(batches)
+    assert sorted(ids_of(loader)) == EVERY_ROW
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_loader_without_order_has_no_place(table: Path, context: str, wrapped: bool) -> None:
+    data = dataset(table)
+    read = _Wrapper(data) if wrapped else data
+    loader = DataLoader(read, batch_size=None, num_workers=2, in_order=False, multiprocessing_context=context)
+    batches = list(loader)
+    assert sorted(ids_of(batches)) == EVERY_ROW
+    with pytest.raises(UsageError, match=r"in_order=False.*Loader"):
+        data.state_dict(after=batches[3])
+    ordered = DataLoader(read, batch_size=None, num_workers=2, multiprocessing_context=context)
+    assert data.state_dict(after=list(ordered)[3])["batch"] == 4
+
+
+class _Wrapper(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.inner)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "stateful"])
+def test_a_repeated_order_is_warned_of_once(
+    table: Path, workers: int, kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also where each epoch has new workers, each of which would warn."""
+
+    def warned(read: Any) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_: print(message, file=sys.stderr, flush=True)  # workers' too
+            read()
+        return capfd.readouterr().err.count("has the same order")
+
+    def make(**options: Any) -> tuple[ParquetDataset, Any]:
+        data = dataset(table, **options)
+        plain = DataLoader(data, batch_size=None, num_workers=workers)
+        return data, plain if kind == "plain" else stateful(data, workers)
+
+    _, loader = make()
+    assert warned(lambda: [list(loader) for _ in range(4)]) == 1
+    _, fixed = make(shuffle=False)
+    assert warned(lambda: [list(fixed) for _ in range(3)]) == 0
+    _, validation = make()
+
+    def validate() -> None:
+        for _ in range(3):
+            with torch.no_grad():
+                list(validation)
+
+    assert warned(validate) == 0
+    data, chosen = make()
+
+    def choose() -> None:
+        for _ in range(3):
+            data.set_epoch(0)
+            list(chosen)
+
+    assert warned(choose) == 0
