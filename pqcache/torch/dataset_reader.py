@@ -45,6 +45,7 @@ from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in, to_value
+from pqcache.torch.transform_errors import Origin, located
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +126,14 @@ class DatasetReader:
         """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
         loader, order, budget = self._prepare(share, epoch)
         make = self._batches if self.options.batch_size is not None else self._rows
+        origin = self._origin(loader, order)
         with closing(make(loader, order, indices, order.batches(self.options.drop_last), budget)) as found:
             for position, batch in found:
-                yield position.index, self.transformed(batch, position, (epoch, position.index))
+                with located(position, origin, position.index):
+                    result = self.transformed(batch, position, (epoch, position.index))
+                yield position.index, result
 
-    def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[Batch]:
+    def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[Origin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
         loader, order, budget = self._prepare(share, reading.number)
         lane_rows = reading.lane_sizes * order.batch_size
@@ -138,7 +142,7 @@ class DatasetReader:
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
             for _, batch in found:
-                yield batch
+                yield self._origin(loader, order), batch
 
     def transformed(self, batch: Any, position: Position, numbers: tuple[int, int]) -> Any:
         """Return what the transform makes of a batch, with generators seeded by epoch (or pass) and batch number."""
@@ -263,6 +267,10 @@ class DatasetReader:
                 _check_mask(name, values)
                 ordered[mask_name(name)] = masks[name]
         return ordered
+
+    def _origin(self, loader: RowGroupLoader, order: Order) -> Origin:
+        dataset = f"{self.options.path} ({self._data.snapshot})"
+        return Origin(dataset, loader.plan, order, self.options.batch_size is not None)
 
     def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
         return Order(

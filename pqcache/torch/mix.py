@@ -18,6 +18,7 @@ from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.resumable import Count, Place, ResumableDataset
+from pqcache.torch.transform_errors import Origin, located
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -172,7 +173,7 @@ class _PassReader:
         epoch: int,
     ) -> None:
         self._readers, self._schedule, self._sizes, self._share, self._epoch = readers, schedule, sizes, share, epoch
-        self._open: dict[tuple[int, int], Generator[Batch]] = {}
+        self._open: dict[tuple[int, int], Generator[tuple[Origin, Batch]]] = {}
 
     def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
         """Yield (number, transformed batch) for batches ``indices`` of the epoch, in order."""
@@ -191,12 +192,14 @@ class _PassReader:
             key, reader = (source, pass_number), self._readers[names[source]]
             if key not in self._open:
                 self._open[key] = reader.read_pass(passes.pop(key), self._share)
-            batch = next(self._open[key])
+            origin, batch = next(self._open[key])
             remaining[key] -= 1
             if not remaining[key]:
                 self._open.pop(key).close()
             position = replace(batch.position, epoch=self._epoch, index=number, source=names[source])
-            yield number, reader.transformed(Batch(batch, position), position, (pass_number, index))
+            with located(position, origin, batch.index):
+                result = reader.transformed(Batch(batch, position), position, (pass_number, index))
+            yield number, result
 
     def close(self) -> None:
         """Stop reading."""

@@ -298,7 +298,8 @@ class Order:
         Indices past the epoch's end are padding: they repeat the epoch from its start. For tests and for looking at an
         order; readers go block by block.
         """
-        index %= self.batches()
+        if self.lane_rows is None:
+            index %= self.batches()
         if not self.shuffle:
             groups, lows, highs = self.spans(index * self.batch_size, min((index + 1) * self.batch_size, self.rows))
             rows = [np.arange(low, high) for low, high in zip(lows, highs, strict=True)]

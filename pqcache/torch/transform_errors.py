@@ -1,0 +1,71 @@
+"""What is added to an error of a transform: the batch, and the files and rows that it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from pqcache.reader.order.order import Ints, Order
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.torch.batch import Position
+
+_MOST = 20  # row groups that are listed
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows of a dataset's batches lie: batch ``index`` of ``order`` are rows of the row groups of ``plan``."""
+
+    dataset: str
+    plan: ReadPlan
+    order: Order
+    in_batches: bool = True
+
+    def rows_of(self, index: int) -> list[str]:
+        """Return a line for each row group of which a batch has rows."""
+        groups, rows = self.order.batch(index)
+        lines = [self._line(int(group), rows[groups == group]) for group in np.unique(groups)]
+        return lines if len(lines) <= _MOST else [*lines[:_MOST], f"and {len(lines) - _MOST} more row groups"]
+
+    def _line(self, group: int, rows: Ints) -> str:
+        index, number = self.plan.data.index, int(self.plan.row_groups[group])
+        start = 0 if self.plan.piece_starts is None else int(self.plan.piece_starts[group])
+        first, last = int(rows.min()) + start, int(rows.max()) + start
+        path = index.paths[int(index.numbers("file")[number])]
+        what = "row" if self.plan.sequences is None else "sequence"
+        span = f"{what} {first}" if first == last else f"{len(rows)} {what}s from {first} to {last}"
+        selected = "" if self.plan.selection is None else ", counted among those that are selected"
+        return f"{path}, row group {int(index.numbers('row_group')[number])}: {span}{selected}"
+
+
+class InTransform(Exception):
+    """The cause that an error of a transform is given on Python 3.10, which has no notes."""
+
+
+@contextmanager
+def located(position: Position, origin: Origin, index: int) -> Iterator[None]:
+    """Add to an error which batch it is about; it is the same error, with its own traceback.
+
+    ``position`` is where the batch is in the training, ``index`` where it is in the order of its dataset.
+    """
+    try:
+        yield
+    except Exception as error:
+        item = "batch" if origin.in_batches else "row"
+        about = "" if position.source is None else f" (of the dataset {position.source!r} of the mix)"
+        heading = f"in the transform of {item} {position.index} of epoch {position.epoch}{about}, {origin.dataset}:"
+        _note(error, "\n  ".join([heading, *origin.rows_of(index)]))
+        raise
+
+
+def _note(error: Exception, text: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+        return
+    first: BaseException = error
+    while (before := first.__cause__ or first.__context__) is not None:
+        first = before
+    first.__cause__ = InTransform(text)
