@@ -9,12 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from pqcache.errors import UsageError
 from pqcache.reader.options import BatchOptions
+from pqcache.reader.processes import count_and_number
 from pqcache.reader.record_batches import read_batches, read_rows
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import lookup
+from pqcache.store.layout import FILES
+from pqcache.store.manifest_file import read_heading
 from pqcache.store.selected_rows import SelectedRows
+from pqcache.store.shard import parse_shard
 from pqcache.units import parse_count, parse_size
 
 
@@ -40,8 +45,8 @@ class Cache(CacheDirectory):
         memory: str | int = "2GB",
         window: str | int | None = None,
         lanes: str | int | None = None,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
         start: int = 0,
         snapshot: str | None = None,
         rows: SelectedRows | None = None,
@@ -66,7 +71,9 @@ class Cache(CacheDirectory):
         ``window``        row groups mixed at a time by each lane; None: as many as fit into ``memory``, at most 16
         ``lanes``         independent streams of batches; None: one for each rank
         ``num_replicas``, ``rank``   into how many equal parts the epoch is divided, and which one this is: batches
-                          number ``rank``, ``rank + num_replicas`` and so on of the epoch
+                          number ``rank``, ``rank + num_replicas`` and so on of the epoch. Default to those of
+                          torch.distributed where it is initialised, or of ``jax.process_count()`` and
+                          ``process_index()`` where JAX is imported and connected, else 1 and 0.
         ``start``         the number of the first batch that is wanted, counted over all ranks: to resume where a run
                           stopped, also with another ``num_replicas`` that divides ``lanes``
         ``snapshot``      the snapshot to read, which is leased until the epoch ends; None: the current one
@@ -82,6 +89,7 @@ class Cache(CacheDirectory):
         Options that make no sense raise UsageError, and a cache without that snapshot CacheError, before this returns;
         files that are gone or damaged raise ParquetError by name while iterating.
         """
+        replicas, number = self._replicas(num_replicas, rank, snapshot)
         options = BatchOptions(
             columns=columns,
             filters=filters,
@@ -93,14 +101,28 @@ class Cache(CacheDirectory):
             memory=parse_size(memory),
             window=None if window is None else parse_count(window),
             lanes=None if lanes is None else parse_count(lanes),
-            num_replicas=num_replicas,
-            rank=rank,
+            num_replicas=replicas,
+            rank=number,
             start=start,
             snapshot=snapshot,
             rows=rows,
             sequence=sequence,
         )
         return read_batches(self.path, options)
+
+    def _replicas(self, num_replicas: int | None, rank: int | None, snapshot: str | None) -> tuple[int, int]:
+        """Return ``num_replicas`` and ``rank`` as given, else those of this process."""
+        if num_replicas is not None or rank is not None:
+            return 1 if num_replicas is None else num_replicas, rank or 0
+        replicas, number = count_and_number()
+        shard = read_heading(self.snapshot(snapshot).path / FILES).shard if replicas > 1 else None
+        if shard is not None and parse_shard(shard).nodes > 1:
+            raise UsageError(
+                f"{self.path}",
+                f"holds share {shard} alone, and there are {replicas} processes: which of them read it is not known",
+                "give num_replicas= and rank= of the processes of this node; 1 and 0 for one",
+            )
+        return replicas, number
 
     def lookup(self, column: str, values: Any) -> SelectedRows:
         """Return the rows of the current snapshot whose ``column`` has one of ``values``, without scanning.

@@ -188,7 +188,10 @@ class ParquetDataset(ResumableDataset):
 
     def _ranks(self) -> tuple[int, int]:
         nodes = self._reader.nodes
-        return super()._ranks() if nodes is None else (nodes.ranks, nodes.rank)
+        if nodes is None:
+            return super()._ranks()
+        nodes.check(self._ranks_of_all())
+        return nodes.ranks, nodes.rank
 
     def _total(self, ranks: int, start: int = 0) -> int:
         return self._reader.total(ranks, start, self.pad)

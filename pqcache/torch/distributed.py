@@ -8,6 +8,7 @@ arithmetic, so workers and states need no further communication.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +42,17 @@ def ranks_and_rank(chosen: tuple[int, int] | None, of_trainer: tuple[int, int] |
     return 1, 0
 
 
+def started_as_one_of() -> int:
+    """Return how many processes a launcher like torchrun has started of which torch.distributed knows nothing; else 1.
+
+    It sets RANK and WORLD_SIZE for each. Without ``init_process_group`` each of them would read every row.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return 1
+    world = os.environ.get("WORLD_SIZE", "")
+    return int(world) if "RANK" in os.environ and world.isdecimal() else 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankShare:
     """What one rank reports to the others: the share that it reads, and its largest row groups when decoded.
@@ -70,11 +82,22 @@ class NodeShares:
     listing: str
     row_groups: str
     largest: tuple[tuple[int, int, int], ...]
+    of_all: tuple[int, int] = (1, 0)  # the number of all ranks and this one's, when it was opened
 
     @property
     def sizes(self) -> RowGroupSizes:
         """The sizes of the largest row groups of all nodes."""
         return RowGroupSizes(*np.array(self.largest, np.int64).reshape(-1, 3).T)
+
+    def check(self, ranks: tuple[int, int]) -> None:
+        """Raise UsageError where ``ranks``, the number of all and this one's, are not those that opened the shares."""
+        if ranks != self.of_all:
+            (count, rank), (count_then, rank_then) = ranks, self.of_all
+            raise UsageError(
+                f"share {self.node}/{len(self.rows)}",
+                f"it was opened on rank {rank_then} of {count_then} and is read on rank {rank} of {count}",
+                "open the dataset after init_process_group() in the process that reads it",
+            )
 
     def total(self, batch_size: int, start: int, ranks: int, drop_last: bool) -> int:
         """Return where an epoch that goes on at a node's batch ``start`` ends: the same for all nodes.
@@ -137,6 +160,7 @@ def combine_shares(shares: Sequence[RankShare], rank: int) -> NodeShares:
         listing=f"listing-{shares[rank].listing}",
         row_groups=hashlib.blake2b("".join(share.row_groups for share in nodes).encode(), digest_size=8).hexdigest(),
         largest=tuple(sorted((row_group for share in nodes for row_group in share.largest), reverse=True)),
+        of_all=(len(shares), rank),
     )
 
 

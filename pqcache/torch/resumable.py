@@ -18,7 +18,7 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch
 from pqcache.torch.callers import check_batching, check_dividing
 from pqcache.torch.checkpoint import MixState, State
-from pqcache.torch.distributed import ranks_and_rank
+from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
 from pqcache.torch.progress import Progress
 from pqcache.torch.shared_memory import end_with_trainer
 from pqcache.units import parse_count
@@ -85,6 +85,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a complete epoch on this rank; the same on all unless pad=False."""
+        self._check_started()
         return self._share(lanes=self._ranks()[0]).count()
 
     @property
@@ -99,6 +100,7 @@ class ResumableDataset(IterableDataset[Batch]):
             end_with_trainer()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         ranks, _ = self._ranks()
+        self._check_started()
         check_dividing(ranks)
         if self.yields_batches:
             check_batching()
@@ -176,6 +178,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def begin_pass(self, workers: int) -> tuple[EpochShare, int]:
         """Return what this rank reads in the pass that begins next with so many workers, and the epoch's number."""
+        self._check_started()
         lanes = self._lanes or self._ranks()[0] * max(1, workers)
         return self._share(lanes=lanes, start=self._progress.next_start(workers)), self._progress.epoch
 
@@ -195,15 +198,29 @@ class ResumableDataset(IterableDataset[Batch]):
         )
 
     def _ranks(self) -> tuple[int, int]:
-        """Return the number of ranks and this one."""
+        """Return the number of ranks that share the batches and this one."""
+        return self._ranks_of_all()
+
+    def _ranks_of_all(self) -> tuple[int, int]:
+        """Return the number of ranks and this one, as chosen or as torch.distributed has them."""
         return ranks_and_rank(self._chosen_ranks, self._ranks_of_trainer)
+
+    def _check_started(self) -> None:
+        """Raise UsageError where this is one of several processes of a launcher, each of which would read all rows."""
+        if self._chosen_ranks is None and (world := started_as_one_of()) > self._ranks_of_all()[0]:
+            raise UsageError(
+                f"WORLD_SIZE={world}",
+                "this is one of several processes, and torch.distributed is not initialised: each would read every row",
+                "call init_process_group() before the dataset is read, or give it num_replicas= and rank= (1 and 0 to "
+                "read every row here)",
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled, for workers with the ranks of this process.
 
         Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
         """
-        return {**self.__dict__, "_ranks_of_trainer": self._ranks()}
+        return {**self.__dict__, "_ranks_of_trainer": self._ranks_of_all()}
 
     @abstractmethod
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _MOST = 20  # row groups that are listed
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the rows of a dataset's batches lie: batch ``index`` of ``order`` are rows of the row groups of ``plan``."""
+    """Where the rows of a dataset's batches lie: those of ``order`` are of the row groups of ``plan``."""
 
     dataset: str
     plan: ReadPlan

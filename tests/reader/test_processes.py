@@ -1,0 +1,112 @@
+"""Which process this is, as torch.distributed and JAX say, and what Cache.batches does with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.errors import UsageError
+from pqcache.reader.processes import count_and_number
+
+ROWS = 500
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A complete cache, and one of a node's share."""
+    root = tmp_path_factory.mktemp("processes")
+    (root / "lake").mkdir()
+    for number in range(4):
+        ids = list(range(number * 125, number * 125 + 125))
+        pq.write_table(pa.table({"id": ids}), root / "lake" / f"{number}.parquet", row_group_size=50)
+    pqcache.sync(root / "lake", root / "cache")
+    pqcache.sync(root / "lake", root / "share", shard="0/2")
+    return [root / "cache", root / "share"]
+
+
+def jax_of(count: int, number: int, **more: Any) -> Any:
+    return SimpleNamespace(process_count=lambda: count, process_index=lambda: number, **more)
+
+
+def ids_of(cache: Path, **options: Any) -> list[int]:
+    found = pqcache.Cache.open(cache).batches(["id"], batch_size=32, **options)
+    return [i for batch in found for i in batch["id"].to_pylist()]
+
+
+@pytest.fixture(autouse=True)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+
+
+def torch_of(count: int, number: int) -> Any:
+    return SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: count, get_rank=lambda: number
+    )
+
+
+@pytest.mark.parametrize(("module", "made"), [("jax", jax_of), ("torch.distributed", torch_of)])
+def test_processes_share_the_batches(
+    caches: list[Path], monkeypatch: pytest.MonkeyPatch, module: str, made: Any
+) -> None:
+    seen = []
+    for number in range(2):
+        monkeypatch.setitem(sys.modules, module, made(2, number))
+        seen.append(ids_of(caches[0], seed=4))
+    assert sorted(seen[0] + seen[1]) == list(range(ROWS))
+    assert len(seen[0]) < ROWS
+    assert ids_of(caches[0], seed=4, num_replicas=1) == ids_of(caches[0], seed=4, num_replicas=1, rank=0)
+    assert sorted(ids_of(caches[0], num_replicas=1)) == list(range(ROWS)), "what is given wins"
+    with pytest.raises(UsageError, match="num_replicas=0"):
+        ids_of(caches[0], num_replicas=0)
+
+
+def test_jax_is_not_started_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start() -> int:
+        raise AssertionError("this would start the devices")
+
+    idle = SimpleNamespace(is_initialized=lambda: False)
+    jax = SimpleNamespace(process_count=start, process_index=start, distributed=idle)
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    assert count_and_number() == (1, 0)
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace(backends_are_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "jax", jax_of(4, 3, distributed=idle))
+    assert count_and_number() == (4, 3)
+
+
+def test_processes_that_are_numbered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jax", jax_of(2, 1))
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch_of(2, 1))
+    assert count_and_number() == (2, 1)
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch_of(1, 0))
+    assert count_and_number() == (2, 1), "one that trains alone"
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch_of(4, 1))
+    with pytest.raises(UsageError, match=r"torch\.distributed says 1 of 4 and JAX says 1 of 2"):
+        count_and_number()
+
+
+def test_a_share_is_not_divided_among_the_processes_of_all_nodes(
+    caches: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = ids_of(caches[1])
+    assert 0 < len(alone) < ROWS
+    monkeypatch.setitem(sys.modules, "jax", jax_of(2, 0))
+    with pytest.raises(UsageError, match=r"share 0/2 alone.*num_replicas="):
+        ids_of(caches[1])
+    assert sorted(ids_of(caches[1], num_replicas=1)) == sorted(alone)
+
+
+def test_neither_is_imported(caches: list[Path]) -> None:
+    script = (
+        "import sys, pqcache\n"
+        f"assert sum(b.num_rows for b in pqcache.Cache.open({str(caches[0])!r}).batches(['id'])) == {ROWS}\n"
+        "assert not {'torch', 'jax'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
