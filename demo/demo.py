@@ -202,7 +202,7 @@ def training(demo: Demo) -> None:
     """Train a model for two epochs."""
     chapter(
         "5. Train",
-        "A small torch model reads batches from the cache through a plain DataLoader with two workers.",
+        "A small torch model reads batches from the cache through a Loader with two workers.",
     )
     report = demo.root / "train.npz"
     python(HERE / "train_shop.py", demo.cache, "--epochs", "2", "--report", report)

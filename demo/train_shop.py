@@ -2,8 +2,8 @@
 
     python demo/train_shop.py CACHE --epochs 2
 
-This is all that a training script does with pqcache: make a ``ParquetDataset`` of a cache, put it into a plain
-DataLoader, and say which epoch it is.
+This is all that a training script does with pqcache: make a ``ParquetDataset`` of a cache, and put it into a
+``Loader``, a DataLoader that reads each epoch in another order.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from pqcache.torch import ParquetDataset
+from pqcache.torch import Loader, ParquetDataset
 
 CATEGORIES = {"backpack": 0, "chair": 1, "jacket": 2, "lamp": 3, "mug": 4, "watch": 5}
 COLUMNS = ["id", "tokens", "category", "price", "image"]  # the others are not even decoded
@@ -64,7 +63,7 @@ class Model(nn.Module):
 
 
 def prepare(batch: dict[str, Any]) -> dict[str, Any]:
-    """Decode pictures and look up labels; this runs in the DataLoader's workers."""
+    """Decode pictures and look up labels; this runs in the Loader's workers."""
     batch["pixels"] = torch.from_numpy(np.stack([decode(jpeg) for jpeg in batch.pop("image")]))
     batch["label"] = torch.tensor([CATEGORIES[name] for name in batch.pop("category")])
     return batch
@@ -92,15 +91,14 @@ def train(
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dataset = ParquetDataset(cache, columns=COLUMNS, batch_size=128, seed=0, transform=prepare)
-    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+    loader = Loader(dataset, num_workers=workers)
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     done = []
     for number in range(epochs):
-        dataset.set_epoch(number)  # another order each time
         losses: list[float] = []
         ids: list[Tensor] = []
-        for step, batch in enumerate(loader, 1):
+        for step, batch in enumerate(loader, 1):  # another order each time
             loss = nn.functional.cross_entropy(model(batch), batch["label"])
             optimizer.zero_grad()
             loss.backward()

@@ -45,7 +45,7 @@ from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in, to_value
-from pqcache.torch.transform_errors import Origin, located
+from pqcache.torch.transform_errors import BatchOrigin, located
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class DatasetReader:
                     result = self.transformed(batch, position, (epoch, position.index))
                 yield position.index, result
 
-    def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[Origin, Batch]]:
+    def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
         loader, order, budget = self._prepare(share, reading.number)
         lane_rows = reading.lane_sizes * order.batch_size
@@ -268,9 +268,9 @@ class DatasetReader:
                 ordered[mask_name(name)] = masks[name]
         return ordered
 
-    def _origin(self, loader: RowGroupLoader, order: Order) -> Origin:
+    def _origin(self, loader: RowGroupLoader, order: Order) -> BatchOrigin:
         dataset = f"{self.options.path} ({self._data.snapshot})"
-        return Origin(dataset, loader.plan, order, self.options.batch_size is not None)
+        return BatchOrigin(dataset, loader.plan, order, self.options.batch_size is not None)
 
     def _order(self, plan: ReadPlan, epoch: int, lanes: int, window: int) -> Order:
         return Order(

@@ -18,7 +18,7 @@ from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.resumable import Count, Place, ResumableDataset
-from pqcache.torch.transform_errors import Origin, located
+from pqcache.torch.transform_errors import BatchOrigin, located
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -173,7 +173,7 @@ class _PassReader:
         epoch: int,
     ) -> None:
         self._readers, self._schedule, self._sizes, self._share, self._epoch = readers, schedule, sizes, share, epoch
-        self._open: dict[tuple[int, int], Generator[tuple[Origin, Batch]]] = {}
+        self._open: dict[tuple[int, int], Generator[tuple[BatchOrigin, Batch]]] = {}
 
     def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
         """Yield (number, transformed batch) for batches ``indices`` of the epoch, in order."""

@@ -16,7 +16,7 @@ _MOST = 20  # row groups that are listed
 
 
 @dataclass(frozen=True)
-class Origin:
+class BatchOrigin:
     """Where the rows of a dataset's batches lie: those of ``order`` are of the row groups of ``plan``."""
 
     dataset: str
@@ -46,7 +46,7 @@ class InTransform(Exception):
 
 
 @contextmanager
-def located(position: Position, origin: Origin, index: int) -> Iterator[None]:
+def located(position: Position, origin: BatchOrigin, index: int) -> Iterator[None]:
     """Add to an error which batch it is about; it is the same error, with its own traceback.
 
     ``position`` is where the batch is in the training, ``index`` where it is in the order of its dataset.

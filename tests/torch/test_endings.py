@@ -1,0 +1,83 @@
+"""Trainings that are killed, interrupted or left: they end, and leave neither processes nor shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+SCRIPT = Path(__file__).with_name("training_to_end.py")
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
+
+End = Callable[[int, list[int]], None]
+ENDS: dict[str, tuple[End, int, str]] = {  # what is done, the exit status, what is said last
+    "Ctrl-C": (lambda trainer, workers: [os.kill(pid, signal.SIGINT) for pid in (trainer, *workers)], -2, "Keyboard"),
+    "SIGTERM": (lambda trainer, workers: os.kill(trainer, signal.SIGTERM), -15, ""),
+    "SIGKILL": (lambda trainer, workers: os.kill(trainer, signal.SIGKILL), -9, ""),
+    "killed worker": (lambda trainer, workers: os.kill(workers[-1], signal.SIGKILL), 1, "DataLoader worker (pid"),
+}
+DEEP = pytest.mark.deep  # each starts torch
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("table")
+    rows = pa.table({"id": np.arange(2000), "x": [list(range(500))] * 2000})
+    pq.write_table(rows, root / "a.parquet", row_group_size=200)
+    return root
+
+
+def start(table: Path, kind: str, persistent: str) -> tuple[subprocess.Popen[str], list[int]]:
+    command = [sys.executable, str(SCRIPT), str(table), kind, persistent]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+def check_gone(processes: list[int]) -> None:
+    """Wait for processes to end; fail where they do not, or left shared memory with their number in its name."""
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in processes if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.05)
+    assert not [name for name in os.listdir("/dev/shm") if name.split("_")[1:2] in [[str(pid)] for pid in processes]]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
+@pytest.mark.parametrize("kind", ["Loader", pytest.param("plain", marks=DEEP)])
+@pytest.mark.parametrize(
+    "end", ["Ctrl-C", "killed worker", *(pytest.param(n, marks=DEEP) for n in ("SIGTERM", "SIGKILL"))]
+)
+def test_a_training_ends_with_its_workers(table: Path, kind: str, persistent: str, end: str) -> None:
+    act, status, said = ENDS[end]
+    process, workers = start(table, kind, persistent)
+    assert len(workers) >= 2, process.communicate()
+    act(process.pid, workers)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == status, errors
+    assert said in errors.strip().splitlines()[-1] if said else not errors
+    check_gone([process.pid, *workers])
+
+
+@pytest.mark.parametrize("persistent", ["persistent", pytest.param("anew", marks=DEEP)])
+def test_a_loop_that_is_left_early_ends_without_a_word(table: Path, persistent: str) -> None:
+    process, workers = start(table, "leave", persistent)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (0, "")
+    check_gone([process.pid, *workers])
