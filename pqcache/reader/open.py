@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.events import Event, Warned
-from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import is_hidden
-from pqcache.store.layout import LEASE, ROW_GROUPS
+from pqcache.store.layout import LEASE
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.row_group_index import Index, build_index
 from pqcache.store.snapshot import Lease, Snapshot
@@ -86,7 +86,7 @@ def open_data(
         else:
             found, lease = cache.lease()
         return Data(root=found.path, index=found.index(), snapshot=found.id, cache=root), lease
-    whole, place, held = _snapshot_at(root)
+    whole, place, held = _leased_snapshot(root)
     try:
         if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path
             data = Data(root=place, index=whole.index(), snapshot=whole.id)
@@ -99,20 +99,19 @@ def open_data(
         raise
 
 
-def _snapshot_at(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
-    """Return the snapshot that a path leads to or into, where it leads, and a lease; a copy of a snapshot has none."""
-    while True:
-        place = Path(os.path.realpath(root))
-        found = next((Snapshot(path) for path in (place, *place.parents) if (path / ROW_GROUPS).is_file()), None)
-        if found is None:
-            return None, root, None
-        if not (found.path / LEASE).is_file():
-            return found, place, None
-        try:
-            return found, place, found.lease()
-        except CacheError:
-            if Path(os.path.realpath(root)) == place:  # else it was replaced meanwhile
-                raise
+def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
+    """Return the snapshot that a path leads to or into, where it leads, and a lease, if it is no mere copy."""
+    try:
+        leased = lease_at(str(root), copies=True)
+    except CacheError:
+        copy = snapshot_at(str(root), copies=True)
+        if copy is None or (copy[0].path / LEASE).exists():
+            raise
+        return copy[0], copy[0].path / copy[1], None
+    if leased is None:
+        return None, root, None
+    snapshot, below, lease = leased
+    return snapshot, snapshot.path / below, lease
 
 
 def _plain_files(root: Path, text: str, rules: FileRules) -> Data:
@@ -120,13 +119,15 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> Data:
     if root.is_file():
         if not rules.as_files:
             check_above(str(root))
-        return _indexed(root.parent, [root.name])
+        return _indexed(root.parent, {root.name: _identity(root)})
     if not root.is_dir():
         raise UsageError(text, "no such file or directory", "name a cache, a directory of Parquet or a file")
-    paths = sorted(file.path for file in dataset_files(LocalSource(str(root), {}), list(_files(root)), rules, _warn))
+    listed = dict(_files(root))
+    files = [SourceFile(path, Identity(found.size, found.mtime_ns)) for path, found in listed.items()]
+    paths = sorted(file.path for file in dataset_files(LocalSource(str(root), {}), files, rules, _warn))
     if not paths:
         raise UsageError(text, "no Parquet files in it", f"fill it with 'pqcache sync SOURCE {text}'")
-    return _indexed(root, paths)
+    return _indexed(root, {path: listed[path] if listed[path].size else _identity(root / path) for path in paths})
 
 
 def _same(data: Data, snapshot: str | None) -> Data:
@@ -135,9 +136,9 @@ def _same(data: Data, snapshot: str | None) -> Data:
     return data
 
 
-def _indexed(root: Path, paths: Sequence[str]) -> Data:
-    identities = {path: _identity(root / path) for path in paths}  # before they are read
-    index = build_index(root, paths)
+def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> Data:
+    """Open files by their footers; ``identities`` are those of before they are read."""
+    index = build_index(root, list(identities))
     known = tuple(identities[path] for path in index.paths)
     digest = hashlib.blake2b("\n".join(index.paths).encode(), digest_size=8)
     digest.update(repr([identity[:2] for identity in known]).encode())  # no inodes: copies may keep their times
@@ -151,13 +152,17 @@ def _identity(path: Path) -> FileIdentity:
         status = path.stat()
     except OSError as error:
         raise ParquetError(path, f"cannot be read ({error.strerror})", "repair it, or move it away") from error
+    return _identity_of(status)
+
+
+def _identity_of(status: os.stat_result) -> FileIdentity:
     return FileIdentity(status.st_size, status.st_mtime_ns, status.st_ino if has_lasting_inodes(status.st_dev) else 0)
 
 
-def _files(root: Path) -> Iterator[SourceFile]:
+def _files(root: Path) -> Iterator[tuple[str, FileIdentity]]:
     """Yield the files below a directory, links followed; a directory that cannot be listed raises UsageError.
 
-    Of hidden directories only the logs of tables are listed.
+    Of hidden directories only the logs of tables are listed. A link to nothing counts as empty.
     """
     for directory, names, files in os.walk(root, onerror=_refuse, followlinks=True):
         names[:] = [name for name in names if name in LOGS or not is_hidden(name)]
@@ -165,11 +170,9 @@ def _files(root: Path) -> Iterator[SourceFile]:
         for name in files:
             path = name if below == "." else f"{below}/{name}"
             try:
-                status = os.stat(os.path.join(directory, name))
+                yield path, _identity_of(os.stat(os.path.join(directory, name)))
             except OSError:  # a link to nothing, perhaps: whoever opens it says so
-                yield SourceFile(path, Identity(0, 0))
-            else:
-                yield SourceFile(path, Identity(status.st_size, status.st_mtime_ns))
+                yield path, FileIdentity(0, 0, 0)
 
 
 def _warn(event: Event) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.layout import CONFIG, CONTENT, FILES, HISTORY, LOCK
+from pqcache.store.layout import CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS
 from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
@@ -211,28 +211,29 @@ def cache_at(text: str) -> CacheDirectory | None:
     return cache if cache.exists() else None
 
 
-def snapshot_at(text: str) -> tuple[Snapshot, str] | None:
+def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
     """Return the snapshot that a path or ``file://`` URL lies in, as links lead now, and the path below it.
 
-    ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache.
+    ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache, nor, with ``copies``,
+    in a copy of one elsewhere.
     """
     if url_scheme(text) not in ("", "file"):
         return None
     real = Path(os.path.realpath(os.path.expanduser(local_path(text))))
     for path in (real, *real.parents):
-        is_snapshot = path.parent.name == "snapshots" and (path / FILES).is_file()
-        if is_snapshot and CacheDirectory(path.parent.parent).exists():
+        is_in_cache = path.parent.name == "snapshots" and CacheDirectory(path.parent.parent).exists()
+        if (copies or is_in_cache) and any((path / name).is_file() for name in (FILES, ROW_GROUPS)):
             below = real.relative_to(path).as_posix()
             return Snapshot(path), "" if below == "." else below
     return None
 
 
-def lease_at(text: str) -> tuple[Snapshot, str, Lease] | None:
+def lease_at(text: str, copies: bool = False) -> tuple[Snapshot, str, Lease] | None:
     """Return what ``snapshot_at`` does, and a lease; tries again where ``CACHE/current`` is replaced meanwhile."""
-    while (found := snapshot_at(text)) is not None:
+    while (found := snapshot_at(text, copies)) is not None:
         try:
             return *found, found[0].lease()
         except CacheError:
-            if found == snapshot_at(text):
+            if found == snapshot_at(text, copies):
                 raise
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import os
 import shutil
 from collections.abc import Callable
@@ -80,10 +82,11 @@ def test_inode_numbers_that_may_change_do_not_count(tmp_path: Path, monkeypatch:
     path = tmp_path / "a.parquet"
     write(path, 0)
     text = f"1 0 0:99 / /m rw - fuse.gcsfuse x rw\n2 0 {os.major(77)}:{os.minor(77)} / /n rw - ext4 x rw\n"
-    monkeypatch.setattr(mounts.Path, "read_text", lambda *_: text)
     mounts.has_lasting_inodes.cache_clear()
-    assert not mounts.has_lasting_inodes(os.makedev(0, 99))
-    assert mounts.has_lasting_inodes(77)
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "open", lambda *_, **__: io.StringIO(text))
+        assert not mounts.has_lasting_inodes(os.makedev(0, 99))
+        assert mounts.has_lasting_inodes(77)
     monkeypatch.setattr("pqcache.reader.open.has_lasting_inodes", lambda _: False)
     data, _ = open_data(tmp_path)
     mounts.has_lasting_inodes.cache_clear()
@@ -123,6 +126,22 @@ def test_a_path_into_a_snapshot_leads_to_it_and_leases_it(part: str, cache: Path
     lease.close()
     publish(cache, 3)
     assert not held.exists()
+
+
+@pytest.mark.parametrize("name", ["files.arrow", "row_groups.arrow"])
+def test_a_snapshot_without_a_file_of_its_own_is_not_taken_for_plain_files(name: str, cache: Path) -> None:
+    held = (cache / "current").resolve()
+    (held / "_pqcache" / name).unlink()
+    if name == "row_groups.arrow":
+        with pytest.raises(CacheError, match=name):
+            open_data(cache / "current")
+    else:
+        data, lease = open_data(cache / "current")
+        assert data.snapshot == held.name
+        assert lease is not None
+        lease.close()
+        with pytest.raises(CacheError, match=name):
+            pqcache.sync(cache / "current", cache.parent / "other")
 
 
 def test_what_is_not_there_in_a_snapshot_is_named_and_leases_nothing(cache: Path) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from pqcache.errors import SourceError, UsageError
 from pqcache.store.manifest import Identity, SourceFile
@@ -71,17 +71,6 @@ class Source(Protocol):
         """Close connections; nothing else may be called afterwards."""
 
 
-@runtime_checkable
-class TableSource(Source, Protocol):
-    """A source whose listing is that of a table's own metadata: every file in it is the dataset's.
-
-    Attributes:
-        table: what it is, like ``a pqcache``.
-    """
-
-    table: str
-
-
 class ReadIntoSource(Source, Protocol):
     """A source that can read into the caller's memory, which saves a copy of every byte."""
 
@@ -96,6 +85,11 @@ class ReadIntoSource(Source, Protocol):
 def reads_versions(source: Source | None) -> bool:
     """Return whether ``source`` reads the version that a tag names, or fails; such a driver sets the attribute."""
     return getattr(source, "reads_versions", False)
+
+
+def lists_only_data_files(source: Source) -> bool:
+    """Return whether each file in a listing of ``source`` is the dataset's, as such a driver says by an attribute."""
+    return getattr(source, "lists_only_data_files", False)
 
 
 class LocalFiles(Source, Protocol):
@@ -143,7 +137,7 @@ class Target(Protocol):
     def begin(self) -> None:
         """Make the target, and remove what runs that were killed have staged."""
 
-    def read(self, path: str, size: int) -> bytes:
+    def read_start(self, path: str, size: int) -> bytes:
         """Return the first ``size`` bytes of a small file; raises SourceNotFound when it is not there."""
 
     def write(self, path: str, data: bytes) -> None:
@@ -191,6 +185,21 @@ class DirectoryLimit:
         if self._count > MAX_DIRECTORIES:
             raise SourceError(self._url, f"has more than {MAX_DIRECTORIES:,} directories", "name one below it")
         return path
+
+
+def read_range(source: Source, path: str, offset: int, length: int, tag: str = "") -> bytes:
+    """Return what ``Source.read`` yields, which is fewer bytes than ``length`` where a file is shorter now."""
+    return b"".join(source.read(path, offset, length, tag))
+
+
+def root_of(url: str) -> str:
+    """Return the absolute path in the URL of a store whose first part is a host, as on HDFS."""
+    return "/" + url.partition("://")[2].partition("/")[2].strip("/")
+
+
+def path_below(root: str, path: str) -> str:
+    """Return the absolute path of ``path``, relative to the absolute path ``root``."""
+    return f"{root.rstrip('/')}/{path}"
 
 
 def file_url(source: Source, path: str) -> str:

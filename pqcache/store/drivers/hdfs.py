@@ -29,7 +29,17 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, STAGING, TIMEOUT, DirectoryLimit, StagedFile
+from pqcache.store.drivers.base import (
+    FIRST_ANSWER_TIMEOUT,
+    HIDDEN,
+    STAGING,
+    TIMEOUT,
+    DirectoryLimit,
+    StagedFile,
+    path_below,
+    read_range,
+    root_of,
+)
 from pqcache.store.drivers.hadoop_site import site_configuration
 from pqcache.store.drivers.hdfs_user import act_as
 from pqcache.store.drivers.stall import Stalled, too_slow, with_time_limit
@@ -54,7 +64,7 @@ class HdfsSource:
         parts = urlsplit(url)
         self.url = redact(url).rstrip("/")
         self._host = parts.netloc.rpartition("@")[2]
-        self._root = "/" + url.partition("://")[2].partition("/")[2].strip("/")
+        self._root = root_of(url)
         self._only = ""
         _check_name(self.url, self._root)
         self._timeout = timeout
@@ -156,7 +166,7 @@ class HdfsSource:
             yield packets
 
     def _name(self, path: str) -> str:
-        name = f"{self._root.rstrip('/')}/{path}"
+        name = path_below(self._root, path)
         _check_name(self._show(name), name)
         return name
 
@@ -230,8 +240,8 @@ class HdfsTarget:
         self._call("", lambda name: self._source.client.mkdirs(name, create_parent=True))
         self._delete(STAGING)
 
-    def read(self, path: str, size: int) -> bytes:
-        return b"".join(self._source.read(path, 0, size))
+    def read_start(self, path: str, size: int) -> bytes:
+        return read_range(self._source, path, 0, size)
 
     def write(self, path: str, data: bytes) -> None:
         staged = f"{STAGING}/{os.urandom(8).hex()}"

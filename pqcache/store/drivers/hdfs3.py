@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
-from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit
+from pqcache.store.drivers.base import TIMEOUT, DirectoryLimit, path_below, root_of
 from pqcache.store.drivers.hdfs3_config import login, name_node, settings
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
@@ -42,7 +42,7 @@ class Hdfs3Source:
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         self.url = redact(url).rstrip("/")
         self._host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
-        self._root = "/" + url.partition("://")[2].partition("/")[2].strip("/")
+        self._root = root_of(url)
         self._only = ""
         self._timeout = timeout
         self._pid = os.getpid()
@@ -62,7 +62,7 @@ class Hdfs3Source:
 
     def list(self) -> Iterator[SourceFile]:
         with self._connected(self._root) as handle:
-            top = self._info(handle, f"{self._root.rstrip('/')}/{self._only}" if self._only else self._root)
+            top = self._info(handle, path_below(self._root, self._only) if self._only else self._root)
             if not top.is_directory:
                 if not self._only:
                     self._root, _, self._only = self._root.rpartition("/")
@@ -71,7 +71,7 @@ class Hdfs3Source:
             pending, limit = [""], DirectoryLimit(self.url)
             while pending:
                 directory = pending.pop()
-                for item in self._entries(handle, f"{self._root.rstrip('/')}/{directory}".rstrip("/") or "/"):
+                for item in self._entries(handle, path_below(self._root, directory).rstrip("/") or "/"):
                     path = "/".join(filter(None, (directory, item.name)))
                     if item.is_directory:
                         pending.append(limit.enter(path))
@@ -79,12 +79,12 @@ class Hdfs3Source:
                         yield SourceFile(path, item.identity, item.block_size)
 
     def stat(self, path: str) -> Identity:
-        name = self._name(path)
+        name = path_below(self._root, path)
         with self._connected(name) as handle:
             return self._info(handle, name).identity
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        name = self._name(path)
+        name = path_below(self._root, path)
         encoded = self._encoded(name)
         if length <= 0:
             return
@@ -168,9 +168,6 @@ class Hdfs3Source:
         finally:
             with self._lock:
                 self._users -= 1
-
-    def _name(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{path}"
 
     def _encoded(self, name: str) -> bytes:
         if "\0" in name:

@@ -213,7 +213,7 @@ class LocalTarget:
             remove_tree(self.scratch)
             self.scratch.mkdir(parents=True)
 
-    def read(self, path: str, size: int) -> bytes:
+    def read_start(self, path: str, size: int) -> bytes:
         with disk_errors(self._root):
             try:
                 return (self._root / path).read_bytes()

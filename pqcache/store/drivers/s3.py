@@ -26,7 +26,7 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, TIMEOUT, StagedFile, check_options
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, HIDDEN, TIMEOUT, StagedFile, check_options, read_range
 from pqcache.store.drivers.s3_client import ERRORS, OPTIONS, is_true, new_client, new_session, source_error
 from pqcache.store.drivers.s3_get import Body, RangeReader
 from pqcache.store.drivers.s3_list import identity, list_bucket, take_entries
@@ -180,8 +180,8 @@ class S3Target:
     def begin(self) -> None:
         self._abort_left(self.list())
 
-    def read(self, path: str, size: int) -> bytes:
-        return b"".join(self._source.read(path, 0, size))
+    def read_start(self, path: str, size: int) -> bytes:
+        return read_range(self._source, path, 0, size)
 
     def write(self, path: str, data: bytes) -> None:
         with self._errors(path):
@@ -264,7 +264,7 @@ class S3Target:
                 self._abort_recorded(file)
 
     def _abort_recorded(self, file: SourceFile) -> None:
-        data = self.read(file.path, file.identity.size)
+        data = self.read_start(file.path, file.identity.size)
         try:
             record = json.loads(data)
             key, upload = str(record["key"]), str(record["upload"])

@@ -21,9 +21,9 @@ from pqcache.store.urls import local_path
 
 
 class SnapshotSource:
-    """A TableSource over a leased snapshot; see ``pqcache.store.drivers.base``."""
+    """A Source over a leased snapshot; see ``pqcache.store.drivers.base.Source``."""
 
-    table = "a pqcache"
+    lists_only_data_files = True  # those of the manifest
 
     def __init__(self, url: str, snapshot: Snapshot, below: str, lease: Lease) -> None:
         self.url = os.path.abspath(os.path.expanduser(local_path(url)))

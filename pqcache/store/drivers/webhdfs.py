@@ -10,7 +10,7 @@ import requests
 from fsspec.implementations.webhdfs import WebHDFS
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit, check_options
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit, check_options, path_below, root_of
 from pqcache.store.drivers.stall import too_slow
 from pqcache.store.drivers.webhdfs_http import NameNodeSession, origin_of, shown
 from pqcache.store.manifest import Identity, SourceFile
@@ -36,7 +36,7 @@ class WebHdfsSource:
         user, password = userinfo(url)
         self.url = redact(url).rstrip("/")
         self._host = parts.netloc.rpartition("@")[2]
-        self._root = "/" + url.partition("://")[2].partition("/")[2].strip("/")
+        self._root = root_of(url)
         self._only = ""
         self._timeout = timeout
         if not parts.hostname:
@@ -78,7 +78,7 @@ class WebHdfsSource:
             pending, limit = [""], DirectoryLimit(self.url)
             while pending:
                 directory = pending.pop()
-                name = f"{self._root}/{directory}".rstrip("/") or "/"
+                name = path_below(self._root, directory).rstrip("/") or "/"
                 for item in self._fs.ls(name, detail=True):
                     # fsspec's own ``name`` has one '/' too many at times
                     path = f"{directory}/{item['pathSuffix']}" if directory else item["pathSuffix"]
@@ -90,14 +90,14 @@ class WebHdfsSource:
             raise self._error(name, error) from error
 
     def stat(self, path: str) -> Identity:
-        name = self._name(path)
+        name = path_below(self._root, path)
         try:
             return _identity(self._fs.info(name))
         except _ERRORS as error:
             raise self._error(name, error) from error
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
-        name = self._name(path)
+        name = path_below(self._root, path)
         if length <= 0:
             return
         try:
@@ -117,9 +117,6 @@ class WebHdfsSource:
 
     def close(self) -> None:
         self._session.close()
-
-    def _name(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{path}"
 
     def _error(self, name: str, error: Exception) -> SourceError:
         show = f"webhdfs://{self._host}{unquote(name)}"

@@ -69,7 +69,7 @@ def read_records(target: Target) -> tuple[list[DirectoryRecord], list[DirectoryR
     found = {file.path: file.identity.size for file in target.list()}
     records = []
     for path, size in found.items():
-        if path.startswith(f"{RECORDS}/") and (record := decode_record(target.read(path, size))) is not None:
+        if path.startswith(f"{RECORDS}/") and (record := decode_record(target.read_start(path, size))) is not None:
             records.append(record)
     ours = {_below(record.directory, name): size for record in records for name, size in record.files.items()}
     for path, size in found.items():
@@ -93,7 +93,7 @@ def claim(target: Target, run: str) -> None:
 def check_claim(target: Target, run: str) -> None:
     """Raise CacheLocked when another run has begun since, or has finished: a job on a cluster may outlive its run."""
     try:
-        found = target.read(RUN, len(run)).decode("ascii", "replace")
+        found = target.read_start(RUN, len(run)).decode("ascii", "replace")
     except SourceNotFound:
         found = ""
     if found != run:

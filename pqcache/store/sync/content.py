@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pqcache.errors import SourceChanged, SourceIncomplete, SourceNotFound
 from pqcache.events import OnEvent
-from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.layout import CONTENT
 from pqcache.store.manifest import SourceFile
@@ -98,7 +98,7 @@ def parquet_by_content(
 
 def _has_magic(source: Source, file: SourceFile, retries: int, on_event: OnEvent) -> bool:
     def read(offset: int) -> bytes:
-        return b"".join(source.read(file.path, offset, _MAGIC_SIZE, file.identity.tag))
+        return read_range(source, file.path, offset, _MAGIC_SIZE, file.identity.tag)
 
     for offset in (0, file.identity.size - _MAGIC_SIZE):
         try:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from pqcache.errors import SourceError, SourceIncomplete
 from pqcache.events import Listed, OnEvent, Warned
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, TableSource
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.shard import listing_digest, owners, parse_shard
@@ -55,7 +55,7 @@ def list_source(
         found = _all_files(source, on_event, retries)
         try:
             files = found
-            if not isinstance(source, TableSource):
+            if not lists_only_data_files(source):
                 files = dataset_files(source, found, rules or FileRules(), on_event, memory, retries)
             break
         except FileMoved:

@@ -24,7 +24,7 @@ from pqcache.parquet.footer.stored_bytes import stored_bytes_metadata
 from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, int96_values
 from pqcache.parquet.schema_merge import unified
 from pqcache.parquet.sizes import fixed_width
-from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import FileEntry, Identity, SourceFile
@@ -196,7 +196,7 @@ class _RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         length = max(0, min(len(buffer), self.file.identity.size - self.position))
-        data = b"".join(self.source.read(self.file.path, self.position, length)) if length else b""
+        data = read_range(self.source, self.file.path, self.position, length) if length else b""
         buffer[: len(data)] = data
         self.position += len(data)
         return len(data)

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.footer.footer import Tail, read_tail
 from pqcache.parquet.row_group_stats import footer_in
-from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.manifest import SourceFile
 
 
@@ -21,6 +21,6 @@ def read_remote_tail(source: Source, file: SourceFile) -> Tail:
     """Return the end of a file, with all of its footer."""
 
     def read(offset: int, length: int) -> bytes:
-        return b"".join(source.read(file.path, offset, length))
+        return read_range(source, file.path, offset, length)
 
     return read_tail(read, file.identity.size, file_url(source, file.path))
