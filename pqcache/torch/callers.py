@@ -8,6 +8,7 @@ the names of their modules and classes, as neither says what it does to the data
 from __future__ import annotations
 
 import sys
+import warnings
 from types import FrameType
 
 from pqcache.errors import UsageError
@@ -19,7 +20,10 @@ _DIVIDES = {  # by module and class: what divides the batches among the processe
     ("transformers.trainer_pt_utils", "IterableDatasetShard"),
 }
 _STARTS_WORKERS = {"torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader"}
-_MODULES = {module for module, _ in (_FETCHER, *_DIVIDES)}
+_READS_AHEAD = "ray.train.torch.train_loop_utils", "_WrappedDataLoader"  # of prepare_data_loader, in Ray's v1 and v2
+_FORGETS = {("accelerate.data_loader", "DataLoaderShard"), ("accelerate.data_loader", "DataLoaderDispatcher")}
+_MODULES = {module for module, _ in (_FETCHER, _READS_AHEAD, *_DIVIDES, *_FORGETS)}
+_TRAINER = "with transformers, write 'from pqcache.torch.trainer import Trainer'"
 
 
 def check_batching() -> None:
@@ -32,7 +36,7 @@ def check_batching() -> None:
         raise UsageError(
             "DataLoader",
             "it has a batch_size, and the dataset yields whole batches: the loader would yield batches of batches",
-            "use pqcache.torch.Loader(dataset), or DataLoader(dataset, batch_size=None)",
+            f"use pqcache.torch.Loader(dataset), or DataLoader(dataset, batch_size=None); {_TRAINER}",
         )
 
 
@@ -49,7 +53,7 @@ def check_dividing(ranks: int) -> None:
                 f"it divides the batches among the processes, as the dataset does for its {ranks} ranks: "
                 "rows would be left out",
                 "use pqcache.torch.Loader(dataset), which prepare() leaves as it is, or give the dataset "
-                "num_replicas=1 and rank=0",
+                f"num_replicas=1 and rank=0; {_TRAINER}",
             )
         frame = frame.f_back
 
@@ -75,6 +79,47 @@ def restored_by_torchdata() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def reads_ahead() -> bool:
+    """Return whether a caller holds one batch back: it asks for the next one before it yields the last.
+
+    Called where an iteration begins.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if _place_of(frame) == _READS_AHEAD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def check_skipping() -> None:
+    """Raise UsageError where Accelerate's ``skip_first_batches`` takes a Loader apart.
+
+    It would make a plain DataLoader of its dataset, read what it skips, and know nothing of its epoch and place.
+    """
+    caller = sys._getframe(2)
+    if (caller.f_globals.get("__name__"), caller.f_code.co_name) == ("accelerate.data_loader", "skip_first_batches"):
+        raise UsageError(
+            "skip_first_batches(Loader)",
+            "the loader keeps its place itself, and the batches would be skipped twice",
+            f"iterate the loader after accelerator.load_state() or loader.load_state_dict(); {_TRAINER}",
+        )
+
+
+def warn_of_lost_place() -> None:
+    """Warn where the epoch is set by a loader of Accelerate's own, which does not save a place in the dataset."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if _place_of(frame) in _FORGETS and not getattr(frame.f_locals["self"], "use_stateful_dataloader", False):
+            message = (
+                "Accelerate's own loader does not keep the place in this dataset: save_state() loses it, and "
+                f"skip_first_batches() reads all that it skips. Use pqcache.torch.Loader(dataset); {_TRAINER}"
+            )
+            warnings.warn(message, UserWarning, stacklevel=3)
+            return
+        frame = frame.f_back
 
 
 def _place_of(frame: FrameType) -> tuple[str, str]:

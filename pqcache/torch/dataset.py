@@ -178,6 +178,12 @@ class ParquetDataset(ResumableDataset):
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader
 
+    def rows_of_batches(self) -> tuple[int, int] | None:
+        size = self.options.batch_size
+        if size is None or self._reader.nodes is not None:
+            return None
+        return size, size if self.drop_last else (self._reader.rows - 1) % size + 1
+
     @property
     def yields_batches(self) -> bool:
         return self.options.batch_size is not None

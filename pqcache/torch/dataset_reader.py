@@ -103,6 +103,11 @@ class DatasetReader:
         """The name of the snapshot; for a plain directory, of its files' content."""
         return self._data.snapshot
 
+    @property
+    def rows(self) -> int:
+        """The number of rows (or sequences) of an epoch; of this node's share."""
+        return int(self._plan.counts.sum())
+
     def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
 

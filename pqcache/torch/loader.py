@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Sampler
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.callers import check_skipping, reads_ahead
+from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
 from pqcache.torch.ragged import moved
 from pqcache.torch.resumable import Place, ResumableDataset
 
@@ -40,7 +42,9 @@ class Loader(DataLoader[Any]):
     - ``state_dict()`` is the place after the last batch that the trainer was given, workers or not, and
       ``load_state_dict`` goes on there, as in torchdata's StatefulDataLoader. After the last batch of an epoch it is
       the next epoch.
-    - Accelerate's ``prepare`` leaves it as it is: the dataset divides its rows among the ranks itself.
+    - Accelerate's ``prepare`` leaves it as it is: the dataset divides its rows among the ranks itself. Accelerate
+      learns from it which batch is the last, for ``accumulate`` and ``gather_for_metrics``; with several processes the
+      last batch is then filled up with rows that the latter cuts off.
 
     ``dataset``         a ParquetDataset with a batch_size, or a Mix
     ``num_workers``     processes that read; they live as long as the loader (``persistent_workers``)
@@ -65,6 +69,7 @@ class Loader(DataLoader[Any]):
 
     _is_accelerate_prepared = True  # Accelerator.prepare returns such a loader unchanged
     use_stateful_dataloader = True  # and save_state and load_state keep its state
+    end_of_dataloader, remainder = False, -1  # what Accelerate reads while the loader is iterated
 
     def __init__(
         self,
@@ -82,11 +87,12 @@ class Loader(DataLoader[Any]):
         **refused: Any,
     ) -> None:
         _check(dataset, refused)
-        self._sampler = _EpochSampler(self)
+        self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
         self._begun = False  # the dataset's epoch has been read from, so that the next iteration reads the next one
         self._share: EpochShare | None = None  # of the latest iteration; None where none has begun since set_epoch
         self._share_epoch, self._given = 0, 0
+        self._held_back = 0  # the batches that a wrapper has taken and not yielded
         self._iteration = object()
         super().__init__(
             dataset,
@@ -101,6 +107,16 @@ class Loader(DataLoader[Any]):
             collate_fn=_unchanged if collate_fn is None else collate_fn,
         )
 
+    @property  # type: ignore[override]
+    def dataset(self) -> ResumableDataset:
+        """The dataset that is read."""
+        check_skipping()
+        return self._dataset
+
+    @dataset.setter
+    def dataset(self, value: ResumableDataset) -> None:
+        self._dataset = value
+
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration reads."""
@@ -109,7 +125,8 @@ class Loader(DataLoader[Any]):
     @property  # type: ignore[override]
     def sampler(self) -> _EpochSampler:
         """What frameworks call ``set_epoch`` on."""
-        return self._sampler
+        sampler: _EpochSampler = self.__dict__["sampler"]
+        return sampler
 
     @sampler.setter
     def sampler(self, value: Any) -> None:
@@ -122,7 +139,7 @@ class Loader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was yielded, the same on every rank, as a dict of JSON values."""
-        share, epoch, given = self._share, self._share_epoch, self._given
+        share, epoch, given = self._share, self._share_epoch, max(0, self._given - self._held_back)
         if share is None:
             share, epoch, given = *self._dataset.begin_pass(self.num_workers), 0
         batch = min(share.start + given * share.ranks, share.end)
@@ -137,22 +154,44 @@ class Loader(DataLoader[Any]):
         self._begun, self._share = False, None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._iterate()
+        return self._iterate(held_back=int(reads_ahead()))
 
-    def _iterate(self) -> Generator[Any]:
-        """Yield the batches of the next epoch; nothing begins before the first is asked for."""
+    def _iterate(self, held_back: int) -> Generator[Any]:
+        """Yield the batches of the next epoch; nothing begins before the first is asked for.
+
+        The caller holds so many of them back, until the end.
+        """
         if self._begun:
             self._dataset.set_epoch(self._dataset.epoch + 1)
         self._begun = True
         self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
-        self._given = 0
+        self._given, self._held_back = 0, held_back
         this = self._iteration = object()
-        for batch in super().__iter__():
+        count = self._share.count()
+        with shown_to_accelerate(self) as is_shown:
+            for batch in super().__iter__():
+                self._check_current(this)
+                self._given += 1
+                if self._given == count:
+                    self.end_of_dataloader = True
+                    if is_shown:
+                        batch = self._last(batch, self._share)
+                yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
             self._check_current(this)
-            self._given += 1
-            yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
-        self._check_current(this)
         self._given = self._share.rounds()  # with pad=False another rank may have had one batch more
+        self._held_back = 0
+
+    def _last(self, batch: Any, share: EpochShare) -> Any:
+        """Return the last batch for Accelerate: with as many rows as on the other ranks, of which it knows the real.
+
+        Without ``pad`` it is left as it is: every row once is what was asked for.
+        """
+        rows = self._dataset.rows_of_batches()
+        if rows is None or not share.pad:
+            return batch
+        self.remainder = rows_of_last_round(share, *rows)
+        size, last = rows
+        return filled(batch, last, size) if share.ranks > 1 and last < size and is_last(share) else batch
 
     def _check_current(self, iteration: object) -> None:
         """Raise UsageError where another iteration has begun after this one, and has taken its workers."""
@@ -160,17 +199,15 @@ class Loader(DataLoader[Any]):
             reason = "another iteration of it has begun, which has taken the workers of this one"
             raise UsageError("Loader", reason, "make a second Loader of a second dataset")
 
-    @property
-    def _dataset(self) -> ResumableDataset:
-        dataset: ResumableDataset = self.dataset  # type: ignore[assignment]
-        return dataset
-
 
 class _EpochSampler(Sampler[None]):
     """What an iterable dataset's loader draws from, nothing at all, with the ``set_epoch`` of its loader."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = weakref.ref(loader)  # a circle would keep the loader's workers alive
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _EpochSampler, (self._loader(),)
 
     def __iter__(self) -> Iterator[None]:
         while True:

@@ -16,7 +16,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch
-from pqcache.torch.callers import check_batching, check_dividing
+from pqcache.torch.callers import check_batching, check_dividing, reads_ahead, warn_of_lost_place
 from pqcache.torch.checkpoint import MixState, State
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
 from pqcache.torch.progress import Progress
@@ -68,6 +68,7 @@ class ResumableDataset(IterableDataset[Batch]):
         self._chosen_ranks = None if ranks is None or this_rank is None else (ranks, this_rank)
         self._ranks_of_trainer: tuple[int, int] | None = None  # in a pickle
         self._progress = Progress()
+        self._read_ahead = False  # by a wrapper of the loader, in this process
 
     @property
     def epoch(self) -> int:
@@ -81,6 +82,7 @@ class ResumableDataset(IterableDataset[Batch]):
         epoch below 0 raises UsageError.
         """
         check_dividing(self._ranks()[0])
+        warn_of_lost_place()
         self._progress.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -102,6 +104,7 @@ class ResumableDataset(IterableDataset[Batch]):
         ranks, _ = self._ranks()
         self._check_started()
         check_dividing(ranks)
+        self._read_ahead = reads_ahead()
         if self.yields_batches:
             check_batching()
         self._check()
@@ -139,6 +142,12 @@ class ResumableDataset(IterableDataset[Batch]):
                     "it cannot know which of the workers' batches were consumed",
                     "pass after=batch, the last batch that was",
                 )
+            if self._read_ahead:
+                raise UsageError(
+                    "state_dict()",
+                    "Ray's prepare_data_loader reads one batch ahead of what the trainer has consumed",
+                    "use pqcache.torch.Loader and its state_dict(), which knows that",
+                )
             lanes = self._lanes or ranks * (worker.num_workers if worker else 1)
             return Place(self._progress.current.epoch if worker else self.epoch, self._progress.next, lanes)
         if self._progress.unordered:
@@ -147,8 +156,8 @@ class ResumableDataset(IterableDataset[Batch]):
                 "the DataLoader has in_order=False: a batch does not tell which others were consumed before it",
                 "use pqcache.torch.Loader, or leave in_order=False out",
             )
-        if isinstance(after, Batch):
-            if after.index < 0:
+        if isinstance(after, (Batch, Mapping)):
+            if not isinstance(after, Batch) or after.index < 0:
                 raise UsageError(
                     "state_dict(after=batch)",
                     "the batch does not know its index: it was made anew from the one that the dataset yielded",
@@ -181,6 +190,10 @@ class ResumableDataset(IterableDataset[Batch]):
         self._check_started()
         lanes = self._lanes or self._ranks()[0] * max(1, workers)
         return self._share(lanes=lanes, start=self._progress.next_start(workers)), self._progress.epoch
+
+    def rows_of_batches(self) -> tuple[int, int] | None:
+        """Return the rows of a batch and of the epoch's last one; None where that is not all there is to say."""
+        return None
 
     def _share(self, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> EpochShare:
         """Return what this rank, or one worker of it, reads of an epoch that begins at batch ``start``."""

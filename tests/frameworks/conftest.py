@@ -19,6 +19,11 @@ os.environ.update(
     TRANSFORMERS_VERBOSITY="error",
     ACCELERATE_USE_CPU="true",
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # nodes are 127.0.0.1, also where Ray's workers look for themselves
+    RAY_TRAIN_ENABLE_PREEMPTION_WATCHER="0",
+    RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.2",
+    GLOO_SOCKET_IFNAME="lo",
+    OMP_NUM_THREADS="1",
     CUDA_VISIBLE_DEVICES="",
     WANDB_MODE="disabled",
 )

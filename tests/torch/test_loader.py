@@ -287,3 +287,51 @@ def test_one_iteration_at_a_time(table: Path, workers: int) -> None:
     assert sorted(ids_of(loader)) == EVERY_ROW
     with pytest.raises(UsageError, match="another iteration of it has begun"):
         next(first)
+
+
+class _WrappedDataLoader:
+    """As Ray's: its dict is the loader's, and it asks for the next batch before it yields one."""
+
+    def __init__(self, loader: Any) -> None:
+        self.__dict__.update(loader.__dict__)
+        self._dataloader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        self._batches = iter(self._dataloader)
+        self._next = next(self._batches, None)
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._next
+        if batch is None:
+            raise StopIteration
+        self._next = next(self._batches, None)
+        return batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrapper_may_read_one_batch_ahead(table: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "_READS_AHEAD", (__name__, "_WrappedDataLoader"))
+    monkeypatch.setattr(callers, "_MODULES", {__name__})
+    loader = Loader(dataset(table), num_workers=workers)
+    wrapped: Any = _WrappedDataLoader(loader)
+    wrapped.sampler.set_epoch(3)
+    assert [(state["epoch"], state["batch"]) for _ in wrapped for state in [loader.state_dict()]] == [
+        (3, index + 1) for index in range(16)
+    ]
+    assert [(state["epoch"], state["batch"]) for _ in loader for state in [loader.state_dict()]] == [
+        (4, index + 1) for index in range(16)
+    ]
+    plain = dataset(table)
+    batches = iter(_WrappedDataLoader(DataLoader(plain, batch_size=None, num_workers=workers)))
+    next(batches)
+    with pytest.raises(UsageError, match="state_dict"):
+        plain.state_dict()
+
+
+def test_a_loader_may_be_copied_and_pickled(table: Path) -> None:
+    loader = Loader(dataset(table), num_workers=2)
+    for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        copied.sampler.set_epoch(2)
+        assert (copied.epoch, loader.epoch) == (2, 0)
+        assert ids_of(copied) == ids_of(at_epoch(table, 2))

@@ -1,0 +1,92 @@
+"""The last batch of an epoch, as Accelerate expects it of the loaders that it prepares.
+
+``accelerator.accumulate`` makes a step of the optimizer at the last batch, so it has to know which one that is.
+``gather_for_metrics`` joins what all processes have, which takes tensors of one size, and cuts off what was added to
+make the last ones so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.ragged import Ragged, part
+
+
+@contextmanager
+def shown_to_accelerate(loader: Any) -> Iterator[bool]:
+    """Tell Accelerate that ``loader`` is being iterated, and return whether this process uses it.
+
+    Accelerate then reads the loader's ``end_of_dataloader`` and ``remainder``, as those of its own loaders.
+    """
+    loader.end_of_dataloader, loader.remainder = False, -1
+    kind = getattr(sys.modules.get("accelerate.state"), "GradientState", None)
+    if kind is None or not kind._shared_state:  # no Accelerator was made
+        yield False
+        return
+    state = kind()
+    state._add_dataloader(loader)
+    try:
+        yield True
+    finally:
+        state._remove_dataloader(loader)
+
+
+def rows_of_last_round(share: EpochShare, rows: int, rows_of_last: int) -> int:
+    """Return how many rows of the ranks' last batches, joined in order of the ranks, come before the repeated ones.
+
+    Batches have so many ``rows``, the epoch's last one ``rows_of_last``. Returns -1, which is Accelerate's "unknown",
+    after a resume from another number of ranks, where the repeated ones may come first.
+    """
+    if share.start % share.ranks:
+        return -1
+    first = share.indices()[-1] // share.ranks * share.ranks
+    batches = min(share.total - first, share.ranks)
+    return (batches - 1) * rows + (rows_of_last if first + batches == share.total else rows)
+
+
+def is_last(share: EpochShare) -> bool:
+    """Return whether the last batch that this rank yields is the last one of the epoch, which may be short."""
+    return (share.indices()[-1] + 1) % share.total == 0
+
+
+def filled(value: Any, rows: int, size: int) -> Any:
+    """Return a batch in which what has ``rows`` rows has ``size``: its own rows again and again."""
+    if isinstance(value, Mapping):
+        return _like(value, {name: filled(inner, rows, size) for name, inner in value.items()})
+    if isinstance(value, torch.Tensor | np.ndarray | Ragged):
+        has_rows = len(value.shape) > 0 if isinstance(value, torch.Tensor | np.ndarray) else True
+        return part(_repeated(value, -(-size // rows)), 0, size) if has_rows and len(value) == rows else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(filled(inner, rows, size) for inner in value))
+    if isinstance(value, tuple):
+        return tuple(filled(inner, rows, size) for inner in value)
+    if isinstance(value, list):
+        if len(value) == rows and not any(isinstance(inner, torch.Tensor) for inner in value):
+            return (value * -(-size // rows))[:size]
+        return [filled(inner, rows, size) for inner in value]
+    return value
+
+
+def _like(value: Mapping[str, Any], columns: dict[str, Any]) -> Any:
+    """Return columns as what ``value`` is: a Batch with its position, a dict, or a class that is made of one."""
+    position = getattr(value, "position", None)
+    kind: Any = type(value)
+    return kind(columns) if position is None else kind(columns, position)
+
+
+def _repeated(value: Any, times: int) -> Any:
+    if isinstance(value, dict):
+        return {name: _repeated(inner, times) for name, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        return np.concatenate([value] * times)
+    if isinstance(value, torch.Tensor):
+        return torch.cat([value] * times)
+    offsets = [value.offsets[:1], *(value.offsets[1:] + i * int(value.offsets[-1]) for i in range(times))]
+    return Ragged(_repeated(value.values, times), torch.cat(offsets), value.kind)

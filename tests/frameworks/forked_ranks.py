@@ -1,0 +1,88 @@
+"""Runs scenes of a framework on ranks that are forked from one process, which has imported it: imports take longest."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.frameworks.ranks import note
+from tests.test_docs import environment
+
+Found = list[dict[str, Any]]  # by rank, then by scene
+
+
+def run_scenes(module: str, directory: Path, before: list[str], after: list[str], **options: Any) -> dict[int, Found]:
+    """Run the methods ``before`` of the module's Scenes, and in new processes those ``after``, on 1 rank and on 2.
+
+    Returns what the ranks found, by their number. Ranks are started with the environment that torchrun gives them; one
+    that is alone, with none.
+    """
+    runs = [(ranks, scenes) for ranks in (1, 2) for scenes in (before, after)]
+    outs = [directory / f"out-{number}" for number in range(len(runs))]
+    for out, (ranks, scenes) in zip(outs, runs, strict=True):
+        out.mkdir()
+        said = {**options, "ranks": ranks, "scenes": scenes, "out": out, "state": directory / f"state-{ranks}"}
+        (out / "options.json").write_text(json.dumps(said, default=str))
+    command = [sys.executable, "-m", "tests.frameworks.forked_ranks", module, *map(str, outs)]
+    env = {**environment(), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    found: dict[int, Found] = {1: [{}], 2: [{}, {}]}
+    for out, (ranks, _) in zip(outs, runs, strict=True):
+        for rank in range(ranks):
+            found[ranks][rank].update(json.loads((out / f"rank-{rank}.json").read_text()))
+    return found
+
+
+def _play(module: Any, options: dict[str, Any], rank: int, port: int) -> None:
+    if options["ranks"] > 1:
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": options["ranks"], "LOCAL_WORLD_SIZE": options["ranks"]}
+        os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_PORT=str(port))
+    scenes = module.Scenes(options)
+    note(options, rank, {name: getattr(scenes, name)() for name in options["scenes"]})
+
+
+def _run(module: Any, out: Path) -> bool:
+    """Run the scenes of one directory on forked ranks; return whether all of them ended well."""
+    options = json.loads((out / "options.json").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = {_fork(module, options, rank, port) for rank in range(options["ranks"])}
+    while ranks:
+        pid, status = os.wait()
+        ranks.discard(pid)
+        if status:  # the others may wait for it forever
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            return False
+    return True
+
+
+def _fork(module: Any, options: dict[str, Any], rank: int, port: int) -> int:
+    """Return the process id of a forked rank."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _play(module, options, rank, port)
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    played = importlib.import_module(sys.argv[1])
+    sys.exit(not all(_run(played, Path(out)) for out in sys.argv[2:]))
