@@ -39,6 +39,7 @@ ROUNDS = 50  # of two ranks: 99 batches, and the first one again
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """A cluster of this machine alone, of which nothing is left."""
+    before = set(processes_below(os.getpid()))
     with tempfile.TemporaryDirectory(prefix="ray") as directory:  # a short name, as sockets are in it
         ray.init(
             num_cpus=4,
@@ -50,8 +51,9 @@ def cluster() -> Iterator[None]:
             _temp_dir=directory,
         )
         assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
+        of_ray = set(processes_below(os.getpid())) - before  # other tests start processes too, which stay
         yield
-        started = processes_below(os.getpid())
+        started = of_ray.union(*map(processes_below, of_ray))
         ray.shutdown()
         deadline = time.monotonic() + 30
         while left := [pid for pid in started if is_alive(pid)]:
