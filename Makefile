@@ -11,13 +11,17 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 FRAMEWORKS := $(VENV)/.frameworks
 
+# every test starts processes of its own: they need not compile pqcache again, whatever the user's shell says
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-deep test-frameworks lint types check bench docs clean
 
 demo: $(READY)
 	@$(BIN)/python demo/demo.py
 
-# two workers, each server on one of them; your own PYTEST_ADDOPTS come after these, so that -n 0 or -n 4 wins
-PYTEST = PYTEST_ADDOPTS="-n 2 --dist loadgroup $$PYTEST_ADDOPTS" $(BIN)/python -m pytest -q
+# three workers for two cores, as tests also wait; each server is on one of them; your own PYTEST_ADDOPTS come after
+# these, so that -n 0 or -n 4 wins
+PYTEST = PYTEST_ADDOPTS="-n 3 --dist loadgroup $$PYTEST_ADDOPTS" $(BIN)/python -m pytest -q
 
 test: $(READY)
 	$(BIN)/python -m tests.servers.install

@@ -29,6 +29,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from tests import short_waits
+
 ROOT = Path(__file__).parent.parent
 _LATE = (  # what commands import when they need it
     "botocore.session", "fsspec.implementations.webhdfs", "hdfs_native", "pyarrow.compute", "pyarrow.dataset",
@@ -140,6 +142,7 @@ def _receive(client: socket.socket) -> tuple[list[str], str, dict[str, str], lis
 def _import_all() -> None:
     from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
+    short_waits.install()
     hide_pandas()
     limit_blas_threads()
     collect_garbage_rarely()
@@ -154,6 +157,10 @@ def _import_all() -> None:
                 importlib.import_module(found.name)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         pqcache.cli.run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
+    with contextlib.suppress(ImportError, pqcache.PqcacheError):
+        from pqcache.store.drivers.s3 import S3Source
+
+        S3Source("s3://bucket", {"endpoint": "http://127.0.0.1:1", "key": "k", "secret": "s"}).close()  # reads its data
 
 
 def _serve(listener: socket.socket) -> list[str]:

@@ -32,7 +32,7 @@ from tests.faults.sweep import DEPTHS, points_to_try
 from tests.remote import Remote, make_remote
 from tests.warm import run_pqcache
 
-SIZE = ["--row-group-size", "16k"]
+SIZE = ["--row-group-size", "32k"]
 PART = ["--columns", "id,title,price", "--where", "price < 0.7"]
 
 

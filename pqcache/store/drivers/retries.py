@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RETRIES = 4
+_FIRST_WAIT = 0.3  # seconds at most; each further wait may be twice as long
 
 
 class SourceTooSlow(SourceUnavailable):
@@ -63,7 +64,7 @@ def with_retries(
 
     return tenacity.Retrying(
         stop=is_enough,
-        wait=tenacity.wait_random_exponential(multiplier=0.3, max=20),
+        wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT, max=20),
         retry=tenacity.retry_if_exception_type(SourceUnavailable),
         before_sleep=report,
         reraise=True,

@@ -392,7 +392,7 @@ def test_a_spool_too_small_for_a_partition_is_reported_before_anything_is_done(
 ) -> None:
     """New files lie there where only the target is remote, too, and rows being shuffled take more than files."""
     day = sum(path.stat().st_size for path in (shop / "dt=2026-11-01").glob("part*"))
-    how = {"row_group_size": 4 << 10, "shuffle": shuffle}
+    how = {"row_group_size": LIMIT, "shuffle": shuffle}
     small_disk(monkeypatch, (64 << 20) + day // 2)
     with pytest.raises(pqcache.PqcacheError, match=r"partition dt=2026-11-01 needs up to .* set TMPDIR"):
         pqcache.repartition(shop, f"{s3_bucket.url}/out", jobs=1, **how)  # type: ignore[arg-type]
