@@ -14,6 +14,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.callers import check_skipping, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
+from pqcache.torch.lightning_callers import begins_epoch, counts_iterations
 from pqcache.torch.ragged import moved
 from pqcache.torch.resumable import Place, ResumableDataset
 
@@ -87,6 +88,7 @@ class Loader(DataLoader[Any]):
         **refused: Any,
     ) -> None:
         _check(dataset, refused)
+        dataset.set_loader()
         self.__dict__["sampler"] = _EpochSampler(self)  # Ray's prepare_data_loader copies what is in __dict__
         self.device = None if device is None else torch.device(device)
         self._begun = False  # the dataset's epoch has been read from, so that the next iteration reads the next one
@@ -133,9 +135,23 @@ class Loader(DataLoader[Any]):
         """Keep the loader's own: DataLoader sets one for datasets that have none."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration; see ``ParquetDataset.set_epoch``."""
+        """Set the epoch of the next iteration; see ``ParquetDataset.set_epoch``.
+
+        One that was resumed, and has been read from since, begins at its first batch.
+        """
+        if self._begun and epoch == self._dataset.epoch:
+            self._dataset.set_epoch(epoch + 1)
         self._dataset.set_epoch(epoch)
         self._begun, self._share = False, None
+
+    def set_epoch_of_sampler(self, epoch: int) -> None:
+        """Set the epoch that is set on the sampler, unless it is a framework's number that does not fit the place."""
+        begins = begins_epoch()
+        is_resumed = not self._begun and self._dataset.is_resumed
+        if counts_iterations() or (begins is False and is_resumed):
+            return
+        self._begun = self._begun or begins is True
+        self.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was yielded, the same on every rank, as a dict of JSON values."""
@@ -217,7 +233,7 @@ class _EpochSampler(Sampler[None]):
         """Set the epoch of the loader's next iteration."""
         loader = self._loader()
         if loader is not None:
-            loader.set_epoch(epoch)
+            loader.set_epoch_of_sampler(epoch)
 
 
 def _check(dataset: object, refused: Mapping[str, Any]) -> None:

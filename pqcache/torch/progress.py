@@ -89,6 +89,16 @@ class Progress:
         return int(self._shared[_START]) if restored is None else restored.start
 
     @property
+    def is_set(self) -> bool:
+        """Whether an epoch was set or a state was loaded."""
+        return bool(self._shared[_VERSION])
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether a state was loaded that the next iteration goes on from."""
+        return self.start > 0 or bool(self._shared[_ENDED_EPOCH])
+
+    @property
     def workers(self) -> int:
         """The number of workers of the latest iteration; 0 for none."""
         return int(self._shared[_WORKERS])

@@ -19,6 +19,7 @@ from pqcache.torch.batch import Batch
 from pqcache.torch.callers import check_batching, check_dividing, reads_ahead, warn_of_lost_place
 from pqcache.torch.checkpoint import MixState, State
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
+from pqcache.torch.lightning_callers import check_fit, check_saving
 from pqcache.torch.progress import Progress
 from pqcache.torch.shared_memory import end_with_trainer
 from pqcache.units import parse_count
@@ -69,6 +70,7 @@ class ResumableDataset(IterableDataset[Batch]):
         self._ranks_of_trainer: tuple[int, int] | None = None  # in a pickle
         self._progress = Progress()
         self._read_ahead = False  # by a wrapper of the loader, in this process
+        self._has_loader = False  # a Loader, which counts epochs
 
     @property
     def epoch(self) -> int:
@@ -88,6 +90,7 @@ class ResumableDataset(IterableDataset[Batch]):
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a complete epoch on this rank; the same on all unless pad=False."""
         self._check_started()
+        check_fit(self._progress, self._is_shuffled, self._has_loader, self._ranks()[0])
         return self._share(lanes=self._ranks()[0]).count()
 
     @property
@@ -185,6 +188,15 @@ class ResumableDataset(IterableDataset[Batch]):
             if share.indices()[-1:] == range(last, last + 1):
                 self._progress.note_end(state.epoch, share.after(last))
 
+    def set_loader(self) -> None:
+        """Note that a Loader reads this dataset, and counts its epochs."""
+        self._has_loader = True
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the next iteration goes on where a state was taken."""
+        return self._progress.is_resumed
+
     def begin_pass(self, workers: int) -> tuple[EpochShare, int]:
         """Return what this rank reads in the pass that begins next with so many workers, and the epoch's number."""
         self._check_started()
@@ -233,6 +245,7 @@ class ResumableDataset(IterableDataset[Batch]):
 
         Other processes ask again: a rank that a framework spawns is not the process that made the dataset.
         """
+        check_saving()
         return {**self.__dict__, "_ranks_of_trainer": self._ranks_of_all()}
 
     @abstractmethod

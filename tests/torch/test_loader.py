@@ -125,6 +125,25 @@ def test_the_place_is_kept_without_help(table: Path, workers: int) -> None:
         assert resumed.state_dict()["epoch"] == 3
 
 
+def test_an_epoch_that_was_resumed_can_be_set_again(table: Path) -> None:
+    loader = Loader(dataset(table))
+    batches = iter(loader)
+    next(batches), next(batches)
+    loader.load_state_dict(loader.state_dict())
+    loader.set_epoch(0)
+    assert len(ids_of(loader)) == ROWS - 64
+    batches = iter(loader)
+    loader.set_epoch(0)
+    assert ids_of(loader) == ids_of(at_epoch(table, 0))
+
+
+def test_a_loader_is_pickled_with_its_sampler(table: Path) -> None:
+    """As Lightning's ddp_spawn does."""
+    loader = pickle.loads(pickle.dumps(Loader(dataset(table))))
+    loader.sampler.set_epoch(2)
+    assert ids_of(loader) == ids_of(at_epoch(table, 2))
+
+
 def at_epoch(table: Path, epoch: int) -> ParquetDataset:
     plain = dataset(table)
     plain.set_epoch(epoch)
