@@ -7,6 +7,7 @@ and ``not in`` a list without.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
@@ -32,6 +33,8 @@ from pqcache.filters.expression import (
 )
 
 _OPS = {"=": "EQ", "==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
+_NAME = r'"((?:[^"]|"")*)"|([^".]+)'
+_PATH = rf"(?:{_NAME})(?:\.(?:{_NAME}))*"
 _HELP = (
     'give SQL text, a list like [("dt", ">=", "2026-11-01"), ("label", "in", [1, 2])], where a list of lists is an OR, '
     "or a pyarrow expression"
@@ -65,7 +68,7 @@ def _comparison(part: Any, schema: pa.Schema) -> Condition:
     column, op, value = part
     if not isinstance(column, str):
         raise UsageError("", f"{column!r} is not the name of a column", _HELP)
-    operand = operand_of(column.split("."), schema)
+    operand = operand_of([column] if column in schema.names else _names(column), schema)
     if op in _OPS:
         if value is None:
             raise UsageError(
@@ -83,6 +86,17 @@ def _comparison(part: Any, schema: pa.Schema) -> Condition:
     if op == "in":
         return Or((found, null)) if some_null else found
     return Not(found) if some_null else Or((Not(found), null))
+
+
+def _names(path: str) -> list[str]:
+    """Return the names between the dots of a path; those with dots are quoted, as in SQL.
+
+    >>> _names('user."e.mail"')
+    ['user', 'e.mail']
+    """
+    if re.fullmatch(_PATH, path) is None:
+        return path.split(".")
+    return [plain or quoted.replace('""', '"') for quoted, plain in re.findall(_NAME, path)]
 
 
 def _constant(value: Any, operand: Operand) -> pa.Scalar | int:

@@ -183,7 +183,10 @@ def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | Non
             return ~build(node.part)
         if isinstance(node, And | Or):
             return _balanced(operator.and_ if isinstance(node, And) else operator.or_, list(map(build, node.parts)))
-        column = pc.scalar(known[node.column]) if node.column in known else pc.field(node.column, *node.inner)
+        if node.column in known:
+            column = pc.scalar(_inside(known[node.column], node.inner))
+        else:
+            column = pc.field(node.column, *node.inner)
         if isinstance(node, Compare):
             return _COMPARE[node.op](column, node.value)
         if isinstance(node, Like):
@@ -193,6 +196,14 @@ def expression_of(condition: Condition, constants: Mapping[str, pa.Scalar] | Non
         return column.is_null()
 
     return build(condition)
+
+
+def _inside(value: pa.Scalar, inner: Sequence[str]) -> pa.Scalar:
+    """Return the field of a struct that the names lead to; those of a null are null."""
+    for name in inner:
+        kind = value.type.field(name).type
+        value = value[name] if value.is_valid else pa.scalar(None, kind)
+    return value
 
 
 def _any_of(column: pc.Expression, values: Sequence[pa.Scalar]) -> pc.Expression:
@@ -225,8 +236,27 @@ def operand_of(parts: Sequence[str], schema: pa.Schema) -> Operand:
                 inner.append(field.name)
         if column is not None and field is not None:
             return Operand(column.name, tuple(inner), field.type)
+    raise _missing(parts, schema)
+
+
+def _missing(parts: Sequence[str], schema: pa.Schema) -> UsageError:
+    """Return the error that says how far ``parts`` lead."""
+    inside = next((found for n in range(len(parts) - 1, 0, -1) if (found := _found(parts[:n], schema))), None)
+    if inside is not None and pt.is_struct(inside.type):
+        known = ", ".join(field.name for field in inside.type.fields) or "none"
+        return UsageError("", f"there is no field {'.'.join(parts)}", f"{inside.name} has: {known}")
+    if inside is not None and pt.is_nested(inside.type):
+        reason = f"{'.'.join(parts)} is inside of {inside.name}, which is {inside.type}"
+        return UsageError("", reason, "a condition takes columns, and fields of structs outside of lists and maps")
     known = ", ".join(schema.names) or "none"
-    raise UsageError("", f"there is no column {'.'.join(parts)}", f"there are: {known}")
+    return UsageError("", f"there is no column {'.'.join(parts)}", f"there are: {known}")
+
+
+def _found(parts: Sequence[str], schema: pa.Schema) -> Operand | None:
+    try:
+        return operand_of(parts, schema)
+    except UsageError:
+        return None
 
 
 def _named(name: str, fields: Sequence[pa.Field]) -> pa.Field | None:

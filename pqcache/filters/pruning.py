@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ import pyarrow.types as pt
 
 from pqcache.filters.expression import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
 from pqcache.parquet.dense import as_lists
+from pqcache.parquet.row_group_stats import field_key
 from pqcache.parquet.schema_merge import comparable
 
 log = logging.getLogger("pqcache.filters")
@@ -102,20 +103,22 @@ def prune_row_groups(
     Args:
         condition: see `pqcache.filters.expression`.
         table: one row per row group with the columns ``rows``, ``C:min``, ``C:max`` and ``C:nulls`` of the
-            row-group index; what is missing or null is unknown.
+            row-group index, and those of fields of structs; what is missing or null is unknown.
         constants: the values of the columns that are constant in each row group, which the path of its file says.
             They win over columns of the table.
     """
     rows = np.asarray(table["rows"].to_numpy(), np.int64)
-    held: dict[str, _Bounds] = {}
+    held: dict[tuple[str, ...], _Bounds] = {}
 
-    def bounds(column: str) -> _Bounds:
-        if column not in held:
-            if constants and column in constants:
-                held[column] = _constant_bounds(constants[column], rows)
+    def bounds(*path: str) -> _Bounds:
+        if path not in held:
+            if constants and path[0] in constants:
+                held[path] = _constant_bounds(constants[path[0]], path[1:], rows)
+            elif len(path) > 1:
+                held[path] = _field_bounds(table, path, rows)
             else:
-                held[column] = _column_bounds(table, column, rows)
-        return held[column]
+                held[path] = _column_bounds(table, path[0], rows)
+        return held[path]
 
     return _outcomes(condition, bounds, rows > 0)
 
@@ -167,29 +170,40 @@ def _known(index: RowGroups, column: str) -> list[pc.Expression | None]:
     return found
 
 
-def _constant_bounds(values: Any, rows: npt.NDArray[np.int64]) -> _Bounds:
+def _constant_bounds(values: Any, inner: Sequence[str], rows: npt.NDArray[np.int64]) -> _Bounds:
+    for name in inner:
+        values = pc.struct_field(values, name)
     null = np.asarray(values.is_null().to_numpy(zero_copy_only=False), np.bool_)
     return _Bounds(low=values, high=values, some_null=null & (rows > 0), some_value=~null & (rows > 0), nan=False)
 
 
 def _column_bounds(table: pa.Table, column: str, rows: npt.NDArray[np.int64]) -> _Bounds:
     some = rows > 0
-    low = high = nulls = None
-    names = table.column_names
-    if f"{column}:nulls" in names:
+    nulls = None
+    if f"{column}:nulls" in table.column_names:
         nulls = table[f"{column}:nulls"].to_numpy()  # floats with NaN where some are unknown
-    if f"{column}:min" in names and f"{column}:max" in names:
-        low, high = table[f"{column}:min"], table[f"{column}:max"]
-    if low is None or low.type == pa.time64("ns"):
-        # Python's time has no nanoseconds: the index has them rounded down, which for a maximum is too low.
-        low = high = None
-    else:
-        low, high = _in_order(low, high)
+    low, high = _minima_and_maxima(table, f"{column}:min", f"{column}:max")
     some_null = some if nulls is None else some & ~(nulls == 0)
     some_value = some if nulls is None else some & ~(nulls >= rows)
     return _Bounds(
         low=low, high=high, some_null=some_null, some_value=some_value, nan=low is not None and pt.is_floating(low.type)
     )
+
+
+def _field_bounds(table: pa.Table, path: Sequence[str], rows: npt.NDArray[np.int64]) -> _Bounds:
+    """Return what is known of a field inside a struct, of which any value may be null: the struct is, perhaps."""
+    key, some = field_key(path), rows > 0
+    low, high = _minima_and_maxima(table, f"{key}:field_min", f"{key}:field_max")
+    nan = low is not None and pt.is_floating(low.type)
+    return _Bounds(low=low, high=high, some_null=some, some_value=some, nan=nan)
+
+
+def _minima_and_maxima(table: pa.Table, low: str, high: str) -> tuple[Any, Any]:
+    names = table.column_names
+    if low not in names or high not in names or table[low].type == pa.time64("ns"):
+        # Python's time has no nanoseconds: the index has them rounded down, which for a maximum is too low.
+        return None, None
+    return _in_order(table[low], table[high])
 
 
 def _in_order(low: Any, high: Any) -> tuple[Any, Any]:
@@ -202,7 +216,7 @@ def _in_order(low: Any, high: Any) -> tuple[Any, Any]:
         return None, None
 
 
-def _outcomes(node: Condition, bounds: Callable[[str], _Bounds], some: Flags) -> Outcomes:
+def _outcomes(node: Condition, bounds: Callable[..., _Bounds], some: Flags) -> Outcomes:
     none = np.zeros(len(some), np.bool_)
     if isinstance(node, Always):
         return Outcomes(some, none, none) if node.value else Outcomes(none, some, none)
@@ -212,9 +226,7 @@ def _outcomes(node: Condition, bounds: Callable[[str], _Bounds], some: Flags) ->
     if isinstance(node, And | Or):
         join = _both if isinstance(node, And) else _either
         return reduce(join, [_outcomes(part, bounds, some) for part in node.parts])
-    column = (
-        _Bounds(low=None, high=None, some_null=some, some_value=some, nan=True) if node.inner else bounds(node.column)
-    )
+    column = bounds(node.column, *node.inner)
     if isinstance(node, IsNull):
         return Outcomes(column.some_null, column.some_value, none)
     if isinstance(node, Compare):

@@ -33,6 +33,7 @@ from pqcache.filters.expression import (
 )
 
 _HELP = "use comparisons of columns with constants, IN, BETWEEN, LIKE, IS NULL, AND, OR, NOT"
+_COLUMN = ("Column", "Dot")  # the second from the fifth name of a path on
 _COMPARE = ("EQ", "NEQ", "LT", "LTE", "GT", "GTE")
 _MIRROR = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
 
@@ -58,12 +59,17 @@ def parse_condition(where: str, schema: pa.Schema, option: str = "--where") -> C
         raise UsageError(option, "too deeply nested", _HELP) from error
 
 
-def where_columns(where: str) -> list[str]:
-    """Return the names of the columns in ``where`` in order of appearance."""
+def where_columns(where: str) -> list[tuple[str, ...]]:
+    """Return the columns in ``where``, in order of appearance, each as the names between its dots."""
     from sqlglot import exp
 
     try:
-        return list(dict.fromkeys(_name(column) for column in _parse(where).find_all(exp.Column, bfs=False)))
+        found = []
+        for column in _parse(where).find_all(exp.Column, bfs=False):
+            while isinstance(column.parent, exp.Dot):  # of the fifth name and those that follow
+                column = column.parent
+            found.append(tuple(_names(column)))
+        return list(dict.fromkeys(found))
     except UsageError as error:
         raise error.within(f"--where {where!r}") from error
 
@@ -103,6 +109,7 @@ _ARGUMENTS = {
     "Is": {"this", "expression", "negate"},
     "Boolean": {"this"},
     "Column": {"this", "table", "db", "catalog"},
+    "Dot": {"this", "expression"},
 }
 
 
@@ -142,8 +149,8 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
         return comparison(field, kind, _constant(right, field))
     if kind == "Boolean":
         return Always(bool(node.this))
-    field = _field(node if kind == "Column" else node.this, schema)
-    if kind == "Column":
+    field = _field(node if kind in _COLUMN else node.this, schema)
+    if kind in _COLUMN:
         if pt.is_boolean(field.type):
             return Compare(field.column, "EQ", pa.scalar(True), field.inner)
         raise UsageError("", f"{field.name} alone is not a condition", "compare it with a constant")
@@ -168,19 +175,23 @@ def _plain_condition(kind: str, node: Any, schema: pa.Schema) -> Condition:
 
 
 def _is_column(node: Any) -> bool:
-    return type(node).__name__ == "Column"
+    return type(node).__name__ in _COLUMN
 
 
-def _name(column: Any) -> str:
-    return ".".join(part.name for part in column.parts)
+def _names(column: Any) -> list[str]:
+    if type(column).__name__ == "Dot" and type(column.expression).__name__ == "Identifier":
+        return [*_names(column.this), column.expression.name]
+    if type(column).__name__ == "Dot":
+        raise UsageError("", f"{column.sql()!r} is not supported", _HELP)
+    if type(column).__name__ != "Column" or type(column.this).__name__ != "Identifier":
+        raise UsageError("", f"{column.sql()!r} is not a column", _HELP)
+    return [part.name for part in column.parts]
 
 
 def _field(node: Any, schema: pa.Schema) -> Operand:
     while type(node).__name__ == "Paren":
         node = node.this
-    if not _is_column(node):
-        raise UsageError("", f"{node.sql()!r} is not a column", _HELP)
-    return operand_of([part.name for part in node.parts], schema)
+    return operand_of(_names(node), schema)
 
 
 def _constant(node: Any, field: Operand) -> pa.Scalar | int:

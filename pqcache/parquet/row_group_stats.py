@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pyarrow.parquet as pq
 from pqcache.parquet.footer.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.null_counts import counts_dictionaries, null_count
+from pqcache.parquet.schema_merge import without_views
 from pqcache.parquet.sound_statistics import is_sound, type_ordered
 
 log = logging.getLogger("pqcache.parquet")
@@ -43,7 +46,8 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     names = [field.name for field in schema]
     top = _names_of_chunks(metadata, schema)
     flat = {f.name: f.type for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
-    ordered = type_ordered(metadata) if flat and metadata.num_row_groups else []
+    fields = _struct_fields(metadata, schema) if metadata.num_row_groups else {}
+    ordered = type_ordered(metadata) if (flat or fields) and metadata.num_row_groups else []
     lists = {f.name for f in schema if _is_flat_list(f.type)}
     columns: dict[str, list[Any]] = {name: [] for name in (*BASE.names[1:], *(f"{name}:values" for name in lists))}
     for name in names:
@@ -51,6 +55,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             columns[f"{name}:{what}"] = []
         if name in flat:
             columns[f"{name}:min"], columns[f"{name}:max"] = [], []
+    columns |= _field_columns(metadata, fields, ordered)
     dictionaries = counts_dictionaries(metadata.created_by)
     for g in range(metadata.num_row_groups):
         group = metadata.row_group(g)
@@ -68,10 +73,8 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             if name in lists:
                 columns[f"{name}:values"].append(chunk.num_values)
             codecs[name].add(chunk.compression)
-            offset = chunk.data_page_offset
-            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                offset = min(offset, chunk.dictionary_page_offset)
-            start = offset if start is None else min(start, offset)
+            first = _first_page(chunk)
+            start = first if start is None else min(start, first)
             if name in flat and (statistics := chunk.statistics) is not None:
                 nulls[name] = null_count(chunk, statistics, dictionaries)
                 extremes[name] = _extremes(statistics, is_sound(chunk, flat[name], ordered[c]))
@@ -91,6 +94,11 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     return columns
 
 
+def _first_page(chunk: pq.ColumnChunkMetaData) -> int:
+    offset = int(chunk.data_page_offset)
+    return min(offset, chunk.dictionary_page_offset or offset) if chunk.has_dictionary_page else offset
+
+
 def _names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
     """Return the top-level column of each column chunk of a row group."""
     if any("." in field.name for field in schema):
@@ -105,7 +113,9 @@ def _names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
 def columns_table(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Table:
     """Return index columns as a table; ``schema`` is the Arrow schema of the files they come from."""
     names = [*BASE.names, *(name for name in columns if name not in BASE.names)]
-    kinds = [_column_type(name, schema) for name in names]
+    leaves = (leaf for field in schema for leaf in _leaves((field.name,), field.type))
+    fields = {field_key(path): kind for path, kind in leaves if len(path) > 1}
+    kinds = [_column_type(name, schema, fields) for name in names]
     arrays = [_array(columns[name], kind) for name, kind in zip(names, kinds, strict=True)]
     return pa.table(arrays, schema=pa.schema(list(zip(names, kinds, strict=True))))
 
@@ -164,6 +174,57 @@ def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
         yield kind
 
 
+def field_key(path: Sequence[str]) -> str:
+    """Return what the index calls a field inside of a struct: its names with dots, quoted where they have dots.
+
+    >>> field_key(["user", "age"]), field_key(["user", "e.mail"])
+    ('user.age', 'user."e.mail"')
+    """
+    return ".".join(json.dumps(name) if "." in name or '"' in name else name for name in path)
+
+
+def _struct_fields(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[int, tuple[str, pa.DataType]]:
+    """Return the key and type of each leaf in a struct, but not in a list or a map, that has an order.
+
+    Their null counts are not used: not every writer counts a null struct.
+    """
+    if not any(pa.types.is_struct(field.type) for field in schema):
+        return {}
+    leaves = [leaf for field in schema for leaf in _leaves((field.name,), field.type)]
+    found = {number: (path, kind) for number, (path, kind) in enumerate(leaves) if len(path) > 1 and _has_order(kind)}
+    first = metadata.row_group(0)
+    if len(leaves) != metadata.num_columns or any(
+        first.column(leaf).path_in_schema != ".".join(path) for leaf, (path, _) in found.items()
+    ):
+        log.debug("minima and maxima of fields of structs are not used: an Arrow type is stored as several leaves")
+        return {}
+    times = Counter(path for path, _ in found.values())
+    return {leaf: (field_key(path), kind) for leaf, (path, kind) in found.items() if times[path] == 1}
+
+
+def _field_columns(
+    metadata: pq.FileMetaData, fields: Mapping[int, tuple[str, pa.DataType]], ordered: Sequence[bool]
+) -> dict[str, list[Any]]:
+    """Return the minima and maxima of fields of structs in each row group."""
+    columns: dict[str, list[Any]] = {}
+    for leaf, (key, kind) in fields.items():
+        chunks = [metadata.row_group(g).column(leaf) for g in range(metadata.num_row_groups)]
+        found = [_extremes(chunk.statistics, is_sound(chunk, kind, ordered[leaf])) for chunk in chunks]
+        columns[f"{key}:field_min"], columns[f"{key}:field_max"] = (list(side) for side in zip(*found, strict=True))
+    return columns
+
+
+def _leaves(path: tuple[str, ...], kind: pa.DataType) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
+    """Yield the path and type of each leaf of a column; the path is empty inside of lists and maps."""
+    if pa.types.is_struct(kind):
+        for field in kind.fields:
+            yield from _leaves((*path, field.name), field.type)
+    elif pa.types.is_nested(kind):
+        yield from (((), leaf) for leaf in leaves_in(kind))
+    else:
+        yield path, kind
+
+
 def _has_order(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -175,6 +236,7 @@ def _has_order(kind: pa.DataType) -> bool:
         or pa.types.is_decimal(kind)
         or pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
     ) and not pa.types.is_duration(kind)
 
 
@@ -182,8 +244,8 @@ def _is_flat_list(kind: pa.DataType) -> bool:
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(kind.value_type)
 
 
-def _extremes(statistics: pq.Statistics, sound: bool) -> tuple[Any, Any]:
-    if not (statistics.has_min_max and sound):
+def _extremes(statistics: pq.Statistics | None, sound: bool) -> tuple[Any, Any]:
+    if statistics is None or not (statistics.has_min_max and sound):
         return None, None
     try:
         low, high = statistics.min, statistics.max
@@ -196,16 +258,19 @@ def _extremes(statistics: pq.Statistics, sound: bool) -> tuple[Any, Any]:
     return low, high
 
 
-def _column_type(name: str, schema: pa.Schema) -> pa.DataType:
+def _column_type(name: str, schema: pa.Schema, fields: Mapping[str, pa.DataType]) -> pa.DataType:
     if name in BASE.names:
         return BASE.field(name).type
     column, _, what = name.rpartition(":")
     if what == "codec":
         return pa.string()
-    if what not in ("min", "max"):
+    if what in ("field_min", "field_max"):
+        kind = fields[column]
+    elif what in ("min", "max"):
+        kind = schema.field(column).type
+    else:
         return pa.int64()
-    kind = schema.field(column).type
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return without_views(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -132,6 +132,51 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     return found
 
 
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """Return a type with strings and binary in place of views, of which Arrow joins and takes little."""
+
+    def changed(field: pa.Field) -> pa.Field:
+        return field.with_type(without_views(field.type))
+
+    if pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_struct(kind):
+        return pa.struct([changed(field) for field in kind.fields])
+    if pt.is_map(kind):
+        return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(changed(kind.value_field), kind.list_size)
+    if pt.is_list(kind):
+        return pa.list_(changed(kind.value_field))
+    return pa.large_list(changed(kind.value_field)) if pt.is_large_list(kind) else kind
+
+
+def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return a type with the fields that only ``other`` has, where both are structs, also inside; they may be null."""
+    if not (pt.is_struct(kind) and pt.is_struct(other)):
+        return kind
+    inside = {field.name.lower(): field for field in other.fields}
+    fields = []
+    for field in kind.fields:
+        more = inside.pop(field.name.lower(), None)
+        fields.append(field if more is None else field.with_type(with_fields(field.type, more.type)))
+    return pa.struct([*fields, *map(_optional, inside.values())])
+
+
+def promoted(one: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """Return a schema to which Arrow converts both; raises Arrow's errors where there is none.
+
+    Views, which newer writers say that strings are, become strings where the other schema has none.
+    """
+    try:
+        return pa.unify_schemas([one, other], promote_options="permissive")
+    except (pa.ArrowTypeError, pa.ArrowInvalid):
+        plain = [pa.schema([f.with_type(without_views(f.type)) for f in s], s.metadata) for s in (one, other)]
+        return pa.unify_schemas(plain, promote_options="permissive")
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Return whether a type is string or binary of any size."""
     return bool(pt.is_string(kind) or pt.is_binary(kind) or pt.is_large_string(kind) or pt.is_large_binary(kind))

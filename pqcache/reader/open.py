@@ -85,7 +85,11 @@ def open_data(
             lease = found.lease()
         else:
             found, lease = cache.lease()
-        return Data(root=found.path, index=found.index(), snapshot=found.id, cache=root), lease
+        try:
+            return Data(root=found.path, index=found.index(), snapshot=found.id, cache=root), lease
+        except BaseException:
+            lease.close()
+            raise
     whole, place, held = _leased_snapshot(root)
     try:
         if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path

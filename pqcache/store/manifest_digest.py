@@ -16,6 +16,7 @@ from pathlib import Path
 from pqcache.errors import DamagedError
 from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import Manifest, SourceFile, Totals
+from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import read_regular
 
@@ -88,13 +89,15 @@ def digest_of_held(snapshot: Path) -> str | None:
 
 
 def _held(snapshot: Path) -> Iterator[str]:
-    pending = [""]
+    pending, trusted = [""], is_trusted_cache(snapshot.parent.parent)
     while pending:
         directory = pending.pop()
         with os.scandir(f"{snapshot}/{directory}") as found:
             for item in found:
                 path = directory + item.name
-                if item.is_dir(follow_symlinks=False):
+                if not (trusted or is_own(item.stat(follow_symlinks=False))):
+                    yield path  # what others can change, which is not kept
+                elif item.is_dir(follow_symlinks=False):
                     if path != _OURS:
                         pending.append(f"{path}/")
                 elif item.is_file(follow_symlinks=False):

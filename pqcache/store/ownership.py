@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pqcache.errors import CacheError
-from pqcache.store.layout import CONFIG, CONTENT, HISTORY, LOCK
+from pqcache.store.layout import CHECKSUMS, CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS, SUMMARY
 from pqcache.system.locks import user_name
 
 GROUPS = "PQCACHE_TRUSTED_GROUPS"
@@ -27,12 +27,14 @@ CACHES = "PQCACHE_TRUSTED_CACHES"
 def check_ownership(cache: Path) -> None:
     """Raise CacheError, with the command that corrects it, where others than trusted users can change a cache.
 
-    Checked are the directory, its parts, and each snapshot and each run's directory in ``tmp/``; what is not there is
-    skipped. Directories above the cache are not checked.
+    Checked are the directory, its parts, each snapshot and each run's directory in ``tmp/``, and the metadata of the
+    current snapshot; what is not there is skipped. Directories above the cache are not checked. The files of a
+    snapshot are checked where a sync compares them, which keeps none that others could change.
     """
-    if _is_trusted_cache(cache):
+    if is_trusted_cache(cache):
         return
-    for path in (cache, cache / CONFIG, cache / "snapshots", cache / "tmp"):
+    metadata = [cache / "current" / name for name in ("_pqcache", CHECKSUMS, FILES, ROW_GROUPS, SUMMARY)]
+    for path in (cache, cache / CONFIG, cache / "snapshots", cache / "tmp", *metadata):
         if path.is_symlink():
             _check_owner(path, os.lstat(path), cache)
         if path.exists():
@@ -57,6 +59,12 @@ def check_ownership(cache: Path) -> None:
 def is_trusted(user: int) -> bool:
     """Return whether a user is this one, root, or a member of a trusted group."""
     return user in (0, os.geteuid()) or not _trusted_groups().isdisjoint(_groups_of(user) if _trusted_groups() else ())
+
+
+def is_trusted_cache(cache: Path) -> bool:
+    """Return whether a cache is one of those that are not checked."""
+    named = os.environ.get(CACHES, "").split(os.pathsep)
+    return any(os.path.realpath(path) == os.path.realpath(cache) for path in named if path)
 
 
 def is_own(status: os.stat_result) -> bool:
@@ -128,11 +136,6 @@ def _writers(status: os.stat_result) -> str:
 
 def _quoted(cache: Path) -> str:
     return shlex.quote(str(cache))
-
-
-def _is_trusted_cache(cache: Path) -> bool:
-    named = os.environ.get(CACHES, "").split(os.pathsep)
-    return any(os.path.realpath(path) == os.path.realpath(cache) for path in named if path)
 
 
 def _trusted_groups() -> frozenset[int]:

@@ -14,7 +14,7 @@ uncompressed         int64     size of its pages after decompression
 ``C:codec``          string    ``SNAPPY``; several joined by ``+`` where the leaves of ``C`` differ
 ``C:nulls``          int64     number of nulls, where the file says so
 ``C:values``         int64     only for lists: number of items, where an empty list or a null counts as one
-``C:min``, ``C:max`` type of C from the file's statistics; only for flat columns, null where unknown or unsound
+``C:min``, ``C:max`` type of C from the file's statistics; null where unknown or unsound. ``C.x:field_min`` of structs
 ==================== ========= ==========================================================================
 
 The schema's metadata holds the dataset's Arrow schema. Partition values are not repeated: they are in the path.
@@ -39,6 +39,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
 from pqcache.parquet.dense import dense_in, is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
+from pqcache.parquet.schema_merge import promoted
 from pqcache.store.hive import parent, partition_values, partitions_of
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
@@ -320,7 +321,7 @@ def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
                     f"make them alike with 'pqcache repartition --dense {name}'",
                 )
         try:
-            result = pa.unify_schemas([result, schema], promote_options="permissive")
+            result = promoted(result, schema)
         except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
             raise ParquetError(
                 path, f"its schema does not fit {first} ({error})", "rewrite one of them with the other's types"
@@ -372,8 +373,7 @@ def read_index(path: Path) -> Index:
                 "upgrade pqcache, or sync into a new directory",
             )
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
-        chunks = table["file"].chunks
-        codes = pa.chunked_array([chunk.indices for chunk in chunks], pa.int32())
+        codes = pa.chunked_array([chunk.indices for chunk in table["file"].chunks], pa.int32())
         paths = tuple(dictionary.to_pylist())
     except PermissionError as error:
         raise CacheError(path, "permission denied", "make it readable for this user") from error

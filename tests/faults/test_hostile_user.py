@@ -269,6 +269,76 @@ def test_a_copy_is_not_more_readable_than_its_source(private: str, row_group_siz
         assert {mode for name, mode in found.items() if name.startswith("dt=2026-11-02")} == {0o444}
 
 
+@pytest.mark.parametrize("row_group_size", [None, 4096])
+def test_kept_files_become_as_private_as_their_source(row_group_size: int | None, tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=2)
+    pqcache.sync(str(lake), cache, row_group_size=row_group_size)
+    (lake / "dt=2026-11-01").chmod(0o700)  # which leaves the identity of its files as it is
+    report = pqcache.sync(cache)
+    assert not report.published
+    copies = modes(cache)
+    assert {mode for name, mode in copies.items() if name.startswith("dt=2026-11-01")} == {0o400}
+    assert {mode for name, mode in copies.items() if name.startswith("dt=2026-11-02")} == {0o444}
+    assert copies["_pqcache/row_groups.arrow"] == copies["_pqcache/files.arrow"] == 0o600
+    (lake / "dt=2026-11-01").chmod(0o755)
+    write_day(lake, "2026-11-03", files=1, rows=20, first=3000, seed=3)
+    pqcache.sync(cache, keep=2)
+    assert {mode for name, mode in modes(cache).items() if name.startswith("dt=2026-11-01")} == {0o400}
+    (lake / "dt=2026-11-02").chmod(0o700)
+    write_day(lake, "2026-11-04", files=1, rows=20, first=4000, seed=3)
+    assert pqcache.sync(cache).published
+    assert {mode for name, mode in modes(cache).items() if name.startswith("dt=2026-11-02")} == {0o400}
+
+
+@as_root
+@pytest.mark.parametrize("what", ["file", "directory", "writable"])
+def test_files_of_a_snapshot_that_others_can_change_are_fetched_again(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, cache = lake_of(tmp_path, days=2)
+    pqcache.sync(str(lake), cache)
+    path = cache / "current" / "dt=2026-11-01" / ("" if what == "directory" else "part-00000.parquet")
+    os.chown(path, *((0, 12345) if what == "writable" else (NOBODY, NOBODY)))
+    with monkeypatch.context() as trusted:
+        trusted.setenv(CACHES, str(cache))
+        assert not pqcache.sync(cache).published
+    if what == "writable":
+        path.chmod(0o464)
+    before = rows_at(cache / "current")
+    events: list[object] = []
+    report = pqcache.sync(cache, on_event=events.append)
+    assert report.published
+    assert any("because others own them or can write to them (dt=2026-11-01/part-00000" in str(e) for e in events)
+    for found in (cache / "current" / "dt=2026-11-01").iterdir():
+        assert (found.stat().st_uid, found.stat().st_mode & 0o222) == (0, 0)
+    assert rows_at(cache / "current") == before
+    assert not pqcache.sync(cache).published
+
+
+@as_root
+@pytest.mark.parametrize("name", ["", "files.arrow", "row_groups.arrow", "checksums.json", "summary.json"])
+def test_metadata_that_another_user_can_change_is_refused(name: str, cache: Path) -> None:
+    os.chown(cache / "current" / "_pqcache" / name, NOBODY, NOBODY)
+    with pytest.raises(pqcache.CacheError, match=rf"_pqcache/?{name}: belongs to nobody"):
+        pqcache.sync(cache)
+
+
+@as_root
+def test_a_file_that_is_a_link_of_another_user_is_refused(tmp_path: Path) -> None:
+    lake, _ = lake_of(tmp_path, days=1)
+    private, link = tmp_path / "private.parquet", lake / "latest.parquet"
+    shutil.copy(lake / "dt=2026-11-01" / "part-00000.parquet", private)
+    link.symlink_to(private)
+    assert pqcache.sync(str(link), tmp_path / "own").files == 1
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(pqcache.SourceDenied, match=r"latest\.parquet: is a link of nobody to a place outside"):
+        pqcache.sync(str(link), tmp_path / "cache")
+    link.unlink()
+    link.symlink_to("dt=2026-11-01/part-00000.parquet")
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    assert pqcache.sync(str(link), tmp_path / "inside").files == 1
+
+
 @as_root
 def test_group_permissions_are_those_of_the_same_group(tmp_path: Path) -> None:
     lake, cache = lake_of(tmp_path, days=1)

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.filters.pruning import Outcomes, prune_row_groups
+from pqcache.filters.pruning import Outcomes, prune_by_expression, prune_row_groups
 from pqcache.filters.sql import matching, parse_condition
 from pqcache.parquet.row_group_stats import columns_table, row_group_columns
 from pqcache.store.row_group_index import Index, build_index
@@ -252,3 +253,39 @@ def test_ten_thousand_row_groups_take_milliseconds() -> None:
     seconds = time.perf_counter() - began
     assert np.flatnonzero(outcomes.some).tolist() == [57, 58, 59]
     assert seconds < 0.5
+
+
+@pytest.mark.parametrize(
+    ("expression", "some"),
+    [
+        (pc.field("i") <= 10, [1, 1, 0]),
+        (pc.field("i") < 10, [1, 0, 0]),
+        (pc.field("i") >= 19, [0, 1, 1]),
+        (pc.field("i") > 19, [0, 0, 1]),
+        (pc.field("i") == 10, [0, 1, 0]),
+        (pc.field("i") == 29, [0, 0, 1]),
+        (pc.field("n").is_null(), [1, 1, 0]),
+        (pc.field("n").is_valid(), [0, 1, 1]),
+        (pc.field("n") == 5, [0, 1, 0]),
+    ],
+    ids=str,
+)
+def test_an_expression_meets_minima_and_maxima_themselves(
+    expression: pc.Expression, some: list[int], tmp_path: Path
+) -> None:
+    numbers = pa.array([None] * 14 + [5] * 6 + [6] * 10, pa.int64())
+    pq.write_table(pa.table({"i": range(30), "n": numbers}), tmp_path / "a.parquet", row_group_size=10)
+    index = build_index(tmp_path, ["a.parquet"])
+    assert prune_by_expression(index, expression, ["i", "n"]).tolist() == [bool(flag) for flag in some]
+
+
+@pytest.mark.parametrize(
+    "condition", ["i = 1", "i is null", "not i = 1", "true", "p = 'a'", "p is null", "s.x = 1", "s.x is null"]
+)
+def test_a_row_group_without_rows_has_none_that_match(condition: str) -> None:
+    schema = pa.schema([("i", pa.int64()), ("p", pa.string()), ("s", pa.struct([("x", pa.int64())]))])
+    table = pa.table({"rows": [0, 0], "i:nulls": [0, None], "i:min": [1, None], "i:max": [1, None]})
+    constants = {"p": pa.array(["a", None])}
+    found = prune_row_groups(parse_condition(condition, schema), table, constants)
+    assert not found.some.any()
+    assert not found.null.any()

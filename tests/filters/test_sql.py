@@ -97,7 +97,10 @@ def test_any_text_is_a_condition_or_an_error(text: str) -> None:
 
 
 def test_columns_in_a_condition() -> None:
-    assert where_columns("dt > '1' and (hour = 1 or dt < '9')") == ["dt", "hour"]
+    assert where_columns("dt > '1' and (hour = 1 or dt < '9')") == [("dt",), ("hour",)]
+    assert where_columns('s.x = 1 or "a.b".c.d.e.f.g is null or s.x in (2)') == [
+        ("s", "x"), ("a.b", "c", "d", "e", "f", "g"),
+    ]  # fmt: skip
 
 
 def test_numbers_between_large_integers() -> None:
@@ -125,7 +128,7 @@ def test_dictionaries_dots_and_times() -> None:
     assert matching(kinds, "a.b = 'x'") == matching(kinds, "\"a.b\" like 'x%'") == [0]
     assert matching(kinds, "a.b in ('y', 'z', 'w')") == [1]
     assert matching(kinds, "t >= '00:00:00.000000001'") == [1, 2]
-    assert where_columns("a.b = 'x'") == ["a.b"]
+    assert where_columns("a.b = 'x'") == [("a", "b")]
 
 
 def test_long_chains_do_not_nest() -> None:

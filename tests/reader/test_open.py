@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import fcntl
 import io
 import os
 import shutil
@@ -185,3 +186,18 @@ def test_a_snapshot_that_is_replaced_while_it_is_opened_is_not_an_error(
     assert len(set(calls)) == 2
     assert data.root.parent == (cache / "current").resolve()
     held.close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_snapshot_whose_index_cannot_be_read_is_not_leased(named: bool, tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    write(tmp_path / "lake" / "a.parquet", 0)
+    report = pqcache.sync(tmp_path / "lake", tmp_path / "cache")
+    own = tmp_path / "cache" / "current" / "_pqcache"
+    (own / "row_groups.arrow").chmod(0o644)
+    (own / "row_groups.arrow").write_bytes(b"no index")
+    with pytest.raises(CacheError, match="row-group index") as caught:
+        open_data(tmp_path / "cache", report.snapshot if named else None)
+    with (own / "lease").open("rb") as lease:
+        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert caught.value.exit_code == 4  # and until here its frames live, with all that they have opened

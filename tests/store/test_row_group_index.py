@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import pqcache
 from pqcache.errors import CacheError, ParquetError
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store import row_group_index
@@ -114,6 +115,31 @@ def test_schema_drift_widens_and_forgets(tmp_path: Path) -> None:
     assert both.uncompressed(["b"]).tolist()[0] == 0
     only = IndexBuilder().finish(["a.parquet"], both)
     assert only.data_schema.names == ["a"]
+
+
+def test_views_have_minima_and_mix_with_strings(tmp_path: Path) -> None:
+    """deltalake and DataFusion write views after strings; each batch, and pruning, sees them as strings."""
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    for name, text in (("a", pa.string_view()), ("b", pa.string()), ("c", pa.string_view())):
+        data = {"s": [name, None, "x"], "l": [[name], None, []], "b": [name.encode(), None, b"x"]}
+        binary = pa.binary_view() if text == pa.string_view() else pa.binary()
+        schema = pa.schema([("s", text), ("l", pa.list_(text)), ("b", binary)])
+        pq.write_table(pa.table(data, schema), lake / f"{name}.parquet")
+    index = build_index(lake, ["a.parquet", "c.parquet"])
+    assert index.schema.field("s").type == pa.string_view()
+    assert index.table["s:min"].type == pa.string()
+    assert index.table["s:min"].to_pylist() == ["a", "c"]
+    mixed = build_index(lake, ["a.parquet", "b.parquet", "c.parquet"])
+    assert [field.type for field in mixed.schema] == [pa.string(), pa.list_(pa.string()), pa.binary()]
+    assert mixed.table["s:min"].to_pylist() == ["a", "b", "c"]
+    pqcache.sync(lake, tmp_path / "cache")
+    cache = pqcache.Cache.open(tmp_path / "cache")
+    found = pa.concat_tables(map(pa.table, cache.batches(["s", "l", "b"], shuffle=False)))
+    assert found["s"].to_pylist() == ["a", None, "x", "b", None, "x", "c", None, "x"]
+    assert found["l"].to_pylist() == [["a"], None, [], ["b"], None, [], ["c"], None, []]
+    assert found["b"].to_pylist() == [b"a", None, b"x", b"b", None, b"x", b"c", None, b"x"]
+    assert sum(batch.num_rows for batch in cache.batches(["s"], filters="s = 'c'")) == 1
 
 
 def test_types_that_do_not_mix_are_named(tmp_path: Path) -> None:

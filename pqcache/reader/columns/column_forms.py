@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.parquet.dense import Dense
-from pqcache.parquet.schema_merge import is_text
+from pqcache.parquet.schema_merge import is_text, without_views
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def _number_dtype(kind: pa.DataType) -> Any:
 
 def form_of(field: pa.Field, dense: int = 0) -> ColumnForm:
     """Return how to hold a column; ``dense`` is the length of its lists where that is known to be constant."""
-    kind = _without_views(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
+    kind = without_views(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
     bare = storage_type(kind)
     if width := fixed_width(bare):
         return ColumnForm(name=field.name, type=kind, kind="fixed", width=width)
@@ -103,27 +103,6 @@ def form_of(field: pa.Field, dense: int = 0) -> ColumnForm:
                 return ColumnForm(name=field.name, type=kind, kind="fixed", width=item * dense, dense=dense)
             return ColumnForm(name=field.name, type=kind, kind="bytes", width=item)
     return ColumnForm(name=field.name, type=kind, kind="other")
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    """Return a type with strings and binary in place of views of them, of which Arrow takes no rows inside others."""
-
-    def changed(field: pa.Field) -> pa.Field:
-        return field.with_type(_without_views(field.type))
-
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([changed(field) for field in kind.fields])
-    if pa.types.is_map(kind):
-        return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(changed(kind.value_field), kind.list_size)
-    if pa.types.is_list(kind):
-        return pa.list_(changed(kind.value_field))
-    return pa.large_list(changed(kind.value_field)) if pa.types.is_large_list(kind) else kind
 
 
 def stored_as(form: ColumnForm, stored: Dense | None) -> ColumnForm:

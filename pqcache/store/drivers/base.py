@@ -17,6 +17,7 @@ What holds for every method of both:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,11 @@ def lists_only_data_files(source: Source) -> bool:
 class LocalFiles(Source, Protocol):
     """A source whose files have modes that mean something on this machine."""
 
-    def copy_mode(self, path: str, group: int) -> int:
-        """Return the bits for reading that a copy of a file may have if it is of ``group``: who can read the file."""
+    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
+        """Return the bits for reading that a copy of a file may have if it is of ``group``: who can read the file.
+
+        ``known`` are the directories of earlier calls.
+        """
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,8 @@ class LocalSource:
 
     def list(self) -> Iterator[SourceFile]:
         if self._only:
+            if os.path.islink(self.url):
+                self._check_links(self._only, os.path.realpath(self.url))
             yield SourceFile(self._only, self.stat(self._only))
             return
         pending, limit = [""], DirectoryLimit(self.url)
@@ -84,7 +86,7 @@ class LocalSource:
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         try:
             with open(self._name(path), "rb", buffering=0, opener=open_regular) as file:
-                if (real := real_path(file.fileno(), self._name(path))) != self._name(path) and not self._only:
+                if (real := real_path(file.fileno(), self._name(path))) != self._name(path):
                     self._check_links(path, real)
                 file.seek(offset)
                 while length > 0 and (chunk := file.read(min(_CHUNK, length))):
@@ -93,14 +95,18 @@ class LocalSource:
         except OSError as error:
             raise self._error(path, error) from error
 
-    def copy_mode(self, path: str, group: int) -> int:
+    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         """Return the bits for reading that a copy of ``path`` may have if it is of ``group``: who can read it here.
 
-        Directories count from the source's root on.
+        Directories count from the source's root on; ``known`` are those looked at before.
         """
-        names = ["", *accumulate(path.split("/"), "{}/{}".format)]
+        names = [] if self._only else ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]
+        known = {} if known is None else known
         try:
-            found = [os.stat(self._name(name)) for name in (names[-1:] if self._only else names)]
+            for name in names:
+                if name not in known:
+                    known[name] = os.stat(self._name(name))
+            found = [*map(known.__getitem__, names), os.stat(self._name(path))]
         except OSError as error:
             raise self._error(path, error) from error
         needed = [*[stat_module.S_IXOTH] * (len(found) - 1), stat_module.S_IROTH]

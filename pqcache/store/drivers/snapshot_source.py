@@ -44,9 +44,9 @@ class SnapshotSource:
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         yield from self._files.read(path, offset, length)
 
-    def copy_mode(self, path: str, group: int) -> int:
+    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         """Return the bits for reading that a copy of ``path`` may have; see ``LocalSource``."""
-        return self._files.copy_mode(path, group)
+        return self._files.copy_mode(path, group, known)
 
     def close(self) -> None:
         self._files.close()

@@ -25,6 +25,7 @@ from pqcache.store.sync.content import ContentMemory, read_memory
 from pqcache.store.sync.listing import Listing, ListSource, list_source
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.run import IDENTITY, JOBS, ByteCounter, CacheRun, Outcome, RunOptions, SyncReport, finish_run
+from pqcache.store.sync.source_modes import limit_to_source
 from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
 from pqcache.units import parse_count, parse_duration, parse_size
 
@@ -184,6 +185,9 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
     outcome = _outcome(run, source, listing, list_it)
     if not options.dry_run:
+        held = outcome.published or state.current
+        if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
+            options.on_event(Warned(warning))
         memory.write(cache.path)
         if state.config != state.remembered:
             write_config(cache.path, state.config)

@@ -16,6 +16,7 @@ from pqcache.store.drivers.base import Source
 from pqcache.store.hive import parent
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
+from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
@@ -245,6 +246,12 @@ def plan_for(
     damaged = find_damaged(run.current, held) if run.current is not None else frozenset()
     if damaged:
         log.debug("%s files of the current snapshot are not as recorded and are not kept", len(damaged))
+    foreign = find_foreign(run.current, held) if run.current is not None else frozenset()
+    if foreign:
+        number = format_count(len(foreign), "file")
+        reason = "fetched again, because others own them or can write to them"
+        run.options.on_event(Warned(f"{run.cache.path}: {number} of the snapshot {reason} ({min(foreign)})"))
+    damaged |= foreign
     if config.shard is not None:
         shard = parse_shard(config.shard)
         owner = owners(listing.files, shard.nodes)
@@ -294,3 +301,22 @@ def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[
         return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and is_real(parent(entry.path))
 
     return frozenset(entry.path for entry in entries if not is_intact(entry))
+
+
+def find_foreign(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
+    """Return the paths of entries that others than trusted users own, can write to, or can replace."""
+    root = str(snapshot.path)
+    if is_trusted_cache(snapshot.path.parent.parent):
+        return frozenset()
+    known: dict[str, bool] = {"": True}
+
+    def is_ours(path: str) -> bool:
+        directory = parent(path)
+        if directory not in known:
+            known[directory] = is_ours(directory)
+        try:
+            return known[directory] and is_own(os.lstat(f"{root}/{path}"))
+        except OSError:  # what is missing is nobody's
+            return True
+
+    return frozenset(entry.path for entry in entries if not is_ours(entry.path))

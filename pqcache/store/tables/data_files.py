@@ -7,6 +7,7 @@ a table of which half would be passed over is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -32,11 +33,14 @@ _NO_DATA = frozenset(  # kinds that people and tools put beside a table
         "txt", "md", "rst", "html", "htm", "xml", "json", "yml", "yaml", "toml", "ini", "cfg", "conf", "properties",
         "log", "sql", "py", "ipynb", "sh", "r", "scala", "java", "jar", "pdf", "doc", "docx", "xls", "xlsx", "png",
         "jpg", "jpeg", "gif", "svg", "webp", "zip", "tar", "tgz", "md5", "sha1", "sha256", "sha512", "asc", "sig",
-        "lock", "swp", "idx", "done", "success",
+        "lock", "swp", "idx", "done", "success", "puffin",
     }
 )  # fmt: skip
 _UNFINISHED = frozenset({"tmp", "temp", "part", "partial", "inprogress", "pending", "bak"})  # or a copy of another
 _SPARK_TEXT = frozenset({"json", "txt", "xml"})  # kinds of both, which Spark writes to part-...
+_MANIFEST = re.compile(  # of Iceberg: the files of a snapshot, and its list of manifests
+    r"snap-\d+-\d+-[0-9a-f-]{36}\.avro|[0-9a-f-]{36}-m\d+\.avro"
+)
 _NO_DATA_NAMES = frozenset(
     {"readme", "license", "licence", "notice", "copying", "authors", "changelog", "version", "lock", "makefile"}
 )
@@ -81,6 +85,8 @@ def kind_of(path: str) -> Kind:
     suffix = suffix.lower()
     if dot and suffix in _PARQUET:
         return Kind.PARQUET
+    if suffix == "avro" and _MANIFEST.fullmatch(name):
+        return Kind.NO_DATA
     if dot and (suffix in _OTHER_DATA or (suffix in _SPARK_TEXT and name.startswith("part-"))):
         return Kind.OTHER_DATA
     if dot and suffix in _UNFINISHED:

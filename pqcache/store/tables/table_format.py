@@ -37,6 +37,7 @@ _LOG_FILES = {  # names that nothing but the writer of such a table gives
 }
 _HIVE_DIRECTORY = re.compile(r"(delete_)?delta_\d+_\d+(_\d+)?(_v\d+)?|base_\d{7}(_v\d+)?|base_\d+_v\d+")
 _BASE, _BUCKET = re.compile(r"base_\d+"), re.compile(r"bucket_\d+(_\d+)?|\d{6}_\d+")  # such files in any base
+_ICEBERG_METADATA = re.compile(r"\d{5,}-[0-9a-f-]{36}(\.gz)?\.metadata\.json(\.gz)?")  # wherever write.metadata.path is
 _OTHER_FILES = {  # that show a table in any directory; a partition's, mostly
     _HIVE: re.compile(r"_orc_acid_version|_metadata_acid"),
     _HUDI: re.compile(r"\.hoodie_partition_metadata(\.\w+)?"),
@@ -68,6 +69,10 @@ def find_tables(paths: Iterable[str]) -> list[FoundTable]:
         elif _BUCKET.fullmatch(name) and _BASE.fullmatch(directory.rpartition("/")[2]):
             root = _without_partitions(directory.rpartition("/")[0])
             found.setdefault((root, _HIVE), FoundTable(_HIVE, root, path))
+        elif name.endswith((".metadata.json", ".metadata.json.gz")) and _ICEBERG_METADATA.fullmatch(name):
+            if not is_hidden_directory(directory):
+                root = directory.rpartition("/")[0]
+                found.setdefault((root, _ICEBERG), FoundTable(_ICEBERG, root, path))
         elif name[:1] in _HIDDEN_BEGIN or name == CONFIG:
             for format_, pattern in _OTHER_FILES.items():
                 if pattern.fullmatch(name) and not is_hidden_directory(directory):

@@ -10,6 +10,7 @@ from pqcache.errors import UsageError
 from pqcache.store.tables.table_format import FoundTable, check_above, check_tables, find_tables, table_above
 
 DATA = ["part-0.parquet", "dt=1/part-0.parquet"]
+UUID = "0fd95d6d-ea2d-47ed-91d1-fcdbe51693ce"
 DELTA = "_delta_log/00000000000000000000.json"
 
 
@@ -25,6 +26,9 @@ DELTA = "_delta_log/00000000000000000000.json"
         ("metadata/00001-4a.gz.metadata.json", "an Iceberg table", ""),
         ("metadata/v3.metadata.json", "an Iceberg table", ""),
         ("db/shop/metadata/version-hint.text", "an Iceberg table", "db/shop"),
+        (f"shop/log/00001-{UUID}.metadata.json", "an Iceberg table", "shop"),
+        (f"shop/log/00001-{UUID}.gz.metadata.json", "an Iceberg table", "shop"),
+        (f"00001-{UUID}.metadata.json", "an Iceberg table", ""),
         (".hoodie/hoodie.properties", "a Hudi table", ""),
         ("shop/.hoodie/timeline/20261101.commit", "a Hudi table", "shop"),
         ("2026/11/01/.hoodie_partition_metadata", "a Hudi table", "2026/11/01"),
@@ -66,6 +70,8 @@ def test_a_table_is_found_anywhere(path: str, format_: str, directory: str) -> N
         ".trash/shop/.hoodie/hoodie.properties",
         "_old/delta_0000001_0000001_0000/000000_0",
         "_old/pqcache.toml",
+        f"_old/metadata/00001-{UUID}.metadata.json",
+        "schemas/1.metadata.json",
     ],
 )
 def test_other_names_are_no_table(path: str) -> None:

@@ -107,7 +107,7 @@ def download_columns(
     every = True
     used: set[str] = set()
     if subset.where:
-        condition = _condition(end, subset.where, partitions)
+        condition = _condition(end, subset, partitions)
         used = {name for name in condition_columns(condition) if name not in partitions}
         outcomes = prune(end, condition, partitions, used)
         groups = np.flatnonzero(outcomes.some).tolist()
@@ -126,6 +126,7 @@ def download_columns(
         partitions=partitions,
         columns=[keep for keep, copied in zip(wanted, needed, strict=True) if copied],
         every=outcomes.every[groups].tolist(),
+        types=subset.types,
     )
     filtered = part.with_name(f"{part.name}.rows")
     write_matching(part, filtered, rows, end.name, stopped)
@@ -204,10 +205,11 @@ def _wanted(end: FileEnd, columns: Sequence[str] | None, elsewhere: Collection[s
     return wanted
 
 
-def _condition(end: FileEnd, where: str, partitions: Mapping[str, pa.Scalar]) -> Condition:
+def _condition(end: FileEnd, subset: Subset, partitions: Mapping[str, pa.Scalar]) -> Condition:
     _, schema = _opened({**end.fields, 4: (LIST, Items(STRUCT, [])), 3: (I64, 0)}, end.name)
     try:
-        return parse_condition(where, condition_schema(schema, partitions))
+        assert subset.where is not None
+        return parse_condition(subset.where, condition_schema(schema, partitions, subset.types))
     except UsageError as error:
         raise error.within(end.name) from error
 

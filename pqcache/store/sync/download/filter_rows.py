@@ -34,7 +34,7 @@ from pqcache.parquet.rewrite.file_writer import (
     widened,
     write_errors,
 )
-from pqcache.parquet.schema_merge import comparable, conformed, working
+from pqcache.parquet.schema_merge import comparable, conformed, with_fields, working
 
 _BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
 _MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low
@@ -44,9 +44,15 @@ _COPY = 1 << 20  # bytes copied at once
 log = logging.getLogger("pqcache.sync")
 
 
-def condition_schema(schema: pa.Schema, partitions: Mapping[str, pa.Scalar]) -> pa.Schema:
-    """Return the columns that a condition may name: the file's, then the partition columns, whose values win."""
-    in_file = [column for column in comparable(schema) if column.name not in partitions]
+def condition_schema(
+    schema: pa.Schema, partitions: Mapping[str, pa.Scalar], types: Mapping[str, pa.DataType]
+) -> pa.Schema:
+    """Return the columns that a condition may name: the file's, then the partition columns, whose values win.
+
+    Structs have the fields that ``types`` know of, too; in a file from before they were added they are null.
+    """
+    known = pa.schema([f.with_type(with_fields(f.type, types[f.name])) if f.name in types else f for f in schema])
+    in_file = [column for column in comparable(known) if column.name not in partitions]
     return pa.schema([*in_file, *(pa.field(name, value.type) for name, value in partitions.items())])
 
 
@@ -59,12 +65,14 @@ class MatchingRows:
         partitions: the values of the partition columns; they win over columns of the file.
         columns: for each top-level column, whether to keep it; the others serve the condition only.
         every: for each row group, whether all its rows are known to match.
+        types: of columns in other files, which may have more fields.
     """
 
     where: str
     partitions: Mapping[str, pa.Scalar]
     columns: Sequence[bool]
     every: Sequence[bool]
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
 
 
 def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, stopped: Callable[[], bool]) -> None:
@@ -84,7 +92,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
     """
     [opened] = sources_of([source])
     check_read_right(opened.path, opened.metadata, opened.schema, nanoseconds=False)
-    known = condition_schema(opened.schema, rows.partitions)
+    known = condition_schema(opened.schema, rows.partitions, rows.types)
     condition = parse_condition(rows.where, known)
     columns = pa.schema([known.field(name) for name in condition_columns(condition) if name not in rows.partitions])
     expression = expression_of(condition, rows.partitions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,17 +63,19 @@ def select(
     directories = sorted({parent(file.path) for file in files})
     table = partition_table(directories)
     row_where = None
-    in_files: set[str] = set()
+    in_files: list[tuple[str, ...]] = []
     if where:
         from pqcache.filters.pruning import prune_row_groups
         from pqcache.filters.sql import matching, parse_condition, where_columns  # as above
         from pqcache.parquet.schema_merge import comparable
 
-        in_files = {name.lower() for name in where_columns(where)}
-    mixed = _mixed(source, files, table, [name for name in table.column_names if name.lower() in in_files])
+        in_files = where_columns(where)
+    named = {".".join(path).lower() for path in in_files}
+    mixed = _mixed(source, files, table, [name for name in table.column_names if name.lower() in named])
     inside = table.drop_columns(mixed)
     names = inside.column_names
-    in_files -= {name.lower() for name in names}
+    in_paths = {name.lower() for name in names}
+    in_files = [path for path in in_files if ".".join(path).lower() not in in_paths]
     types = _types(source, files, [name for name in columns or () if name not in names], in_files)
     if where:
         if not in_files:
@@ -119,27 +121,37 @@ def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]
 
 
 def _types(
-    source: Source, files: Sequence[SourceFile], names: Sequence[str], lower: Collection[str]
+    source: Source, files: Sequence[SourceFile], names: Sequence[str], paths: Sequence[tuple[str, ...]]
 ) -> dict[str, pa.DataType]:
     """Return the types of columns by their names in the files: as in the first, the last or one in between.
 
-    ``names`` are as the files spell them, those of ``lower`` in lower case. Columns come and go with time; a name that
-    is in none of these files raises UsageError.
+    ``names`` are as the files spell them, ``paths`` as a condition names columns and fields of structs. Both come and
+    go with time: a struct has the fields of all these files. What is in none of them raises UsageError.
     """
+    from pqcache.filters.expression import operand_of  # a plain sync need not wait for it
+    from pqcache.parquet.schema_merge import comparable, with_fields
+
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}
-    exact, folded = dict.fromkeys(names), dict.fromkeys(sorted(lower))
-    for schema in _schemas(source, files) if exact or folded else ():
+    absent, unresolved = dict.fromkeys(names), dict[tuple[str, ...], UsageError | None](dict.fromkeys(paths))
+    for schema in _schemas(source, files) if absent or unresolved else ():
         known |= dict.fromkeys(schema.names)
+        here = {name for name in names if name in schema.names}
+        for path in paths:
+            try:
+                here.add(operand_of(path, comparable(schema)).column)
+                unresolved.pop(path, None)
+            except UsageError as error:
+                if path in unresolved:
+                    unresolved[path] = error
         for column in schema:
-            if column.name in exact or column.name.lower() in folded:
-                found.setdefault(column.name, column.type)
-        for name in schema.names:
-            exact.pop(name, None)
-            folded.pop(name.lower(), None)
-        if not (exact or folded):
+            if column.name in here:
+                found[column.name] = with_fields(found.get(column.name, column.type), column.type)
+                absent.pop(column.name, None)
+        if not (absent or unresolved):
             break
-    if missing := [*exact, *folded]:
-        choices = ", ".join(known) or "none"
-        raise UsageError(source.url, f"there is no column {missing[0]}", f"there are: {choices}")
+    for name in absent:
+        raise UsageError(source.url, f"there is no column {name}", f"there are: {', '.join(known) or 'none'}")
+    for reason in filter(None, unresolved.values()):
+        raise reason.within(source.url)
     return found
