@@ -72,7 +72,7 @@ def check_read_right(
 
 def doubtful_columns(metadata: pq.FileMetaData, schema: pa.Schema, nanoseconds: bool = True) -> frozenset[str]:
     """Return the columns of a file that `check_read_right` has to look at, by their types in Arrow and in Parquet."""
-    names = {field.name for field in schema if _is_doubtful(field.type, nanoseconds)}
+    names = {field.name for field in schema if may_be_doubtful(field.type, nanoseconds)}
     if not names:
         return frozenset()
     leaves = enumerate(top_level_names(metadata, schema))
@@ -84,7 +84,8 @@ def _is_misread(metadata: pq.FileMetaData, leaf: int, nanoseconds: bool) -> bool
     return (nanoseconds and column.physical_type == "INT96") or _is_unknown(metadata, leaf)
 
 
-def _is_doubtful(kind: pa.DataType, nanoseconds: bool) -> bool:
+def may_be_doubtful(kind: pa.DataType, nanoseconds: bool = True) -> bool:
+    """Return whether a column of a type in Arrow may be one that `check_read_right` has to look at."""
     return any(pt.is_null(leaf) or (nanoseconds and pt.is_timestamp(leaf)) for leaf in leaves_in(kind))
 
 

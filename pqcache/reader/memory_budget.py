@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,10 +16,13 @@ from pqcache.units import format_size
 
 log = logging.getLogger("pqcache.reader")
 
+Density = Callable[[int], float]
+
 WINDOW = 16  # row groups, where memory allows
 _DECODING = 4  # row groups' worth of memory beside the window: one ahead, one being decoded, read and scattered
 _IN_FILE_ORDER = 3  # row groups in memory, at least: one ahead, and two that a batch may be of
 _WINDOW_OF_PIECES = 4
+_UNFORESEEN = 8  # parts of a lane's memory: a row group that was not looked at may take one
 _MOST_PIECES = 64  # pieces of a row group, at most: to read one, all those before it are decoded
 
 
@@ -57,6 +61,51 @@ class DecodeBudget(NamedTuple):
     arena_slots: int = 0
 
 
+def even(number: int) -> float:
+    """Return that the rows of a row group are about as long everywhere."""
+    return 1.0
+
+
+class MostDecoded(NamedTuple):
+    """How many ``bytes`` a row group may take when it turns out to be larger than was estimated.
+
+    With ``memory`` a row group of ``at_once`` times fewer bytes is never refused.
+    """
+
+    bytes: float
+    memory: float
+    at_once: int
+
+
+def most_decoded(sizes: RowGroupSizes, memory: float, lanes: int) -> MostDecoded:
+    """Return what ``lanes`` lanes with ``memory`` bytes can bear beyond what was estimated."""
+    at_once = _UNFORESEEN * lanes
+    return MostDecoded(max(1.25 * int(sizes.decoded.max(initial=0)), memory / at_once), memory, at_once)
+
+
+def check_decoded(size: float, most: MostDecoded, path: object, row_group: int) -> None:
+    """Raise UsageError if a row group of ``size`` bytes decoded is more than ``most``."""
+    if size > most.bytes:
+        raise UsageError(
+            path,
+            f"row group {row_group} takes {format_size(int(size))} decoded, more than the row groups that were looked "
+            f"at: too much for memory={format_size(int(most.memory))}",
+            "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
+            f"memory={format_size(int(1.01 * size * most.at_once))!r}",
+        )
+
+
+def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, name: object) -> None:
+    """Warn if a window that was set takes more than ``memory`` bytes on ``lanes`` lanes."""
+    needed = lane_bytes(sizes, min(window, max(1, len(sizes)))) * lanes
+    if needed > memory:
+        warnings.warn(
+            f"{name}: window={window} takes about {format_size(int(needed))}, more than memory={format_size(memory)}: "
+            "leave window unset, or set a smaller one",
+            stacklevel=2,
+        )
+
+
 def window_bytes(sizes: RowGroupSizes, window: int) -> float:
     """Return the bytes of the rows that a window holds at most: about half of each of its row groups."""
     largest = np.sort(sizes.selected)[::-1][:window]
@@ -79,11 +128,14 @@ def largest_window(sizes: RowGroupSizes, memory: int, lanes: int) -> int:
     return max(fitting, default=0)
 
 
-def fit_window(sizes: RowGroupSizes, memory: int, lanes: int, name: object = "the dataset") -> Window:
+def fit_window(
+    sizes: RowGroupSizes, memory: int, lanes: int, name: object = "the dataset", density: Density = even
+) -> Window:
     """Return the window for each of ``lanes`` lanes within ``memory`` bytes.
 
     Row groups too large even for a window of one are read in pieces, of which four are mixed, and a warning
-    says how to do better; so little memory that pieces would be tiny raises UsageError.
+    says how to do better; so little memory that pieces would be tiny raises UsageError. ``density`` returns how many
+    times as long as the average the longest rows of a row group are.
     """
     window = largest_window(sizes, memory, lanes)
     if window:
@@ -92,29 +144,44 @@ def fit_window(sizes: RowGroupSizes, memory: int, lanes: int, name: object = "th
         return Window(window)
     at_once = (_WINDOW_OF_PIECES // 2 + 1 + _DECODING) * lanes
     least = int(lane_bytes(sizes, 1)) * lanes
-    return Window(_WINDOW_OF_PIECES, _piece_rows(sizes, memory, at_once, least, f" and {lanes} lanes", name))
+    return Window(_WINDOW_OF_PIECES, _piece_rows(sizes, memory, at_once, least, f" and {lanes} lanes", name, density))
 
 
-def fit_in_file_order(sizes: RowGroupSizes, memory: int, name: object = "the dataset") -> Window:
+def fit_in_file_order(
+    sizes: RowGroupSizes, memory: int, name: object = "the dataset", density: Density = even
+) -> Window:
     """Return the window, of one row group, for reading in the order of the files within ``memory`` bytes.
 
     Row groups of which not even three fit are read in pieces; see `fit_window`.
     """
     least = _IN_FILE_ORDER * int(sizes.decoded.max(initial=0))
-    return Window(1, _piece_rows(sizes, memory, _IN_FILE_ORDER, least, "", name) if least > memory else 0)
+    return Window(1, _piece_rows(sizes, memory, _IN_FILE_ORDER, least, "", name, density) if least > memory else 0)
 
 
-def _piece_rows(sizes: RowGroupSizes, memory: int, at_once: int, least: int, lanes: str, name: object) -> int:
+def fit(
+    sizes: RowGroupSizes, memory: int, lanes: int, shuffle: bool, name: object = "the dataset", density: Density = even
+) -> Window:
+    """Return the window within ``memory`` bytes, shuffled on ``lanes`` lanes or in the order of the files."""
+    if shuffle:
+        return fit_window(sizes, memory, lanes, name, density)
+    return fit_in_file_order(sizes, memory, name, density)
+
+
+def _piece_rows(
+    sizes: RowGroupSizes, memory: int, at_once: int, least: int, lanes: str, name: object, density: Density
+) -> int:
     """Return the rows of a piece such that ``at_once`` fit; with ``least`` bytes complete row groups would."""
     largest = int(np.argmax(sizes.decoded))
     size, rows = int(sizes.decoded[largest]), int(sizes.decoded_rows[largest])
-    pieces = -(-size * at_once // max(1, memory))
+    most, pieces = min(rows, _MOST_PIECES), -(-size * at_once // max(1, memory))
+    if pieces <= most:
+        pieces = int(np.ceil(pieces * density(largest)))
     reason = f"a row group takes {format_size(size)} decoded, too much for memory={format_size(memory)}{lanes}"
     advice = (
         "run 'pqcache repartition' with a smaller --row-group-size, read fewer columns, or give "
         f"memory={format_size(1.01 * least)!r}"
     )
-    if pieces > min(rows, _MOST_PIECES):
+    if pieces > most:
         raise UsageError(name, reason, advice)
     log.debug("%s: row groups are read in %d pieces: %s", name, pieces, reason)
     warnings.warn(f"{name}: {reason}: read in {pieces} pieces, which is slow; {advice}", stacklevel=2)

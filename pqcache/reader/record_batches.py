@@ -19,8 +19,9 @@ from pqcache.reader.memory_budget import (
     Window,
     budget_in_file_order,
     decode_budget,
-    fit_in_file_order,
-    fit_window,
+    fit,
+    most_decoded,
+    warn_of_window,
 )
 from pqcache.reader.open import Data, open_data
 from pqcache.reader.options import BatchOptions
@@ -92,10 +93,10 @@ def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions)
     plan = make_read_plan(data, options.columns, options.filters, options.rows, sequence=options.sequence)
     loader = RowGroupLoader(plan)
     window = Window(options.window or 1)
-    if options.shuffle and options.window is None:
-        window = fit_window(loader.sizes, memory, lanes, path)
-    elif not options.shuffle and options.rows is None:  # a lookup does not wait for a sample
-        window = fit_in_file_order(loader.sizes, memory, path)
+    if options.shuffle and options.window is not None:
+        warn_of_window(loader.sizes, window.row_groups, memory, lanes, path)
+    elif options.shuffle or options.rows is None:  # a lookup does not wait for a sample
+        window = fit(loader.sizes, memory, lanes, options.shuffle, path, loader.density)
     loader = loader.split(window.piece_rows)
     order = Order(
         counts=loader.plan.counts,
@@ -114,6 +115,8 @@ def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions)
         start=options.start,
         drop_last=options.drop_last,
     )
+    if options.rows is None:
+        loader.most = most_decoded(loader.sizes, memory, lanes if options.shuffle else 1)
     if options.shuffle:
         budget = decode_budget(
             loader.sizes,

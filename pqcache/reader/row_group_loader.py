@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.columns.columns import ColumnData, as_typed, from_arrow
-from pqcache.reader.memory_budget import RowGroupSizes
+from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.row_group_reader import RowGroupReader
-from pqcache.reader.row_group_sizes import estimate_sizes
+from pqcache.reader.row_group_reader import RowGroupReader, checked_columns
+from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes
 from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.buffer_pool import Arena, BufferPool
@@ -32,6 +32,9 @@ class RowGroupLoader:
         self.plan = plan
         self.memory = BufferPool()
         self.arenas: dict[str, Arena] = {}
+        self.most: MostDecoded | None = None  # no limit
+        self._known = known_sizes(plan)
+        self._read_right = checked_columns(plan.data)
 
     def split(self, piece_rows: int) -> RowGroupLoader:
         """Return a loader of the plan split into pieces (see `ReadPlan.split`) with the same memory; this one for 0."""
@@ -39,12 +42,17 @@ class RowGroupLoader:
             return self
         loader = RowGroupLoader(self.plan.split(piece_rows))
         loader.memory, loader.arenas = self.memory, self.arenas
+        loader._known, loader._read_right = self._known, self._read_right
         return loader
 
     @cached_property
     def sizes(self) -> RowGroupSizes:
         """How much memory the row groups take, estimated from the index and a few rows."""
-        return estimate_sizes(self.plan)
+        return estimate_sizes(self.plan, self._known)
+
+    def density(self, number: int) -> float:
+        """Return how many times as long as the average row the longest ones of a row group are."""
+        return density(self.plan, number)
 
     @cached_property
     def reader(self) -> RowGroupReader:
@@ -56,6 +64,7 @@ class RowGroupLoader:
             forms=plan.file_forms,
             piece_rows=plan.piece_rows,
             memory=self.memory,
+            read_right=self._read_right,
         )
 
     def arenas_for(self, slots: int) -> dict[str, Arena]:
@@ -77,6 +86,7 @@ class RowGroupLoader:
         completely. What cannot be read raises ParquetError.
         """
         plan, reader = self.plan, self.reader
+        self._check_size(number)
         start = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
         low, high = start + low, start + high
         selection, selected = plan.selection, None if plan.selected is None else int(plan.selected[number])
@@ -94,6 +104,16 @@ class RowGroupLoader:
         if plan.partitions or not columns:
             columns.append(ColumnData(_FILE, np.full(high - low, reader.file[number], np.uint32)))
         return columns
+
+    def _check_size(self, number: int) -> None:
+        """Raise UsageError where a row group, or a piece of one, is larger than estimated and does not fit."""
+        plan, most = self.plan, self.most
+        if most is None or not self._known.names:
+            return
+        size = float(find_sizes(plan, number, list(self._known.names), self._known))
+        if plan.piece_rows:
+            size *= min(1, plan.piece_rows / int(self.reader.rows[number]))
+        check_decoded(size, most, self.reader.path(number), int(self.reader.row_group[number]))
 
     @cached_property
     def sequence_columns(self) -> tuple[SequenceColumn, ...]:

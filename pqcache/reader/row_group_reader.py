@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line, open_error
-from pqcache.parquet.misread_columns import check_read_right, doubtful_columns
+from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.columns.columns import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.page_columns import PageColumns
@@ -21,6 +21,7 @@ from pqcache.reader.open import Data
 from pqcache.reader.order.order import Ints
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import check_regular, open_regular
+from pqcache.system.shared_numbers import SharedNumbers
 
 log = logging.getLogger("pqcache.reader")
 
@@ -40,6 +41,11 @@ def release_unused() -> None:
     pa.default_memory_pool().release_unused()
 
 
+def checked_columns(data: Data) -> SharedNumbers:
+    """Return where it is remembered which columns are read right, also by processes that are forked later."""
+    return SharedNumbers([field.name for field in data.index.schema if may_be_doubtful(field.type)], len(data.index))
+
+
 class RowGroupReader:
     """Reads row groups, each by its number among ``row_groups``, which are rows of the dataset's index.
 
@@ -55,6 +61,7 @@ class RowGroupReader:
         forms: Sequence[ColumnForm] = (),
         piece_rows: int = 0,
         memory: BufferPool | None = None,
+        read_right: SharedNumbers | None = None,
     ) -> None:
         self.data, self.forms, self.piece_rows = data, forms, piece_rows
         index = data.index
@@ -64,7 +71,8 @@ class RowGroupReader:
         self._offset, self._bytes = index.numbers("offset")[row_groups], index.numbers("bytes")[row_groups]
         self._footers: dict[int, pq.FileMetaData] = {}  # without a lock, as the process may fork
         self._doubtful: dict[int, frozenset[str]] = {}  # columns that may be misread, by file
-        self._read_right: set[tuple[int, int, str]] = set()  # file, row group and column of those that are not
+        self._index_row = row_groups
+        self._read_right = read_right or checked_columns(data)  # 1 for those that are not, by row group of the index
         self._pages = PageColumns(forms, memory or BufferPool())
 
     def path(self, number: int) -> Path:
@@ -218,10 +226,15 @@ class RowGroupReader:
         doubtful = self._doubtful.get(file_number)
         if doubtful is None:
             doubtful = self._doubtful[file_number] = doubtful_columns(file.metadata, file.schema_arrow)
-        names = [n for n in wanted if n in doubtful and (file_number, row_group, n) not in self._read_right]
+        if not doubtful:
+            return
+        right, row = self._read_right, int(self._index_row[number])
+        names = [n for n in wanted if n in doubtful and not (n in right.names and right.numbers(n)[row])]
         if names:
             check_read_right(path, file.metadata, file.schema_arrow, names, [row_group])
-            self._read_right.update((file_number, row_group, name) for name in names)
+            for name in names:
+                if name in right.names:
+                    right.numbers(name)[row] = 1
 
     @contextmanager
     def _opened(self, number: int) -> Iterator[tuple[pq.ParquetFile, Path]]:

@@ -1,15 +1,16 @@
-"""How much memory row groups take: exact for numbers, estimated from a few rows for everything else."""
+"""How much memory row groups take: exact for numbers, and for texts in the row groups that are looked at."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
+from pqcache.parquet.decoded_size import decoded_bytes, densest_rows
 from pqcache.parquet.dense import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
@@ -17,66 +18,118 @@ from pqcache.reader.order.order import Ints
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.disk import check_regular
+from pqcache.system.shared_numbers import SharedNumbers
 
 _SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
-_OTHER_KIND = 4  # times as many bytes as the first row group may have
-_TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-_MOSTLY_DISTINCT = 0.5  # of the values of a sample
+_LOOKED_AT = 16  # row groups: of those that stand evenly apart, and of those whose dictionaries may enlarge them most
 _VIEW = 16  # bytes that point to a string's or a list's bytes
 _FILE_NUMBER = 4  # bytes
 
 
-def estimate_sizes(plan: ReadPlan) -> RowGroupSizes:
+def estimate_sizes(plan: ReadPlan, found: SharedNumbers | None = None) -> RowGroupSizes:
     """Return the bytes of each of a plan's row groups, or pieces of one.
 
-    Lists count alike whether they are held dense or not, so that the window is the same either way.
+    ``found`` are the sizes that were found out before; see `known_sizes`. Lists count alike whether they are held
+    dense or not, so that the window is the same either way.
     """
     names = [form.name for form in plan.file_forms]
-    selected = _bytes(plan, plan.counts, names, plan.sequences)
+    found = known_sizes(plan) if found is None else found
+    selected = _bytes(plan, plan.counts, names, found, plan.sequences)
     rows = plan.data.index.rows[plan.row_groups]
     if plan.selection is None:
         return RowGroupSizes(selected, selected, rows)
     decoded_rows = np.minimum(rows, plan.piece_rows) if plan.piece_rows else rows
-    decoded = _bytes(plan, decoded_rows, list(dict.fromkeys([*names, *plan.selection.columns])))
+    decoded = _bytes(plan, decoded_rows, list(dict.fromkeys([*names, *plan.selection.columns])), found)
     if plan.sequences is None:
         return RowGroupSizes(selected, decoded, rows)
     decoded += selected + 8 * plan.counts * plan.sequences.spec.length  # where the rows of sequences are
     return RowGroupSizes(selected, decoded, plan.counts)
 
 
-def _bytes(plan: ReadPlan, counts: Ints, names: Sequence[str], sequences: SequenceSelection | None = None) -> Ints:
+def known_sizes(plan: ReadPlan) -> SharedNumbers:
+    """Return where the sizes of a plan's columns are remembered, also by processes that are forked later."""
+    names = dict.fromkeys([form.name for form in plan.file_forms])
+    names |= dict.fromkeys(plan.selection.columns if plan.selection else ())
+    return SharedNumbers([name for name in names if _is_varied(plan, name)], len(plan.data.index))
+
+
+def density(plan: ReadPlan, number: int) -> float:
+    """Return how many times as long as the average row the longest rows next to each other are in a row group."""
+    names = [form.name for form in plan.file_forms if form.kind != "fixed"]
+    opened, path, group = _opened(plan, number)
+    try:
+        with opened as file:
+            names = [name for name in names if name in file.schema_arrow.names]
+            return densest_rows(path, file.metadata, file.schema_arrow, group, names) if names else 1.0
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
+
+
+def _is_varied(plan: ReadPlan, name: str) -> bool:
+    """Return whether the bytes of a column do not follow from its number of rows, or of items."""
+    form = form_of(as_list(plan.data.index.schema.field(name)))
+    if form.kind == "fixed":
+        return False
+    return form.kind == "other" or form.width == 1 or f"{name}:values" not in plan.data.index.recorded
+
+
+def _bytes(
+    plan: ReadPlan, counts: Ints, names: Sequence[str], known: SharedNumbers, sequences: SequenceSelection | None = None
+) -> Ints:
     """Return the bytes of ``counts`` rows, or sequences, of each row group, with columns ``names`` of the files."""
     index = plan.data.index
     total = np.zeros(len(plan.row_groups), np.int64)
     forms = [form_of(as_list(index.schema.field(name))) for name in names]
-    varied = [form.name for form in forms if form.kind != "fixed"]
-    samples = [first_rows(plan, varied, number) for number in _sampled(plan, varied)]
+    varied = [form.name for form in forms if form.name in known.names]
+    looked_at = _looked_at(plan, varied)
+    for number in looked_at:
+        find_sizes(plan, number, varied, known)
     for form in forms:
         items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
         if form.kind == "fixed":
             total += items * form.width
             continue
-        stored = index.uncompressed([form.name])[plan.row_groups] * items // index.rows[plan.row_groups]
-        found = [some for some in samples if some is not None and form.name in some.column_names and some.num_rows]
-        sizes = [stored, _list_bytes(plan, form.name) * items // index.rows[plan.row_groups]]
-        sizes.extend(_extrapolated(some[form.name], stored, items) for some in found)
-        total += np.maximum.reduce(sizes) + _VIEW * items
+        stored = index.uncompressed([form.name])[plan.row_groups]
+        size = np.maximum(stored, _list_bytes(plan, form.name))
+        if form.name in known.names:
+            exact = known.numbers(form.name)[plan.row_groups] - 1  # -1: not looked at
+            some = exact[looked_at]
+            size = np.maximum(size, stored * (some.sum() / max(1, stored[looked_at].sum())))
+            size = np.where(exact >= 0, np.maximum(exact, 0), size)
+        total += (size * (items / np.maximum(1, index.rows[plan.row_groups]))).astype(np.int64) + _VIEW * items
     return np.asarray(total + _FILE_NUMBER * counts * bool(plan.partitions), np.int64)
 
 
-def _extrapolated(sample: pa.ChunkedArray, stored: Ints, items: Ints) -> Ints:
-    """Return the bytes of ``items`` rows like the sample, of which row groups store ``stored`` bytes.
+def _looked_at(plan: ReadPlan, names: Sequence[str]) -> Ints:
+    """Return the row groups to look at: some that stand evenly apart, and those that dictionaries may enlarge most.
 
-    Where most values of a sample differ, there is hardly a dictionary that repeats them: the rows after the longest
-    ones cannot take more than what is stored.
+    A value of a dictionary is stored once, and decoded for each row: at most as many bytes as are stored, times rows.
     """
-    size: Ints = (items * (sample.nbytes / len(sample))).astype(np.int64)
-    if sample.type not in _TEXT:
-        return size
-    share = pc.count_distinct(sample, mode="all").as_py() / len(sample)
-    if share >= _MOSTLY_DISTINCT:
-        size = np.minimum(size, (stored / share).astype(np.int64))
-    return size
+    if not names or not len(plan.row_groups):
+        return np.zeros(0, np.int64)
+    index = plan.data.index
+    count = len(plan.row_groups)
+    most = index.uncompressed(names)[plan.row_groups].astype(float) * index.rows[plan.row_groups]
+    apart = np.arange(_LOOKED_AT) * count // _LOOKED_AT
+    _, first = np.unique(plan.row_groups, return_index=True)  # of pieces of the same row group
+    return np.intersect1d(first, np.concatenate([apart, np.argsort(-most, kind="stable")[:_LOOKED_AT], [0]]))
+
+
+def find_sizes(plan: ReadPlan, number: int, names: Sequence[str], known: SharedNumbers) -> int:
+    """Return how many bytes columns ``names`` of a row group of the plan take, and remember it."""
+    row_group = int(plan.row_groups[number])
+    missing = [name for name in names if not known.numbers(name)[row_group]]
+    if missing:
+        opened, path, group = _opened(plan, number)
+        try:
+            with opened as file:
+                present = file.schema_arrow.names
+                for name in missing:
+                    size = decoded_bytes(path, file.metadata, file.schema_arrow, group, name) if name in present else 0
+                    known.numbers(name)[row_group] = 1 + size
+        except (pa.ArrowException, OSError) as error:
+            raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
+    return sum(int(known.numbers(name)[row_group]) - 1 for name in names)
 
 
 def _list_bytes(plan: ReadPlan, name: str) -> Ints:
@@ -94,33 +147,28 @@ def _list_bytes(plan: ReadPlan, name: str) -> Ints:
     return sizes
 
 
-def _sampled(plan: ReadPlan, names: Sequence[str]) -> list[int]:
-    """Return the row groups to sample: the first, and if that is another kind, the one that dictionaries enlarge most.
-
-    A value of a dictionary is stored once, and decoded for each row: at most as many bytes as are stored, times rows.
-    """
-    if not names or not len(plan.row_groups):
-        return []
-    index = plan.data.index
-    most = index.uncompressed(names)[plan.row_groups].astype(float) * index.rows[plan.row_groups]
-    largest = int(np.argmax(most))
-    return [0, largest] if most[largest] > _OTHER_KIND * most[0] else [0]
+def _opened(plan: ReadPlan, number: int) -> tuple[pq.ParquetFile, Path, int]:
+    """Return the open file of a row group of the plan, its path, and the row group's number in it."""
+    index, row_group = plan.data.index, int(plan.row_groups[number])
+    path = plan.data.root / index.paths[int(index.numbers("file")[row_group])]
+    try:
+        check_regular(path)
+        return pq.ParquetFile(path, pre_buffer=False), path, int(index.numbers("row_group")[row_group])
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
 
 
-def first_rows(plan: ReadPlan, names: Sequence[str], number: int = 0) -> pa.Table | None:
-    """Return those of columns ``names`` that a row group of the plan has, for its first rows; None without any.
+def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
+    """Return those of columns ``names`` that the plan's first row group has, for its first rows; None without any.
 
     These are as many as fit into some megabytes.
     """
     if not names or not len(plan.row_groups):
         return None
-    index, row_group = plan.data.index, int(plan.row_groups[number])
-    path = plan.data.root / index.paths[int(index.numbers("file")[row_group])]
+    opened, path, number = _opened(plan, 0)
     try:
-        check_regular(path)
-        with pq.ParquetFile(path) as file:
+        with opened as file:
             present = [name for name in names if name in file.schema_arrow.names]
-            number = int(index.numbers("row_group")[row_group])
             batches, left = [], _SAMPLE_ROWS
             for batch in file.iter_batches(_SAMPLE_AT_ONCE, [number], present, use_threads=False):
                 batches.append(batch)

@@ -25,8 +25,9 @@ from pqcache.reader.memory_budget import (
     Window,
     budget_in_file_order,
     decode_budget,
-    fit_in_file_order,
-    fit_window,
+    even,
+    fit,
+    most_decoded,
 )
 from pqcache.reader.open import open_data
 from pqcache.reader.order.epoch_share import EpochShare
@@ -218,12 +219,14 @@ class DatasetReader:
         order = self._order(loader.plan, epoch, share.lanes, window)
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
+        lanes = -(-share.lanes // (share.ranks * share.workers))
+        loader.most = most_decoded(loader.sizes, self.options.memory / share.workers, lanes if order.shuffle else 1)
         if not self.options.shuffle:
             return loader, order, budget_in_file_order(loader.sizes, self.options.memory / share.workers, threads)
         budget = decode_budget(
             loader.sizes,
             self.options.memory / share.workers,
-            lanes=-(-share.lanes // (share.ranks * share.workers)),
+            lanes=lanes,
             all_lanes=share.lanes,
             window=window,
             threads=threads,
@@ -294,12 +297,8 @@ class DatasetReader:
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1
         if of_rank not in self._fitted:
             sizes, memory, path = (self.nodes or self._loader).sizes, self.options.memory, self.options.path
-            fitted = (
-                fit_window(sizes, memory, of_rank, path)
-                if self.options.shuffle
-                else fit_in_file_order(sizes, memory, path)
-            )
-            self._fitted[of_rank] = fitted
+            density = self._loader.density if self.nodes is None else even
+            self._fitted[of_rank] = fit(sizes, memory, of_rank, self.options.shuffle, path, density)
         return self._fitted[of_rank]
 
     @property

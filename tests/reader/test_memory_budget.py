@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
+from pqcache.parquet.decoded_size import decoded_bytes
+from pqcache.reader import row_group_reader
 from pqcache.reader.memory_budget import (
     DecodeBudget,
     RowGroupSizes,
     Window,
     budget_in_file_order,
+    check_decoded,
     decode_budget,
     fit_in_file_order,
     fit_window,
     largest_window,
+    most_decoded,
+    warn_of_window,
 )
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.order import Order
 from pqcache.reader.record_batches import read_batches
+from tests.examples import examples
 from tests.reader.reading import loader_of, long_rows, read, write
 
 
@@ -143,3 +152,119 @@ def test_longer_lists_after_the_first_rows_count(tmp_path: Path) -> None:
     pq.write_table(pa.table({"items": pa.array(lists, pa.list_(pa.int64()))}), tmp_path / "a.parquet")
     (size,) = loader_of(tmp_path).sizes.selected
     assert size >= 2000 * 100 * 8
+
+
+TEXTS = ["", "b", "c" * 50, "d" * 4_000, "e" * 30_000]
+CODES = st.lists(st.integers(0, len(TEXTS) - 1), min_size=1, max_size=60)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    codes=CODES,
+    repeated=st.integers(1, 40),
+    shape=st.sampled_from(["flat", "list", "struct", "map", "structs"]),
+    nulls=st.booleans(),
+    dictionary=st.booleans(),
+    codec=st.sampled_from(["none", "snappy", "zstd", "gzip"]),
+    version=st.sampled_from(["1.0", "2.0"]),
+    encoding=st.sampled_from([None, "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]),
+)
+def test_what_rows_take_is_known_before_they_are_decoded(
+    tmp_path_factory: pytest.TempPathFactory,
+    codes: list[int],
+    repeated: int,
+    shape: str,
+    nulls: bool,
+    dictionary: bool,
+    codec: str,
+    version: str,
+    encoding: str | None,
+) -> None:
+    texts = pa.array(
+        [None if nulls and i % 3 == 1 else TEXTS[code] for i, code in enumerate(np.repeat(codes, repeated))]
+    )
+    ends = pa.array(np.minimum(np.arange(0, len(texts) + 3, 3), len(texts)), pa.int32())
+    keys = pa.array([f"k{i}" for i in range(len(texts))])
+    numbers = pa.array(np.arange(len(texts)))
+    columns: dict[str, Callable[[], pa.Array]] = {
+        "flat": lambda: texts,
+        "list": lambda: pa.ListArray.from_arrays(ends, texts),
+        "struct": lambda: pa.StructArray.from_arrays([texts, numbers], ["text", "number"]),
+        "map": lambda: pa.MapArray.from_arrays(ends, keys, texts),
+        "structs": lambda: pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays([texts], ["text"])),
+    }
+    path = tmp_path_factory.mktemp("sizes") / "a.parquet"
+    leaves = {"flat": "t", "list": "t.list.element", "struct": "t.text", "map": "t.key_value.value"}
+    leaf = leaves.get(shape, "t.list.element.text")
+    pq.write_table(
+        pa.table({"t": columns[shape]()}),
+        path,
+        use_dictionary=dictionary,
+        compression=codec,
+        data_page_version=version,
+        column_encoding=None if dictionary or encoding is None else {leaf: encoding},
+        data_page_size=2_000,
+        dictionary_pagesize_limit=40_000,
+        write_batch_size=16,
+        write_statistics=False,  # which are in the headers of pages
+    )
+    with pq.ParquetFile(path) as file:
+        size = decoded_bytes(path, file.metadata, file.schema_arrow, 0, "t")
+        table = file.read()
+        taken = pa.concat_tables([table.slice(i, 1) for i in range(table.num_rows)]).combine_chunks().nbytes
+    assert taken <= size + 64
+    assert size <= 1.3 * taken + 12 * len(texts) + 4_000, "honest row groups are not refused"
+
+
+def test_a_row_group_that_was_not_looked_at_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    """Of 60 row groups one repeats a long text; the estimate is of others."""
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([("s", pa.string())]), store_schema=False) as writer:
+        for number in range(60):
+            texts = [f"a text that is stored {number} {i}" for i in range(200)]
+            writer.write_table(pa.table({"s": ["z" * 5_000] * 160 if number == 50 else texts}))
+    loader = loader_of(tmp_path)
+    assert int(loader.sizes.decoded.max()) < 100_000, "the case is one that is not looked at"
+    options = BatchOptions(batch_size=10, memory=2_000_000)
+    with pytest.raises(UsageError, match=r"a\.parquet: row group 50 takes .* too much for memory=1\.9 MB; run"):
+        list(read_batches(tmp_path, options))
+    assert sum(batch.num_rows for batch in read_batches(tmp_path, BatchOptions(batch_size=10))) == 59 * 200 + 160
+
+
+def test_the_advice_of_a_refusal_is_enough() -> None:
+    sizes = sizes_of(1 << 20)
+    most = most_decoded(sizes, 64 << 20, 2)
+    check_decoded(4 << 20, most, "a.parquet", 0)
+    with pytest.raises(UsageError, match=r"a\.parquet: row group 3 takes 5 MB .*memory='80\.8 MB'"):
+        check_decoded(5 << 20, most, "a.parquet", 3)
+    check_decoded(5 << 20, most_decoded(sizes, 81 << 20, 2), "a.parquet", 3)
+
+
+def test_a_window_that_is_set_warns_where_it_takes_more_than_memory() -> None:
+    sizes = sizes_of(*[10 << 20] * 100)
+    warn_of_window(sizes, 16, 130 << 20, 1, "shop")
+    with pytest.warns(UserWarning, match=r"shop: window=16 takes about 260 MB, more than memory=130 MB: leave window"):
+        warn_of_window(sizes, 16, 130 << 20, 2, "shop")
+
+
+def test_pieces_follow_the_longest_rows(tmp_path: Path) -> None:
+    for dictionary in (True, False):
+        texts = ["a"] * 6_000 + ["b" * 300, "c" * 300] * 1_000
+        pq.write_table(pa.table({"s": texts}), tmp_path / "a.parquet", use_dictionary=dictionary, data_page_size=1_000)
+        loader = loader_of(tmp_path)
+        memory = int(loader.sizes.decoded.max()) * 3
+        with pytest.warns(UserWarning, match="pieces"):
+            even, found = fit_window(loader.sizes, memory, 1), fit_window(loader.sizes, memory, 1, "", loader.density)
+        assert even.piece_rows > 2 * found.piece_rows
+
+
+def test_what_a_forked_process_checks_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = pa.array(range(100), pa.timestamp("ns"))
+    pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    loader = loader_of(tmp_path)
+    child = os.fork()
+    if not child:
+        loader.load(0, 0, 100)
+        os._exit(0)
+    os.waitpid(child, 0)
+    monkeypatch.setattr(row_group_reader, "check_read_right", lambda *_: pytest.fail("checked again"))
+    assert len(loader.load(0, 0, 100)[0]) == 100

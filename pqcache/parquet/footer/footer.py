@@ -19,7 +19,7 @@ from pqcache.system.disk import open_regular
 
 MAGIC = b"PAR1"
 
-_MAX_FOOTER = 1 << 30
+_MAX_FOOTER = 1 << 28  # bytes; parsed, it takes several times as many
 _TAIL = 64 << 10  # bytes that are read first: most footers fit
 _MAX_SCHEMA_DEPTH = 512
 

@@ -1,0 +1,142 @@
+"""What a row group takes in memory once it is decoded, found out without decoding its texts.
+
+The footer counts the values of each leaf, and so gives the size of numbers. A text in a dictionary is stored once and
+decoded for each of its values: it is the numbers in the dictionary that are read, and never more bytes than are stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pqcache.parquet.pages import page_format
+from pqcache.parquet.row_group_stats import top_level_names
+from pqcache.system.disk import open_regular
+
+log = logging.getLogger("pqcache.parquet")
+
+_ONCE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}  # encodings that repeat no value
+_ROWS, _BYTES = 1 << 16, 8 << 20  # of a batch, at most
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+_END = 4  # bytes that say where a text or a list ends
+_RANGES = 64
+_HARDLY = 1.25
+_OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
+
+
+def decoded_bytes(path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, name: str) -> int:
+    """Return how many bytes a column of a row group takes in Arrow, or somewhat more."""
+    total, texts = 0, []
+    for number, chunk in _chunks(metadata, schema, group, [name]):
+        total += _fixed(metadata, number, metadata.row_group(group).num_rows, chunk)
+        if chunk.physical_type == "BYTE_ARRAY":
+            if _repeats(chunk):
+                texts.append(chunk.path_in_schema)
+            else:
+                total += chunk.total_uncompressed_size
+    return total + sum(size for _, size in _text_bytes(path, metadata, group, texts, _ROWS))
+
+
+def densest_rows(path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]) -> float:
+    """Return how many times as long as the average row the longest texts next to each other are.
+
+    These are of a 64th of the row group; 1 where they are hardly longer.
+    """
+    rows = metadata.row_group(group).num_rows
+    ranges = np.linspace(0, 1, min(_RANGES, max(1, rows)) + 1)
+    sizes = np.zeros(len(ranges) - 1)
+    chunks = [c for _, c in _chunks(metadata, schema, group, names) if c.physical_type == "BYTE_ARRAY"]
+    coded = [chunk.path_in_schema for chunk in chunks if _repeats(chunk)]
+    sizes += _over(ranges, list(_text_bytes(path, metadata, group, coded, max(1, rows // _RANGES))))
+    descriptor = open_regular(path)
+    try:
+        for chunk in chunks:
+            if not _repeats(chunk):
+                sizes += _over(ranges, list(_pages(descriptor, chunk)))
+    except page_format.NotRead as error:
+        log.debug("%s: row group %d: long texts next to each other are not looked for: %s", path, group, error)
+    finally:
+        os.close(descriptor)
+    times = float(sizes.max() / sizes.mean()) if sizes.any() else 1.0
+    return times if times > _HARDLY else 1.0
+
+
+def _over(ranges: npt.NDArray[np.float64], parts: Sequence[tuple[int, int]]) -> npt.NDArray[np.float64]:
+    """Return the bytes in each of the ranges, given the count and the bytes of consecutive parts."""
+    ends = np.cumsum([(0, 0), *parts], axis=0, dtype=np.float64)
+    sizes: npt.NDArray[np.float64] = np.diff(np.interp(ranges * max(1.0, ends[-1, 0]), ends[:, 0], ends[:, 1]))
+    return sizes
+
+
+def _pages(descriptor: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int, int]]:
+    """Yield the number of values of each page, and its bytes after decompression."""
+    for header, _, _ in page_format.bodies(descriptor, chunk):
+        about = header.get(page_format.DATA) or header.get(page_format.DATA_V2)
+        if about is not None:
+            yield about[1][page_format.COUNT][1], header[page_format.UNCOMPRESSED][1]
+
+
+def _chunks(
+    metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]
+) -> Iterator[tuple[int, pq.ColumnChunkMetaData]]:
+    row_group = metadata.row_group(group)
+    for number, top in enumerate(top_level_names(metadata, schema)):
+        if top in names:
+            yield number, row_group.column(number)
+
+
+def _fixed(metadata: pq.FileMetaData, number: int, rows: int, chunk: pq.ColumnChunkMetaData) -> int:
+    """Return the bytes of a chunk's values but for texts, of where texts and lists end, and of which are null."""
+    kind, leaf, values = chunk.physical_type, metadata.schema.column(number), chunk.num_values
+    width = leaf.length if kind == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(kind, _END)
+    ends = rows + (leaf.max_repetition_level - 1) * values if leaf.max_repetition_level else 0
+    return int(values * width + ends * _END + leaf.max_definition_level * (values // 8 + 1))
+
+
+def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
+    """Return whether values of texts may be stored once and decoded more than once, in whole or in part."""
+    return bool(chunk.has_dictionary_page or not _ONCE.issuperset(chunk.encodings))
+
+
+def _text_bytes(
+    path: Path, metadata: pq.FileMetaData, group: int, leaves: Sequence[str], rows: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the rows of parts of a row group, at most ``rows`` each, and the bytes of the texts of ``leaves``."""
+    if not leaves:
+        return
+    row_group = metadata.row_group(group)
+    chunks = [row_group.column(number) for number in range(row_group.num_columns)]
+    chunks = [chunk for chunk in chunks if chunk.path_in_schema in leaves]
+    stored = sum(chunk.total_uncompressed_size for chunk in chunks)
+    rows = max(1, min(rows, row_group.num_rows * _BYTES // max(1, stored)))
+    if not all(chunk.has_dictionary_page for chunk in chunks):
+        rows = min(rows, _OF_PREFIXES)
+    coded = [chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page]
+    with pq.ParquetFile(path, metadata=metadata, read_dictionary=coded, pre_buffer=False) as file:
+        for batch in file.iter_batches(rows, [group], list(leaves), use_threads=False):
+            yield batch.num_rows, sum(map(_texts, batch.columns))
+
+
+def _texts(array: pa.Array) -> int:
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        lengths = pc.fill_null(pc.binary_length(array.dictionary), 0).to_numpy(zero_copy_only=False)
+        numbers = array.indices.drop_null().to_numpy()
+        return int(np.bincount(numbers, minlength=len(lengths)) @ lengths.astype(np.int64)) if len(numbers) else 0
+    if pa.types.is_struct(kind):
+        return sum(map(_texts, array.flatten()))
+    if pa.types.is_map(kind):
+        return _texts(array.keys) + _texts(array.items)
+    if pa.types.is_nested(kind):
+        return _texts(array.flatten())
+    if not len(array) or pa.types.is_null(kind):
+        return 0
+    return int(pc.sum(pc.binary_length(array)).as_py() or 0)
