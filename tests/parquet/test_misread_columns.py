@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import pqcache
 from pqcache.cli import run
-from pqcache.errors import ParquetError, PqcacheError
+from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.footer.stored_bytes import local_stored_bytes_metadata
 from pqcache.parquet.misread_columns import check_read_right
 from pqcache.parquet.rewrite.options import RewriteOptions
@@ -169,3 +170,30 @@ def test_columns_as_stored_bytes(path: Path) -> None:
         found = file.read()
     assert found["id"].to_pylist() == [0, 1, 2]
     assert found["t"].to_pylist() == [bytes(8) + (2_440_588).to_bytes(4, "little"), None, bytes(12)]
+
+
+def test_every_command_refuses_intervals_by_name_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake, cache = tmp_path / "lake", tmp_path / "cache"
+    lake.mkdir()
+    write_interval(lake / "a.parquet", [SPAN, None, SPAN])
+    write_interval(lake / "b.parquet", [SPAN])
+    commands = [
+        ["sync", lake, tmp_path / "rows", "--where", "id > 0"],
+        ["sync", lake, tmp_path / "rows", "--columns", "span", "--where", "span IS NULL"],
+        ["repartition", lake, tmp_path / "out"],
+        ["sync", lake, tmp_path / "rewritten", "--row-group-size", "4KB"],
+        ["inspect", lake, "--sample", "1"],
+    ]
+    for words in commands:
+        assert run([str(word) for word in words]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert len([line for line in lines if "error" in line]) == 1
+        assert re.search(rf"{lake}/[ab]\.parquet: column 'span' holds values .* like INTERVAL; leave it out", lines[-1])
+    assert run(["sync", str(lake), str(cache), "--columns", "span"]) == 0, "copied as bytes"
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UsageError, match=r"column 'span': .* like INTERVAL"):
+        list(ParquetDataset(cache))
+    assert run(["sync", str(lake), str(tmp_path / "without"), "--columns", "id"]) == 0
+    assert len(ParquetDataset(tmp_path / "without", batch_size=None)) == 4

@@ -48,6 +48,10 @@ class NotRead(ValueError):
     """A column chunk of a kind that is not read here, or a damaged one; its text says which."""
 
 
+class MoreValues(NotRead):
+    """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
+
+
 def bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
     """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
     at = chunk.data_page_offset

@@ -91,6 +91,8 @@ class Reader:
                 self._read_in_place(file, chunk, leaf, length, found.view(np.uint8))
                 return found
             return self._page_by_page(file, chunk, leaf, length, into)
+        except page_format.MoreValues:
+            raise
         except UNREADABLE as error:
             log_decoded_by_arrow(chunk, error)
             return None
@@ -113,7 +115,8 @@ class Reader:
             about = header[
                 page_format.DATA if header[page_format.TYPE][1] == thrift_fields.DATA_PAGE else page_format.DATA_V2
             ][1]
-            place = out[first * width :][: max(0, about[page_format.COUNT][1]) * width]
+            _check_count(about[page_format.COUNT][1], chunk, first)
+            place = out[first * width :][: about[page_format.COUNT][1] * width]
             levels = size - len(place)
             if not 0 <= levels <= len(head):
                 raise page_format.NotRead("a page with larger levels than expected")
@@ -163,6 +166,8 @@ class Reader:
         """Return the rows of a column chunk of strings or binary; None as `values` does."""
         try:
             found = list(self.byte_pages(file, chunk, leaf))
+        except page_format.MoreValues:
+            raise
         except UNREADABLE as error:
             log_decoded_by_arrow(chunk, error)
             return None
@@ -260,8 +265,7 @@ class Reader:
         else:
             raise page_format.NotRead("a page that holds no data")
         count = about[page_format.COUNT][1]
-        if not 0 <= count <= chunk.num_values - first:
-            raise page_format.NotRead("more values than the footer says")
+        _check_count(count, chunk, first)
         key = (count, first % length if length else 0, length, leaf.definition, repetitions, definitions)
         regular = self._known.get(key)
         if regular is None:
@@ -347,6 +351,14 @@ def _one_column_footer(physical: int, leaf: LeafColumn, count: int, size: int, d
         3: (i64, count),
         4: (thrift.LIST, thrift.Items(struct_, [group])),
     }
+
+
+def _check_count(count: int, chunk: pq.ColumnChunkMetaData, first: int) -> None:
+    """Raise NotRead where a page of ``count`` values, before which there are ``first``, does not fit its chunk."""
+    if count < 0:
+        raise page_format.NotRead("a page of fewer than no values")
+    if count > chunk.num_values - first:
+        raise page_format.MoreValues("more values than the footer says")
 
 
 def _split(data: Bytes, count: int) -> ByteArrays:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.errors import ParquetError
 from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
+from pqcache.parquet.pages.page_format import MoreValues
 from pqcache.parquet.pages.page_reader import Reader
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import LONG
@@ -54,7 +56,11 @@ class PageColumns:
                 chunk = metadata.column(leaf.number)
                 if form.kind == "bytes" and chunk.total_uncompressed_size < LONG * chunk.num_values:
                     continue  # short rows are decoded faster by pyarrow
-                column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
+                try:
+                    column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
+                except MoreValues as error:  # of which pyarrow would return as many as the footer says
+                    reason = f"row group {row_group} has {error} in column {form.name!r}"
+                    raise ParquetError(path, reason, "it is damaged: fetch or write it again") from error
                 if column is not None:
                     found[form.name] = column
                 else:

@@ -18,6 +18,7 @@ from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.pages.leaf_column import LeafColumn, leaf_of
 from pqcache.parquet.pages.long_values import views_of
+from pqcache.parquet.pages.page_format import MoreValues
 from pqcache.parquet.pages.page_reader import Reader
 from pqcache.system.buffer_pool import Arena, BufferPool
 from tests.examples import examples
@@ -347,7 +348,10 @@ def test_no_byte_of_a_page_header_or_level_gives_other_values(
         for at in range(chunk.data_page_offset, end):
             for byte in range(0, 256, 1 if codec == "none" else 8):
                 os.pwrite(file.fileno(), bytes([byte]), at)
-                found = Reader(BufferPool()).values(file.fileno(), chunk, leaf, 0)
+                try:
+                    found = Reader(BufferPool()).values(file.fileno(), chunk, leaf, 0)
+                except MoreValues:  # which the loader refuses
+                    continue
                 if found is not None and found.tolist() != values.tolist():
                     assert found.tolist() == pq.read_table(path)["t"].to_pylist()  # values that were compressed
             os.pwrite(file.fileno(), good[at : at + 1], at)

@@ -91,7 +91,10 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
         PqcacheError: ``target`` cannot be written.
     """
     [opened] = sources_of([source])
-    check_read_right(opened.path, opened.metadata, opened.schema, nanoseconds=False)
+    try:
+        check_read_right(opened.path, opened.metadata, opened.schema, nanoseconds=False)
+    except ParquetError as error:
+        raise error.renamed(source, name) from error
     known = condition_schema(opened.schema, rows.partitions, rows.types)
     condition = parse_condition(rows.where, known)
     columns = pa.schema([known.field(name) for name in condition_columns(condition) if name not in rows.partitions])
