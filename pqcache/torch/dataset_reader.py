@@ -28,6 +28,7 @@ from pqcache.reader.memory_budget import (
     even,
     fit,
     most_decoded,
+    warn_of_window,
 )
 from pqcache.reader.open import open_data
 from pqcache.reader.order.epoch_share import EpochShare
@@ -220,17 +221,13 @@ class DatasetReader:
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
         lanes = -(-share.lanes // (share.ranks * share.workers))
-        loader.most = most_decoded(loader.sizes, self.options.memory / share.workers, lanes if order.shuffle else 1)
+        memory = self.options.memory / share.workers
+        loader.most = most_decoded(loader.sizes, memory, lanes if order.shuffle else 1)
         if not self.options.shuffle:
-            return loader, order, budget_in_file_order(loader.sizes, self.options.memory / share.workers, threads)
-        budget = decode_budget(
-            loader.sizes,
-            self.options.memory / share.workers,
-            lanes=lanes,
-            all_lanes=share.lanes,
-            window=window,
-            threads=threads,
-        )
+            return loader, order, budget_in_file_order(loader.sizes, memory, threads)
+        if self.options.window is not None and share.worker == 0:
+            warn_of_window(loader.sizes, window, int(memory), lanes, self.options.path)
+        budget = decode_budget(loader.sizes, memory, lanes=lanes, all_lanes=share.lanes, window=window, threads=threads)
         return loader, order, budget
 
     def _batches(

@@ -61,11 +61,11 @@ class Nulls:
     @staticmethod
     def of(nulls: str | Mapping[str, Any]) -> Nulls:
         """Read the ``nulls=`` argument; anything else than "error", "mask" or a mapping raises UsageError."""
-        if isinstance(nulls, str):
-            if nulls not in ("error", "mask"):
-                raise UsageError(f"nulls={nulls!r}", "choose 'error', 'mask' or a dict of column and fill value")
-            return Nulls(mask=nulls == "mask")
-        return Nulls(fill=tuple(nulls.items()))
+        if isinstance(nulls, Mapping):
+            return Nulls(fill=tuple(nulls.items()))
+        if nulls not in ("error", "mask"):
+            raise UsageError(f"nulls={nulls!r}", "choose 'error', 'mask' or a dict of column and fill value")
+        return Nulls(mask=nulls == "mask")
 
     def fill_of(self, path: str) -> Any:
         """Return the value for a column or a path inside of one; None where there is none."""

@@ -29,6 +29,7 @@ from pqcache.torch import Batch, ParquetDataset, Ragged
 from pqcache.torch.batch import Position
 from pqcache.torch.ragged import listed
 from pqcache.torch.shared_memory import SharedPool, worker_pool
+from pqcache.torch.tensors import Nulls
 
 
 def batch_of(tmp_path: Path, how: dict[str, Any] | None = None, **columns: pa.Array) -> Batch:
@@ -434,6 +435,8 @@ def test_nulls_filled(tmp_path: Path) -> None:
     assert batch["l"].to_list() == [[1, 7], [], [2]]
     with pytest.raises(UsageError, match="nulls: 'y' is not among"):
         batch_of(tmp_path, {"nulls": {"y": 1}}, x=pa.array([1]))
+    with pytest.raises(UsageError, match="nulls=None: choose 'error', 'mask'"):
+        Nulls.of(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="choose 'error', 'mask'"):
         batch_of(tmp_path, {"nulls": "drop"}, x=pa.array([1]))
     with pytest.raises(UsageError, match="would add 'x_mask'"):
