@@ -21,7 +21,7 @@ class Line(torch.nn.Module):
 
 
 def inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return what the model takes; called in the workers."""
+    """Return what the model takes."""
     return {"price": batch["price"].float(), "labels": torch.ones(len(batch["price"]))}
 
 
@@ -41,7 +41,6 @@ def main(cache: str = "cache/shop", output: str = "trainer", steps: int = -1) ->
         max_steps=steps,
         save_steps=10,
         eval_strategy="epoch",
-        dataloader_num_workers=2,
         report_to="none",
     )
     trainer = Trainer(

@@ -14,7 +14,8 @@ from tests.datasets import write_shop
 from tests.frameworks import with_accelerate
 from tests.frameworks.conftest import ROWS
 from tests.frameworks.forked_ranks import Found, run_scenes
-from tests.test_docs import ROOT, run_under_torchrun
+from tests.scripts import run_script
+from tests.test_docs import ROOT, environment, run_under_torchrun
 
 EVERY_ROW = list(range(ROWS))
 BATCHES = 99  # of 64 rows; the last has 28
@@ -120,5 +121,5 @@ def test_the_example_goes_on_with_fewer_processes(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "train_accelerate.py")
     first = run_under_torchrun([script, str(shop), "checkpoint", "25"], tmp_path, 2)
     assert first.stdout.splitlines() == ["epoch 0: 4480 rows, evaluated on 1000"], first.stderr[-3000:]
-    again = run_under_torchrun([script, str(shop), "checkpoint"], tmp_path, 1)
+    again = run_script(Path(script), str(shop), "checkpoint", cwd=tmp_path, env=environment())
     assert again.stdout.splitlines() == ["epoch 1: 1840 rows, evaluated on 1000"], again.stderr[-3000:]

@@ -51,7 +51,7 @@ def cluster() -> Iterator[None]:
             _temp_dir=directory,
         )
         assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
-        of_ray = set(processes_below(os.getpid())) - before  # other tests may have started some too
+        of_ray = set(processes_below(os.getpid())) - before  # other tests start processes too, which outlive it
         yield
         started = of_ray.union(*map(processes_below, of_ray))
         ray.shutdown()

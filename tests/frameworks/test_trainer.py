@@ -12,8 +12,10 @@ from tests.datasets import write_shop
 from tests.frameworks import with_trainer
 from tests.frameworks.conftest import ROWS
 from tests.frameworks.forked_ranks import Found, run_scenes
-from tests.test_docs import ROOT, run_under_torchrun
+from tests.scripts import run_script
+from tests.test_docs import ROOT, environment
 
+EXAMPLE = ROOT / "examples" / "train_trainer.py"
 EVERY_ROW = list(range(ROWS))
 BATCHES = 99  # of 64 rows; the last has 28
 SCENES = ["whole", "interrupted", "evaluated", "refused", "rows"]
@@ -114,12 +116,11 @@ def test_trainer_without_help_is_exact_or_refused(found: Found) -> None:
 
 
 def test_the_example_goes_on_at_its_last_checkpoint(tmp_path: Path) -> None:
-    """4,400 rows in 69 batches: 35 steps an epoch on 2 processes."""
+    """4,400 rows in 69 batches, on one process; the first run ends within epoch 1."""
     shop = write_shop(tmp_path / "shop", rows=600)
-    script = str(ROOT / "examples" / "train_trainer.py")
-    for words, steps in ((["50"], 50), ([], 70)):
-        done = run_under_torchrun([script, str(shop), "runs", *words], tmp_path, 2)
+    for words, step, batch in ((["80"], 80, 11), ([], 138, 69)):
+        done = run_script(EXAMPLE, str(shop), "runs", *words, cwd=tmp_path, env=environment())
         assert done.returncode == 0, done.stderr[-3000:]
         assert "'eval_rows': '1000'" in done.stdout
-        place = json.loads((tmp_path / "runs" / f"checkpoint-{steps}" / "pqcache.json").read_text())
-        assert (place["epoch"], place["batch"]) == (1, min(2 * steps - 70, 69))
+        place = json.loads((tmp_path / "runs" / f"checkpoint-{step}" / "pqcache.json").read_text())
+        assert (place["epoch"], place["batch"]) == (1, batch)

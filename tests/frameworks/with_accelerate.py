@@ -58,7 +58,7 @@ class Scenes:
         for name in CONFIGURATIONS:
             loader = Loader(self.dataset())
             assert self.configure(name).prepare(loader) is loader
-            found[name] = [ids(loader) for _ in range(2)]
+            found[name] = [ids(loader) for _ in range(2 if name == "default" else 1)]
         return found
 
     def of_workers(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Scenes:
         for name in ("default", "no dispatch"):
             for size in (64, None):
                 dataset = self.dataset(batch_size=size)
-                plain = DataLoader(dataset, batch_size=None if size else 64, num_workers=0 if size else 2)
+                plain = DataLoader(dataset, batch_size=None if size else 64, num_workers=2 if size else 0)
                 loader = self.configure(name).prepare(plain)
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
