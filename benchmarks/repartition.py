@@ -112,7 +112,7 @@ DATASETS: dict[str, Callable[[Path, int], None]] = {
 def by_pqcache(compression: str) -> Callable[[list[Path], Path, int], dict[str, Any]]:
     def run(sources: list[Path], target: Path, size: int) -> dict[str, Any]:
         from pqcache.parquet.rewrite.options import RewriteOptions
-        from pqcache.parquet.rewrite.rewrite import rewrite_directory
+        from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 
         result = rewrite_directory(sources, target, RewriteOptions(row_group_size=size, compression=compression))
         return {"again": result.encoded_again / max(1, result.encoded)}
@@ -222,7 +222,7 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: 
     process = psutil.Process()
     ENGINES[engine]  # imports are paid before the clock starts
     if engine.startswith("pqcache"):
-        import pqcache.parquet.rewrite.rewrite  # noqa: F401
+        import pqcache.parquet.rewrite.rewrite_directory  # noqa: F401
     elif engine.startswith("duckdb"):
         import duckdb
 
@@ -230,7 +230,7 @@ def in_child(engine: str, sources: list[Path], target: Path, size: int, answer: 
     for module in (
         "duckdb",
         "pandas",
-        "pqcache.parquet.rewrite.rewrite",
+        "pqcache.parquet.rewrite.rewrite_directory",
     ):  # what a module takes to load is not the work
         importlib.import_module(module)
     spark = engine.startswith("spark")
@@ -299,8 +299,8 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
 
     Work is divided among threads in pieces that have nothing to do with one another, so this is what no pipeline beats.
     """
-    from pqcache.parquet.encodings import Encodings, chosen
-    from pqcache.parquet.rewrite.concat_chunks import encode
+    from pqcache.parquet.encodings import Encodings, choose_encodings
+    from pqcache.parquet.rewrite.concat_chunks import encode_rows
 
     files = [pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) for path in sources]
     parts = [(file, number) for file in files for number in range(file.num_row_groups)]
@@ -321,9 +321,9 @@ def limits(sources: list[Path], size: int) -> tuple[float, float]:
         whole = pa.concat_tables(tables)
         step = max(1, int(whole.num_rows * size / 4 / whole.nbytes))
         slices = [whole.slice(first, step).combine_chunks() for first in range(0, whole.num_rows, step)]
-        encodings = chosen(slices[0].slice(0, 20_000), lambda leaf: "lz4", Encodings())
+        encodings = choose_encodings(slices[0].slice(0, 20_000), lambda leaf: "lz4", Encodings())
         begin = time.perf_counter()
-        list(pool.map(lambda table: encode(table, encodings, "limit"), slices))
+        list(pool.map(lambda table: encode_rows(table, encodings, "limit"), slices))
         return decoding, time.perf_counter() - begin
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from repartition import multimodal, tabular, tokens
 
-from pqcache.parquet.encodings import Encodings, chosen
+from pqcache.parquet.encodings import Encodings, choose_encodings
 
 MB = 1 << 20
 
@@ -38,7 +38,7 @@ def schemes(table: pa.Table) -> dict[str, Callable[[pa.BufferOutputStream], pq.P
         return lambda sink: pq.ParquetWriter(sink, table.schema, compression=codec, use_dictionary=dictionary)
 
     def best(codec: str, compat: bool = False) -> Callable[[pa.BufferOutputStream], pq.ParquetWriter]:
-        found = chosen(table.slice(0, 20_000), lambda leaf: codec, Encodings(), compat)
+        found = choose_encodings(table.slice(0, 20_000), lambda leaf: codec, Encodings(), compat)
         return lambda sink: found.open(sink, table.schema)
 
     return {

@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.errors import SourceNotFound as SourceNotFound
     from pqcache.errors import SourceUnavailable as SourceUnavailable
     from pqcache.errors import UsageError as UsageError
-    from pqcache.reader.order.order import Order as Order
+    from pqcache.reader.order.epoch_order import Order as Order
     from pqcache.reader.order.shuffle_quality import Mixing as Mixing
     from pqcache.reader.order.shuffle_quality import mixing as mixing
     from pqcache.reader.selection.sequences import Sequence as Sequence
@@ -48,13 +48,13 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.keys.command import IndexReport as IndexReport
     from pqcache.store.keys.command import index as index
     from pqcache.store.repartition.command import repartition as repartition
-    from pqcache.store.repartition.dense_columns import Proposal as Proposal
-    from pqcache.store.repartition.dense_columns import dense_proposals as dense_proposals
+    from pqcache.store.repartition.dense_proposals import Proposal as Proposal
+    from pqcache.store.repartition.dense_proposals import dense_proposals as dense_proposals
     from pqcache.store.repartition.to_target import RepartitionReport as RepartitionReport
     from pqcache.store.selected_rows import SelectedRows as SelectedRows
     from pqcache.store.snapshot import Snapshot as Snapshot
+    from pqcache.store.sync.cache_run import SyncReport as SyncReport
     from pqcache.store.sync.command import sync as sync
-    from pqcache.store.sync.run import SyncReport as SyncReport
     from pqcache.store.verify.command import VerifyReport as VerifyReport
     from pqcache.store.verify.command import verify as verify
     from pqcache.units import parse_size as parse_size

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.processes import count_and_number
-from pqcache.reader.record_batches import read_batches, read_rows
+from pqcache.reader.record_batches import read_record_batches, read_rows
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import lookup
@@ -108,7 +108,7 @@ class Cache(CacheDirectory):
             rows=rows,
             sequence=sequence,
         )
-        return read_batches(self.path, options)
+        return read_record_batches(self.path, options)
 
     def _replicas(self, num_replicas: int | None, rank: int | None, snapshot: str | None) -> tuple[int, int]:
         """Return ``num_replicas`` and ``rank`` as given, else those of this process."""

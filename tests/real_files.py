@@ -29,7 +29,7 @@ def annotated(path: Path, column: str, fields: Struct) -> Path:
     element = {field: entry for field, entry in schema[position].items() if field not in (6, 10)}
     schema[position] = dict(sorted({**element, **fields}.items()))
     metadata[2] = (LIST, Items(STRUCT, schema))
-    path.write_bytes(data[: tail.limit] + footer.frame(metadata))
+    path.write_bytes(data[: tail.limit] + footer.footer_and_magic(metadata))
     return path
 
 

@@ -319,7 +319,7 @@ NEVER = (
     "sqlglot",
     "rich",
     "fsspec",
-    "pqcache.parquet.rewrite.rewrite",
+    "pqcache.parquet.rewrite.rewrite_directory",
     "pqcache.store.keys.build",
 )
 NO_ARROW = (

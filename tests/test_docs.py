@@ -32,8 +32,8 @@ from pqcache.store.keys.lookup import KEYS, KeyRun
 from pqcache.store.layout import FILES, ROW_GROUPS
 from pqcache.store.manifest_file import FORMAT, read_manifest
 from pqcache.store.repartition.to_target import RepartitionReport
+from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync as sync_cache
-from pqcache.store.sync.run import SyncReport
 from pqcache.store.urls import is_secret
 from pqcache.store.verify.command import VerifyReport
 from tests import ROOT

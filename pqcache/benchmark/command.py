@@ -27,7 +27,7 @@ from pqcache.errors import PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.memory_budget import WINDOW
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import check_numbers
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
@@ -155,7 +155,7 @@ def bench(
     if _has_torch():
         numbers = list(dict.fromkeys(workers or _worker_numbers(cpu_count())))
     rules = FileRules(as_files=as_files, all_files=all_files)
-    data, lease = open_data(target, rules=rules)
+    data, lease = open_local_dataset(target, rules=rules)
     with lease or nullcontext():
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below

@@ -9,7 +9,7 @@ from typing import Any
 
 from pqcache.errors import PqcacheError
 from pqcache.reader.memory_budget import WINDOW, RowGroupSizes, lane_bytes, largest_window
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.store.tables.data_files import FileRules
@@ -50,7 +50,7 @@ def forecast(
     if url_scheme(text) not in ("", "file"):
         return None
     try:
-        data, lease = open_data(local_path(text), rules=rules)
+        data, lease = open_local_dataset(local_path(text), rules=rules)
         with lease or nullcontext():
             plan = make_read_plan(data, None, None)
             sizes = estimate_sizes(plan)

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 from pqcache.errors import ParquetError, PqcacheError, first_line
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.memory_budget import fit_window
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
-from pqcache.reader.order.order import Order
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.record_batches import read_batches
+from pqcache.reader.record_batches import read_record_batches
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.store.tables.data_files import FileRules
@@ -74,9 +74,9 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
 
     def epochs() -> Iterator[Iterator[int]]:
         for epoch in range(sys.maxsize):
-            yield (batch.num_rows for batch in read_batches(job["path"], replace(options, epoch=epoch), rules))
+            yield (batch.num_rows for batch in read_record_batches(job["path"], replace(options, epoch=epoch), rules))
 
-    data, lease = open_data(job["path"], rules=rules)
+    data, lease = open_local_dataset(job["path"], rules=rules)
     with lease or nullcontext():
         sizes = estimate_sizes(make_read_plan(data, options.columns, options.filters))
         window = fit_window(sizes, options.memory, lanes=1)
@@ -85,7 +85,7 @@ def _arrow(job: dict[str, Any]) -> dict[str, Any]:
 
 def _limit(job: dict[str, Any]) -> dict[str, Any]:
     """Measure decoding alone: columns in parallel, row groups in parallel, and the share of lists of one length."""
-    data, lease = open_data(job["path"], rules=FileRules(**job["rules"]))
+    data, lease = open_local_dataset(job["path"], rules=FileRules(**job["rules"]))
     with lease or nullcontext():
         plan = with_dense_lists(make_read_plan(data, job["columns"], job["filters"]))
         reader = RowGroupReader(data, plan.row_groups)

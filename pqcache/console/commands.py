@@ -194,7 +194,7 @@ def inspect(
     with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
             rules = FileRules(as_files=as_files, all_files=all_files)
-            looked = listings.open_dataset(target, parsing.store_options(option), jobs, on_event, rules)
+            looked = listings.open_inspected_dataset(target, parsing.store_options(option), jobs, on_event, rules)
         else:
             found = pqcache.inspect(
                 target,

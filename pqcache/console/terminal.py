@@ -24,9 +24,9 @@ if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need 
 
     from pqcache.store.gc import GcReport
     from pqcache.store.keys.command import IndexReport
-    from pqcache.store.repartition.dense_columns import Proposal
+    from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
-    from pqcache.store.sync.run import SyncReport
+    from pqcache.store.sync.cache_run import SyncReport
     from pqcache.store.verify.command import VerifyReport
 
 _PROGRESS_SECONDS = 60.0  # between lines of progress where there is no terminal

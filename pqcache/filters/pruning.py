@@ -24,7 +24,7 @@ import pyarrow.types as pt
 from pqcache.filters.expression import Always, And, Compare, Condition, In, IsNull, Like, Not, Or
 from pqcache.parquet.dense import as_lists
 from pqcache.parquet.row_group_stats import field_key
-from pqcache.parquet.schema_merge import comparable
+from pqcache.parquet.schema_merge import condition_schema_of
 
 log = logging.getLogger("pqcache.filters")
 
@@ -56,7 +56,7 @@ class RowGroups(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class TruthValues:
     """What a condition may be for the rows of each row group: three flags per row group.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Bounds:
 
 def prune_row_groups(
     condition: Condition, table: pa.Table, constants: Mapping[str, pa.Array | pa.ChunkedArray] | None = None
-) -> Outcomes:
+) -> TruthValues:
     """Return whether ``condition`` may be true, false or null for some row of each row group.
 
     Args:
@@ -120,7 +120,7 @@ def prune_row_groups(
                 held[path] = _column_bounds(table, path[0], rows)
         return held[path]
 
-    return _outcomes(condition, bounds, rows > 0)
+    return _truth_values(condition, bounds, rows > 0)
 
 
 def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: Iterable[str]) -> Flags:
@@ -140,7 +140,7 @@ def prune_by_expression(index: RowGroups, expression: pc.Expression, columns: It
         fragments.append(kind.make_fragment(str(group), store, **about))
     some = np.zeros(len(index), np.bool_)
     try:
-        whole = dataset.FileSystemDataset(fragments, comparable(as_lists(index.schema)), kind, store)
+        whole = dataset.FileSystemDataset(fragments, condition_schema_of(as_lists(index.schema)), kind, store)
         some[[int(fragment.path) for fragment in whole.get_fragments(expression)]] = True
     except pa.ArrowException as error:
         log.debug("no row group is skipped: pyarrow cannot prove anything of %s: %s", expression, error)
@@ -216,19 +216,19 @@ def _in_order(low: Any, high: Any) -> tuple[Any, Any]:
         return None, None
 
 
-def _outcomes(node: Condition, bounds: Callable[..., _Bounds], some: Flags) -> Outcomes:
+def _truth_values(node: Condition, bounds: Callable[..., _Bounds], some: Flags) -> TruthValues:
     none = np.zeros(len(some), np.bool_)
     if isinstance(node, Always):
-        return Outcomes(some, none, none) if node.value else Outcomes(none, some, none)
+        return TruthValues(some, none, none) if node.value else TruthValues(none, some, none)
     if isinstance(node, Not):
-        inner = _outcomes(node.part, bounds, some)
-        return Outcomes(inner.false, inner.true, inner.null)
+        inner = _truth_values(node.part, bounds, some)
+        return TruthValues(inner.false, inner.true, inner.null)
     if isinstance(node, And | Or):
         join = _both if isinstance(node, And) else _either
-        return reduce(join, [_outcomes(part, bounds, some) for part in node.parts])
+        return reduce(join, [_truth_values(part, bounds, some) for part in node.parts])
     column = bounds(node.column, *node.inner)
     if isinstance(node, IsNull):
-        return Outcomes(column.some_null, column.some_value, none)
+        return TruthValues(column.some_null, column.some_value, none)
     if isinstance(node, Compare):
         true, false = _compare(column, node.op, node.value)
     elif isinstance(node, In):
@@ -238,17 +238,17 @@ def _outcomes(node: Condition, bounds: Callable[..., _Bounds], some: Flags) -> O
             true, false = true | one_true, false & one_false
     else:
         true, false = _like(column, node)
-    return Outcomes(true & column.some_value, false & column.some_value, column.some_null)
+    return TruthValues(true & column.some_value, false & column.some_value, column.some_null)
 
 
-def _both(left: Outcomes, right: Outcomes) -> Outcomes:
+def _both(left: TruthValues, right: TruthValues) -> TruthValues:
     null = (left.null & (right.true | right.null)) | (left.true & right.null)
-    return Outcomes(left.true & right.true, left.false | right.false, null)
+    return TruthValues(left.true & right.true, left.false | right.false, null)
 
 
-def _either(left: Outcomes, right: Outcomes) -> Outcomes:
+def _either(left: TruthValues, right: TruthValues) -> TruthValues:
     null = (left.null & (right.false | right.null)) | (left.false & right.null)
-    return Outcomes(left.true | right.true, left.false & right.false, null)
+    return TruthValues(left.true | right.true, left.false & right.false, null)
 
 
 def _compare(column: _Bounds, op: str, value: pa.Scalar) -> tuple[Flags, Flags]:

@@ -74,7 +74,7 @@ def where_columns(where: str) -> list[tuple[str, ...]]:
         raise error.within(f"--where {where!r}") from error
 
 
-def matching(table: pa.Table, where: str) -> list[int]:
+def rows_matching(table: pa.Table, where: str) -> list[int]:
     """Return the positions of the rows of ``table`` for which ``where`` is true."""
     if table.num_rows == 0:
         return []

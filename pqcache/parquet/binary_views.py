@@ -45,7 +45,7 @@ def without_views(table: pa.Table) -> pa.Table:
     return table
 
 
-def page_spans(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]] | None:
+def length_prefixed_bytes(views: pa.Array) -> list[tuple[memoryview, npt.NDArray[np.int64]]] | None:
     """Return bytes in which rows lie each with its length before it, and where they would end without the lengths.
 
     None is for rows some of which have nothing before them, as they do not come from a page.

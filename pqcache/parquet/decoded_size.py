@@ -78,7 +78,7 @@ def _over(ranges: npt.NDArray[np.float64], parts: Sequence[tuple[int, int]]) -> 
 
 def _pages(descriptor: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int, int]]:
     """Yield the number of values of each page, and its bytes after decompression."""
-    for header, _, _ in page_format.bodies(descriptor, chunk):
+    for header, _, _ in page_format.page_bodies(descriptor, chunk):
         about = header.get(page_format.DATA) or header.get(page_format.DATA_V2)
         if about is not None:
             yield about[1][page_format.COUNT][1], header[page_format.UNCOMPRESSED][1]

@@ -145,16 +145,16 @@ def as_lists(schema: pa.Schema) -> pa.Schema:
     return pa.schema([as_list(field) for field in schema], schema.metadata)
 
 
-def applied(schema: pa.Schema, dense: Mapping[str, Dense]) -> pa.Schema:
+def with_dense_columns(schema: pa.Schema, dense: Mapping[str, Dense]) -> pa.Schema:
     """Return a schema of lists with those named in ``dense`` as they are stored."""
     fields = [as_dense(field, dense[field.name]) if field.name in dense else field for field in schema]
     return pa.schema(fields, schema.metadata)
 
 
-def restored(array: pa.Array, dense: Dense, kind: pa.DataType) -> pa.Array:
+def dense_to_lists(array: pa.Array, dense: Dense, kind: pa.DataType) -> pa.Array:
     """Return the array of a dense column as lists of type ``kind``."""
     item = kind.value_type
-    numbers = _stored(array, dense)
+    numbers = _numbers_in_dense(array, dense)
     items = pa.array(numbers.astype(item.to_pandas_dtype(), copy=False), item)
     valid = None
     if array.null_count:
@@ -169,7 +169,7 @@ def restored(array: pa.Array, dense: Dense, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(array), [valid, pa.py_buffer(offsets)], children=[items])
 
 
-def _stored(array: pa.Array, dense: Dense) -> Numbers:
+def _numbers_in_dense(array: pa.Array, dense: Dense) -> Numbers:
     """Return all numbers of a dense array, one row after the other."""
     data = array.buffers()[1]
     if data is None:
@@ -186,7 +186,7 @@ class NotDense(ValueError):
         self.row = row
 
 
-def flattened(array: pa.Array, length: int) -> Numbers:
+def numbers_in_lists(array: pa.Array, length: int) -> Numbers:
     """Return the numbers of an array of lists that all have ``length`` numbers; others raise `NotDense`."""
     rows = len(array)
     if array.null_count:
@@ -211,7 +211,7 @@ def flattened(array: pa.Array, length: int) -> Numbers:
     return numbers
 
 
-def packed(numbers: Numbers, dense: Dense) -> pa.Array:
+def numbers_to_dense(numbers: Numbers, dense: Dense) -> pa.Array:
     """Return numbers as rows of ``dense``; a number that its dtype cannot hold raises `NotDense`."""
     dtype = np.dtype(dense.dtype)
     if numbers.dtype != dtype:
@@ -226,11 +226,11 @@ def packed(numbers: Numbers, dense: Dense) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(dense.width), len(numbers) // dense.length, [None, data])
 
 
-Change = tuple[pa.Field, Dense | None]
+DenseChange = tuple[pa.Field, Dense | None]
 """A column as it is in a file, and as what it is to be stored; None for a list."""
 
 
-def changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, Change]:
+def dense_changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, DenseChange]:
     """Return the columns of ``source``, the file ``name``, that are stored otherwise in ``target``, by name."""
     have, want = dense_in(source), dense_in(target)
     for column in want:
@@ -244,7 +244,7 @@ def changes(source: pa.Schema, target: pa.Schema, name: str) -> dict[str, Change
     return {name: (source.field(name), want.get(name)) for name in names}
 
 
-def changed(table: pa.Table, columns: Mapping[str, Change], name: str, first: int) -> pa.Table:
+def change_dense(table: pa.Table, columns: Mapping[str, DenseChange], name: str, first: int) -> pa.Table:
     """Return ``table`` with ``columns`` stored as they are to be.
 
     ``name`` is the file it is from and ``first`` the number of its first row there, for the `ParquetError` that
@@ -258,10 +258,10 @@ def changed(table: pa.Table, columns: Mapping[str, Change], name: str, first: in
         for chunk in table.column(position).chunks:
             try:
                 if have is not None and want is not None and have.length == want.length and not chunk.null_count:
-                    parts.append(packed(_stored(chunk, have), want))
+                    parts.append(numbers_to_dense(_numbers_in_dense(chunk, have), want))
                     continue
-                lists = chunk if have is None else restored(chunk, have, before.type)
-                parts.append(lists if want is None else packed(flattened(lists, want.length), want))
+                lists = chunk if have is None else dense_to_lists(chunk, have, before.type)
+                parts.append(lists if want is None else numbers_to_dense(numbers_in_lists(lists, want.length), want))
             except NotDense as error:
                 raise ParquetError(
                     name,

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pqcache.parquet.arrow_sizes import weigh
 from pqcache.parquet.codecs import CODECS
-from pqcache.parquet.sizes import weigh
 from pqcache.system.buffer_pool import BufferPool
 
 _WORTH = 0.9  # a scheme must make a column this much smaller to be used at all,
@@ -108,7 +108,7 @@ class _SampledColumn:
     values: int
 
 
-class Size(NamedTuple):
+class EncodedSize(NamedTuple):
     """What a leaf column takes on disk, page headers included; of that, what its dictionary takes."""
 
     total: int
@@ -117,20 +117,22 @@ class Size(NamedTuple):
     values: int
 
 
-def sizes(sample: pa.Table, encodings: Encodings) -> list[Size]:
+def encoded_sizes(sample: pa.Table, encodings: Encodings) -> list[EncodedSize]:
     """Return what each leaf column of ``sample`` takes when written with ``encodings``."""
     group = _metadata(sample, encodings).row_group(0)
     found = []
     for number in range(group.num_columns):
         column = group.column(number)
         dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
-        found.append(Size(column.total_compressed_size, dictionary, column.total_uncompressed_size, column.num_values))
+        found.append(
+            EncodedSize(column.total_compressed_size, dictionary, column.total_uncompressed_size, column.num_values)
+        )
     return found
 
 
-def total(sample: pa.Table, encodings: Encodings) -> int:
+def encoded_size(sample: pa.Table, encodings: Encodings) -> int:
     """Return what ``sample`` takes when written with ``encodings``."""
-    return sum(size.total for size in sizes(sample, encodings))
+    return sum(size.total for size in encoded_sizes(sample, encodings))
 
 
 def _metadata(sample: pa.Table, encodings: Encodings) -> pq.FileMetaData:
@@ -169,7 +171,7 @@ _SPECIAL = {
 }
 
 
-def chosen(
+def choose_encodings(
     sample: pa.Table,
     codec: Callable[[int], str],
     plain: Encodings,
@@ -208,7 +210,7 @@ def chosen(
     trials = [(scheme, codecs) for scheme in schemes for codecs in (none, packed)][1:]
     best = {leaf.path: (leaf.plain, _PLAIN, "none") for leaf in leaves}
     run = map if executor is None else executor.map
-    found = run(lambda trial: sizes(sample, with_schemes(base, *trial)), trials)
+    found = run(lambda trial: encoded_sizes(sample, with_schemes(base, *trial)), trials)
     for (scheme, codecs), taken in zip(trials, found, strict=True):
         for leaf, size in zip(leaves, taken, strict=True):
             if leaf.path not in scheme or (codecs is packed and packed[leaf.path] == "none"):

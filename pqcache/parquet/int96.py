@@ -15,13 +15,13 @@ import pyarrow.types as pt
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.source_footer import SourceFooter
 
-Place = tuple[str, int]
+LeafPlace = tuple[str, int]
 """A leaf: its top-level column, and its position within that."""
 
 
-def _places(source: SourceFooter) -> dict[Place, str]:
+def _places(source: SourceFooter) -> dict[LeafPlace, str]:
     """Return each leaf's physical type."""
-    found: dict[Place, str] = {}
+    found: dict[LeafPlace, str] = {}
     counts: Counter[int] = Counter()
     for number, leaf in enumerate(footer.leaves_of(source.elements, str(source.path))):
         kind = source.metadata.schema.column(number).physical_type
@@ -30,7 +30,7 @@ def _places(source: SourceFooter) -> dict[Place, str]:
     return found
 
 
-def int96_places(sources: Sequence[SourceFooter]) -> set[Place]:
+def int96_places(sources: Sequence[SourceFooter]) -> set[LeafPlace]:
     """Return the leaves that are INT96 in every file that has them."""
     places = [_places(source) for source in sources]
     found = {place for known in places for place, kind in known.items() if kind == "INT96"}
@@ -43,18 +43,18 @@ def is_uniform(sources: Sequence[SourceFooter]) -> bool:
     return all(places == found[0] for places in found)
 
 
-def numbered(schema: pa.Schema, kept: Collection[Place]) -> pa.Schema:
+def int96_as_int64(schema: pa.Schema, kept: Collection[LeafPlace]) -> pa.Schema:
     """Return ``schema`` with int64 for every time stamp that is not among ``kept``."""
     fields = []
     for field in schema:
         places = iter(range(1 << 62))
-        fields.append(field.with_type(_numbered(field.type, field.name, places, kept)))
+        fields.append(field.with_type(_type_as_int64(field.type, field.name, places, kept)))
     return pa.schema(fields, schema.metadata)
 
 
-def _numbered(kind: pa.DataType, name: str, places: Iterator[int], kept: Collection[Place]) -> pa.DataType:
+def _type_as_int64(kind: pa.DataType, name: str, places: Iterator[int], kept: Collection[LeafPlace]) -> pa.DataType:
     def inner(field: pa.Field) -> pa.Field:
-        return field.with_type(_numbered(field.type, name, places, kept))
+        return field.with_type(_type_as_int64(field.type, name, places, kept))
 
     if pt.is_struct(kind):
         return pa.struct([inner(field) for field in kind.fields])

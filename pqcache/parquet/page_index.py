@@ -24,7 +24,9 @@ class PageIndex:
     offsets: Mapping[int, bytes]
 
 
-def shifted(offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], delta: int) -> PageIndex | None:
+def shift_page_index(
+    offsets: Mapping[int, thrift.Struct], columns: Mapping[int, bytes], delta: int
+) -> PageIndex | None:
     """Return the indexes of a row group whose pages are to lie ``delta`` bytes later; None where there are none."""
     moved = {}
     for number, index in offsets.items():
@@ -41,7 +43,7 @@ def boundary_order(bounds: Iterable[tuple[Any, Any]]) -> int:
     return DESCENDING if all(a[0] >= b[0] and a[1] >= b[1] for a, b in pairwise(pages)) else 0
 
 
-def placed(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
+def place_page_indexes(groups: Mapping[int, thrift.Struct], indexes: Mapping[int, PageIndex], position: int) -> bytes:
     """Return the bytes of ``indexes`` as they follow at ``position``, and have the row groups point to them."""
     out = bytearray()
     for place in (COLUMN_INDEX, OFFSET_INDEX):

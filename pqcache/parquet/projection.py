@@ -23,7 +23,7 @@ _SHORT_CHUNKS = re.compile(rb"parquet-mr version 1\.([01]\b|2\.[0-8]\b)")
 _SHORT_BY = 100
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a file."""
 
     offset: int
@@ -40,12 +40,12 @@ class Projection:
     """Some columns and row groups of a file as a file of their own.
 
     Attributes:
-        spans: the bytes of the file that the other one's pages are, in order.
+        ranges: the bytes of the file that the other one's pages are, in order.
         size: the offset of the other one's footer.
         fields: its footer.
     """
 
-    spans: tuple[Span, ...]
+    ranges: tuple[ByteRange, ...]
     size: int
     fields: Struct
 
@@ -82,19 +82,19 @@ def project(
     leaves = [number for number, leaf in enumerate(all_leaves) if wanted[leaf.column]]
     extra = _SHORT_BY if _SHORT_CHUNKS.match(_bytes(fields, 6) or b"") else 0
     all_groups = footer.row_groups_of(fields, name)
-    spans: list[Span] = []
+    ranges: list[ByteRange] = []
     placed: list[bytes] = []
     position = start
     rows = 0
     for number in groups:
         if len(footer.columns_of(all_groups[number], name)) != len(all_leaves):
             raise _damaged(name, f"row group {number} has not one chunk for each column")
-        group, more = _placed(all_groups[number], leaves, position, ordinal + len(placed), limit, extra, name)
+        group, more = _place_row_group(all_groups[number], leaves, position, ordinal + len(placed), limit, extra, name)
         rows += number_of(group, 3, name)
         placed.append(thrift.encode(group))
-        spans += more
-        position += sum(span.length for span in more)
-        if position - start > limit + extra * len(spans):
+        ranges += more
+        position += sum(byte_range.length for byte_range in more)
+        if position - start > limit + extra * len(ranges):
             raise _damaged(name, "its column chunks overlap")
     template = dict(fields)
     orders = _structs(fields, 7)
@@ -102,7 +102,7 @@ def project(
     if len(orders) == len(all_leaves):
         template[7] = (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))
     keyvalues = _keyvalues(fields, wanted, [_bytes(schema[first], 4) or b"" for first in tops[:-1]])
-    return Projection(tuple(spans), position, footer.assembled(template, elements, placed, rows, keyvalues))
+    return Projection(tuple(ranges), position, footer.make_footer(template, elements, placed, rows, keyvalues))
 
 
 def top_elements(schema: Sequence[Struct], name: str) -> list[int]:
@@ -119,19 +119,19 @@ def top_elements(schema: Sequence[Struct], name: str) -> list[int]:
     return tops
 
 
-def _placed(
+def _place_row_group(
     group: Struct, leaves: Sequence[int], position: int, ordinal: int, limit: int, extra: int, name: str
-) -> tuple[Struct, list[Span]]:
+) -> tuple[Struct, list[ByteRange]]:
     """Return a row group of these leaves as it reads with its pages from ``position`` on, and where they are now."""
     chunks, metas = group[1][1].values, footer.columns_of(group, name)
-    spans = {leaf: _span(metas[leaf], limit, extra, name) for leaf in leaves}
-    ordered = sorted(leaves, key=lambda leaf: spans[leaf].offset)
+    ranges = {leaf: _byte_range(metas[leaf], limit, extra, name) for leaf in leaves}
+    ordered = sorted(leaves, key=lambda leaf: ranges[leaf].offset)
     moved: dict[int, Struct] = {}
     at = position
     for leaf in ordered:
         alone: Struct = {1: (LIST, Items(STRUCT, [chunks[leaf]]))}
-        moved[leaf] = footer.moved(alone, at - spans[leaf].offset, 0, None, name)[1][1].values[0]
-        at += spans[leaf].length
+        moved[leaf] = footer.shift_row_group(alone, at - ranges[leaf].offset, 0, None, name)[1][1].values[0]
+        at += ranges[leaf].length
     result = dict(group)
     result[1] = (LIST, Items(STRUCT, [moved[leaf] for leaf in leaves]))
     result[2] = (I64, sum(number_of(metas[leaf], 6, name) for leaf in leaves))
@@ -145,10 +145,10 @@ def _placed(
     result.pop(7, None)
     if ordinal < 1 << 15:  # the field is an i16, and optional
         result[7] = (I16, ordinal)
-    return dict(sorted(result.items())), [spans[leaf] for leaf in ordered]
+    return dict(sorted(result.items())), [ranges[leaf] for leaf in ordered]
 
 
-def _span(meta: Struct, limit: int, extra: int, name: str) -> Span:
+def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
     """Return where a column chunk lies, its dictionary included."""
     size = number_of(meta, 7, name)
     offsets = [number_of(meta, field, name) for field in (9, 11) if field == 9 or field in meta]
@@ -158,7 +158,7 @@ def _span(meta: Struct, limit: int, extra: int, name: str) -> Span:
     start = min(starts, default=len(MAGIC))
     if start + size > limit:
         raise _damaged(name, f"a column chunk ends at {start + size:,}, behind the footer's start at {limit:,}")
-    return Span(start, min(size + extra, limit - start) if size else 0)
+    return ByteRange(start, min(size + extra, limit - start) if size else 0)
 
 
 def _sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:

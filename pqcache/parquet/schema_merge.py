@@ -1,7 +1,7 @@
 """One schema for files that drifted apart, and data converted to it without loss.
 
-``unified`` finds the narrowest schema that holds every value of every file, or says which two files disagree.
-``working`` is that schema in types that can be cut, measured and written batch by batch.
+``merge_schemas`` finds the narrowest schema that holds every value of every file, or says which two files disagree.
+``working_schema`` is that schema in types that can be cut, measured and written batch by batch.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _is_list(kind: pa.DataType) -> bool:
     )
 
 
-def unified(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
+def merge_schemas(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     """Return the schema that holds every row of every file without loss.
 
     Columns are matched by name; the first file's order rules and new columns follow. Key-value metadata is the
@@ -260,7 +260,7 @@ def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.Data
     return kind
 
 
-def working(schema: pa.Schema) -> pa.Schema:
+def working_schema(schema: pa.Schema) -> pa.Schema:
     """Return ``schema`` in types that write the same Parquet but can be measured and joined in pieces.
 
     Views do not tell the size of a slice, nested dictionaries cannot be unified, and a narrow dictionary index
@@ -269,16 +269,16 @@ def working(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_type(_working_type(field.type, True)) for field in schema])
 
 
-def comparable(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` as conditions see it: in ``working`` types, and extension types as what they are stored as.
+def condition_schema_of(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` as conditions see it: in the types of `working_schema`, extension types as they are stored.
 
     Arrow neither compares these nor makes an empty table of columns that hold them inside.
     """
     return pa.schema([field.with_type(_working_type(field.type, True, stored=True)) for field in schema])
 
 
-def conformed(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
-    """Return ``table`` under ``schema``, which came from `unified` and `working`; ``name`` is the file to blame."""
+def cast_to_schema(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+    """Return ``table`` under ``schema``, from `merge_schemas` and `working_schema`; ``name`` is the file to blame."""
     if table.schema.equals(schema, check_metadata=True):  # without metadata, names of list items count for nothing
         return table
     columns = []

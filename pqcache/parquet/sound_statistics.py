@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.thrift import LIST, STRUCT, put_varint
-from pqcache.parquet.footer.thrift_walk import items_at, key, skipped, walk
+from pqcache.parquet.footer.thrift_walk import items_at, key, skip_value, walk_struct
 
 _COLUMN_ORDERS = 7  # of FileMetaData
 _TYPE_DEFINED = b"\x1c\0\0"  # a ColumnOrder: the order that the column's type has
@@ -38,14 +38,14 @@ def type_ordered(metadata: pq.FileMetaData) -> Sequence[bool]:
     if footer.endswith(bytes(size) + _TYPE_DEFINED * leaves + b"\0"):  # as nearly all files have it
         return [True] * leaves
     found: list[bool] = []
-    walk(footer, 0, {key(_COLUMN_ORDERS, LIST): _orders}, found)
+    walk_struct(footer, 0, {key(_COLUMN_ORDERS, LIST): _orders}, found)
     return found if len(found) == leaves else [False] * leaves
 
 
 def _orders(data: bytes, at: int, found: list[bool]) -> int:
     count, kind, at = items_at(data, at)
     for _ in range(count):
-        end = skipped(data, at, kind, 0)
+        end = skip_value(data, at, kind, 0)
         found.append(data[at:end] == _TYPE_DEFINED)
         at = end
     return at

@@ -8,8 +8,8 @@ from functools import partial
 
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.memory_budget import DecodeBudget
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import batches_by_lane
-from pqcache.reader.order.order import Order
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.reader.sequential import in_file_order

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import Ints
+from pqcache.reader.order.epoch_order import Ints
 from pqcache.units import format_size
 
 log = logging.getLogger("pqcache.reader")

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import Dense, as_list, dense_in
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
-from pqcache.reader.open import Data
-from pqcache.reader.order.order import Ints
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows, select_row_groups
 from pqcache.reader.selection.selection import Selection
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
@@ -39,7 +39,7 @@ class ReadPlan:
                      without a selection
     """
 
-    data: Data
+    data: LocalDataset
     columns: tuple[str, ...]
     row_groups: Ints
     dense: tuple[tuple[str, int], ...] = ()
@@ -149,7 +149,7 @@ class ReadPlan:
 
 
 def make_read_plan(
-    data: Data,
+    data: LocalDataset,
     columns: Sequence[str] | None,
     filters: Any = None,
     rows: SelectedRows | None = None,
@@ -188,7 +188,7 @@ def make_read_plan(
 
 
 def _plan_of_sequences(
-    data: Data, columns: tuple[str, ...], sequence: SequenceOf, rows: SelectedRowGroups, counts: Ints | None
+    data: LocalDataset, columns: tuple[str, ...], sequence: SequenceOf, rows: SelectedRowGroups, counts: Ints | None
 ) -> ReadPlan:
     if not isinstance(sequence, SequenceOf):
         raise UsageError(f"sequence={sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.columns.column_data import to_arrow
 from pqcache.reader.columns.column_forms import form_of
-from pqcache.reader.columns.columns import to_arrow
 from pqcache.reader.epoch import batches
 from pqcache.reader.memory_budget import (
     DecodeBudget,
@@ -23,10 +23,10 @@ from pqcache.reader.memory_budget import (
     most_decoded,
     warn_of_window,
 )
-from pqcache.reader.open import Data, open_data
+from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.order import Order
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
@@ -34,7 +34,7 @@ from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 
 
-def read_batches(
+def read_record_batches(
     path: str | os.PathLike[str], options: BatchOptions, rules: FileRules | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Return an iterator over the record batches of an epoch; see ``Cache.batches``.
@@ -42,7 +42,7 @@ def read_batches(
     ``rules`` say which files are read where ``path`` is a plain directory. The dataset is opened, and its snapshot
     leased, before this returns.
     """
-    data, lease = open_data(path, options.snapshot or getattr(options.rows, "snapshot", "") or None, rules)
+    data, lease = open_local_dataset(path, options.snapshot or getattr(options.rows, "snapshot", "") or None, rules)
     try:
         epoch = _open_epoch(path, data, options)
     except BaseException:
@@ -69,8 +69,10 @@ def read_rows(path: str | os.PathLike[str], rows: SelectedRows, columns: Sequenc
     if not isinstance(rows, SelectedRows):
         raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
     if len(rows):
-        return pa.Table.from_batches(list(read_batches(path, BatchOptions(columns=columns, shuffle=False, rows=rows))))
-    data, lease = open_data(path, rows.snapshot or None)
+        return pa.Table.from_batches(
+            list(read_record_batches(path, BatchOptions(columns=columns, shuffle=False, rows=rows)))
+        )
+    data, lease = open_local_dataset(path, rows.snapshot or None)
     with lease or nullcontext():
         return _schema_of(make_read_plan(data, columns)).empty_table()
 
@@ -88,7 +90,7 @@ class _Epoch:
         return record_batches(self.loader, self.order, self.share.indices(), self.share.total, self.budget)
 
 
-def _open_epoch(path: str | os.PathLike[str], data: Data, options: BatchOptions) -> _Epoch:
+def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions) -> _Epoch:
     lanes, memory = options.rank_lanes, options.memory
     plan = make_read_plan(data, options.columns, options.filters, options.rows, sequence=options.sequence)
     loader = RowGroupLoader(plan)

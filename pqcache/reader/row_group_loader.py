@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
+from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
-from pqcache.reader.columns.columns import ColumnData, as_typed, from_arrow
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, checked_columns

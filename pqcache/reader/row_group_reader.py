@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line, open_error
 from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, may_be_doubtful
+from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm
-from pqcache.reader.columns.columns import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.page_columns import PageColumns
-from pqcache.reader.open import Data
-from pqcache.reader.order.order import Ints
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.order.epoch_order import Ints
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import check_regular, open_regular
 from pqcache.system.shared_numbers import SharedNumbers
@@ -41,7 +41,7 @@ def release_unused() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def checked_columns(data: Data) -> SharedNumbers:
+def checked_columns(data: LocalDataset) -> SharedNumbers:
     """Return where it is remembered which columns are read right, also by processes that are forked later."""
     return SharedNumbers([field.name for field in data.index.schema if may_be_doubtful(field.type)], len(data.index))
 
@@ -55,7 +55,7 @@ class RowGroupReader:
 
     def __init__(
         self,
-        data: Data,
+        data: LocalDataset,
         row_groups: Ints,
         *,
         forms: Sequence[ColumnForm] = (),

@@ -14,7 +14,7 @@ from pqcache.parquet.decoded_size import decoded_bytes, densest_rows
 from pqcache.parquet.dense import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
-from pqcache.reader.order.order import Ints
+from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.disk import check_regular

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 
 from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatch
+from pqcache.reader.columns.column_data import cut, join
 from pqcache.reader.columns.column_forms import ColumnForm
-from pqcache.reader.columns.columns import cut, join
-from pqcache.reader.order.order import Order
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.shuffle.scatter import Done, ReadContext, Rows
 
 _MOST_BATCHES = 1000  # planned at a time

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Block = npt.NDArray[np.uint8]
+Buffer = npt.NDArray[np.uint8]
 
 _MIN_BLOCK = 4096  # bytes
 _MIN_MAPPED = 1 << 18  # bytes of a block from which on it is a mapping of its own
@@ -24,10 +24,10 @@ _MAX_SLACK = 16 << 20  # bytes that a pool may have beyond the most that were in
 _MAX_WASTED = 2 << 20  # bytes of a request for which a block may be twice as large
 
 
-def block_size(size: int) -> int:
+def buffer_size(size: int) -> int:
     """Return the size of the block for ``size`` bytes, at most an eighth more, so that blocks fit other requests too.
 
-    >>> block_size(1), block_size(5000), block_size(1 << 20)
+    >>> buffer_size(1), buffer_size(5000), buffer_size(1 << 20)
     (4096, 5120, 1048576)
     """
     if size <= _MIN_BLOCK:
@@ -36,7 +36,7 @@ def block_size(size: int) -> int:
     return -(-size // step) * step
 
 
-def _allocate(size: int) -> Block:
+def _allocate(size: int) -> Buffer:
     """Return new memory; a large block is a mapping of its own, which leaves no hole in the heap when it is freed."""
     if size < _MIN_MAPPED or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.empty(size, np.uint8)
@@ -65,33 +65,33 @@ class BufferPool:
     """
 
     def __init__(self) -> None:
-        self._free: defaultdict[int, deque[Block]] = defaultdict(deque)
-        self._alive: dict[int, weakref.ref[Block]] = {}  # all blocks, by id
+        self._free: defaultdict[int, deque[Buffer]] = defaultdict(deque)
+        self._alive: dict[int, weakref.ref[Buffer]] = {}  # all blocks, by id
         self._sizes: dict[int, int] = {}  # their bytes
         self._peak = 0  # bytes that were in use at one time
 
-    def acquire(self, size: int) -> Block:
+    def acquire(self, size: int) -> Buffer:
         """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
-        wanted = block_size(size)
-        block = self._idle(wanted, wanted + wanted // 4)
-        if block is None and (excess := self._excess(wanted)) > 0:
+        wanted = buffer_size(size)
+        buffer = self._idle(wanted, wanted + wanted // 4)
+        if buffer is None and (excess := self._excess(wanted)) > 0:
             if wanted <= _MAX_WASTED:
-                block = self._idle(wanted, 2 * wanted)  # a block much too large is better than new memory
-            if block is None:
+                buffer = self._idle(wanted, 2 * wanted)  # a block much too large is better than new memory
+            if buffer is None:
                 self._free_idle(excess)
-        if block is None:
-            block = _allocate(wanted)
-            self._sizes[id(block)] = wanted
-            self._alive[id(block)] = weakref.ref(block, partial(_remove_entry, self._alive, self._sizes, id(block)))
-        return block
+        if buffer is None:
+            buffer = _allocate(wanted)
+            self._sizes[id(buffer)] = wanted
+            self._alive[id(buffer)] = weakref.ref(buffer, partial(_remove_entry, self._alive, self._sizes, id(buffer)))
+        return buffer
 
-    def _idle(self, wanted: int, most: int) -> Block | None:
+    def _idle(self, wanted: int, most: int) -> Buffer | None:
         """Return the smallest idle block of ``wanted`` to ``most`` bytes."""
         while wanted <= most:
             try:
                 return self._free[wanted].pop()
             except IndexError:
-                wanted = block_size(wanted + 1)
+                wanted = buffer_size(wanted + 1)
         return None
 
     def _excess(self, wanted: int) -> int:
@@ -111,11 +111,11 @@ class BufferPool:
                     break
                 excess -= size
 
-    def release(self, block: Block) -> None:
+    def release(self, buffer: Buffer) -> None:
         """Give a block back to the pool; the caller must not use it any more."""
-        self._free[block.nbytes].append(block)
+        self._free[buffer.nbytes].append(buffer)
 
-    def borrow(self, size: int) -> Block:
+    def borrow(self, size: int) -> Buffer:
         """Return ``size`` bytes, which are released when the last array over them is freed."""
         return np.asarray(_Borrowed(self, self.acquire(size), size))
 
@@ -128,12 +128,12 @@ class Arena:
 
     def __init__(self, pool: BufferPool, size: int, count: int) -> None:
         self.size, self.count = size, count
-        self.block = _allocate(size * count)
+        self.buffer = _allocate(size * count)
         self._pool = pool
-        self._begin = int(self.block.ctypes.data)
-        self._free = deque(self.block[start : start + size] for start in reversed(range(0, size * count, size)))
+        self._begin = int(self.buffer.ctypes.data)
+        self._free = deque(self.buffer[start : start + size] for start in reversed(range(0, size * count, size)))
 
-    def borrow(self, size: int) -> Block:
+    def borrow(self, size: int) -> Buffer:
         """Return the first ``size`` bytes of a slot, or memory of the pool where no slot is free or large enough.
 
         They are released when the last array over them is freed.
@@ -145,30 +145,30 @@ class Arena:
                 pass
         return self._pool.borrow(size)
 
-    def release(self, block: Block) -> None:
+    def release(self, buffer: Buffer) -> None:
         """Give a slot back."""
-        self._free.append(block)
+        self._free.append(buffer)
 
     def offset_of(self, values: npt.NDArray[Any]) -> int | None:
         """Return the offset in bytes at which ``values`` begin in the block; None if they are elsewhere."""
         begin = int(values.ctypes.data) - self._begin
-        return begin if 0 <= begin < len(self.block) else None
+        return begin if 0 <= begin < len(self.buffer) else None
 
 
 class _Borrowed:
     """The base object of arrays over a borrowed block; releases the block when it is freed."""
 
-    def __init__(self, pool: BufferPool | Arena, block: Block, size: int) -> None:
-        self._pool, self._block = pool, block
+    def __init__(self, pool: BufferPool | Arena, buffer: Buffer, size: int) -> None:
+        self._pool, self._buffer = pool, buffer
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "shape": (size,),
             "typestr": "|u1",
-            "data": (block.ctypes.data, False),
+            "data": (buffer.ctypes.data, False),
         }
 
     def __del__(self) -> None:
-        self._pool.release(self._block)
+        self._pool.release(self._buffer)
 
 
 def aligned(size: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pqcache.torch.ragged import moved, pinned
+from pqcache.torch.ragged import pin_tensors, to_device
 from pqcache.torch.tensor_transfer import Packet, pack, unpack
 
 
@@ -59,11 +59,11 @@ class Batch(dict[str, Any]):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch with its tensors on another device."""
-        return Batch({k: moved(v, device, non_blocking) for k, v in self.items()}, self.position)
+        return Batch({k: to_device(v, device, non_blocking) for k, v in self.items()}, self.position)
 
     def pin_memory(self) -> Batch:
         """Return the batch in pinned memory; DataLoader(pin_memory=True) calls this."""
-        return Batch({k: pinned(v) for k, v in self.items()}, self.position)
+        return Batch({k: pin_tensors(v) for k, v in self.items()}, self.position)
 
     def __copy__(self) -> Batch:
         return Batch(self, self.position)

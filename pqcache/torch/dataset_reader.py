@@ -30,10 +30,10 @@ from pqcache.reader.memory_budget import (
     most_decoded,
     warn_of_window,
 )
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.order.epoch_order import Ints, Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
-from pqcache.reader.order.order import Ints, Order
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
@@ -317,7 +317,9 @@ class DatasetReader:
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
-        self._data, lease = open_data(self.options.path if path is None else path, snapshot, self.options.rules)
+        self._data, lease = open_local_dataset(
+            self.options.path if path is None else path, snapshot, self.options.rules
+        )
         if self._release is not None:
             self._release()
         self._keep(lease)

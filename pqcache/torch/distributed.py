@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
-from pqcache.reader.open import Data
+from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import FILES
@@ -111,7 +111,7 @@ class NodeShares:
         return start + rounds * ranks
 
 
-def gather_shares(data: Data, loader: RowGroupLoader) -> NodeShares | None:
+def gather_shares(data: LocalDataset, loader: RowGroupLoader) -> NodeShares | None:
     """Return what all ranks report of the shares that they read; None where the dataset is not a node's share.
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.

@@ -15,7 +15,7 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.callers import check_skipping, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
 from pqcache.torch.lightning_callers import begins_epoch, counts_iterations
-from pqcache.torch.ragged import moved
+from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import Place, ResumableDataset
 
 PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
@@ -262,4 +262,4 @@ def _moved(batch: Any, device: torch.device, pinned: bool) -> Any:
             f"the transform returns {type(batch).__name__}, which has no to(device)",
             "return a Batch, or move it in the training loop",
         )
-    return moved(batch, device, non_blocking=pinned)
+    return to_device(batch, device, non_blocking=pinned)

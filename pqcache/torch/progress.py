@@ -20,7 +20,7 @@ _CHOSEN, _WARNED, _UNORDERED, _FINISHED_VERSION, _FINISHED = range(12, 17)
 _LOADER, _PASS_NUMBER, _PASS_EPOCH, _PASS_START, _PASS_GENERATION = _PASS
 
 
-class Begin(NamedTuple):
+class IterationStart(NamedTuple):
     """Where an iteration begins: at global batch ``start`` of an epoch, and a restored worker at its batch ``next``."""
 
     epoch: int
@@ -59,12 +59,12 @@ class Progress:
         self._shared = torch.zeros(_FINISHED + _MAX_WORKERS, dtype=torch.int64)
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
         self._shared[_FINISHED_VERSION] = -1
-        self._restored: tuple[int, Begin] | None = None  # with the version at which it was restored
+        self._restored: tuple[int, IterationStart] | None = None  # with the version at which it was restored
         self._at_fork = self._now()  # as a worker finds it when it is forked or unpickled
         self._reading, self._version = self._at_fork, 0  # of the latest iteration in this process
         self._passes = 0  # of this worker
         self._in_order = True  # in a pickle, whether the loader that makes it keeps the order of batches
-        self.current = Begin(0, 0, None)  # where the latest iteration of this process began
+        self.current = IterationStart(0, 0, None)  # where the latest iteration of this process began
         self.next = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class Progress:
                 "before it iterates; pqcache.torch.Loader and its epoch do",
             )
         if in_worker and state.worker is not None:
-            begin = Begin(state.epoch, state.worker[2], state.batch)
+            begin = IterationStart(state.epoch, state.worker[2], state.batch)
             self._restored = None if next_chosen else (int(self._shared[_VERSION]), begin)
             if not chosen:
                 self._shared[_EPOCH] = state.epoch
@@ -160,7 +160,7 @@ class Progress:
         if self._restored is not None and self._shared[_CHOSEN]:
             self._shared[_ENDED_EPOCH], self._shared[_ENDED_AT] = epoch + 1, batch
 
-    def begin(self, workers: int) -> Begin:
+    def begin(self, workers: int) -> IterationStart:
         """Return where an iteration with so many workers (0: in the trainer) begins, and note their number."""
         self._shared[_WORKERS] = workers
         self._shared[_UNORDERED] = bool(workers) and not (self._in_order and keeps_order())
@@ -169,11 +169,11 @@ class Progress:
         self.current = self._restored_begin() or self._begin_of(self._reading, workers)
         return self.current
 
-    def _begin_of(self, reading: _Reading, workers: int) -> Begin:
+    def _begin_of(self, reading: _Reading, workers: int) -> IterationStart:
         if workers and int(self._shared[_ENDED_EPOCH]) == reading.epoch + 1:  # see note_end
-            return Begin(reading.epoch, int(self._shared[_ENDED_AT]), None)
+            return IterationStart(reading.epoch, int(self._shared[_ENDED_AT]), None)
         finished = self._has_finished(reading.generation, workers)
-        return Begin(reading.epoch, 0 if finished else reading.start, None)
+        return IterationStart(reading.epoch, 0 if finished else reading.start, None)
 
     def next_start(self, workers: int) -> int:
         """Return the batch at which the next iteration with so many workers begins."""
@@ -225,7 +225,7 @@ class Progress:
             self._shared[_FINISHED + worker] = self._reading.generation + 1
             self._shared[_FINISHED_VERSION] = self._version
 
-    def _restored_begin(self) -> Begin | None:
+    def _restored_begin(self) -> IterationStart | None:
         """Return where a restored worker begins: until it reaches the end, or until another epoch is set."""
         if self._restored is None:
             return None

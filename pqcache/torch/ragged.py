@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, overload
 
 import torch
 
-Kind = Literal["list", "str", "bytes"]
+RaggedKind = Literal["list", "str", "bytes"]
 
 
 class Ragged:
@@ -35,7 +35,7 @@ class Ragged:
 
     __slots__ = ("_ends", "kind", "offsets", "values")
 
-    def __init__(self, values: Any, offsets: torch.Tensor, kind: Kind = "list") -> None:
+    def __init__(self, values: Any, offsets: torch.Tensor, kind: RaggedKind = "list") -> None:
         self.values = values
         self.offsets = offsets
         self.kind = kind
@@ -85,7 +85,7 @@ class Ragged:
         """Return plain Python: a list of lists, of str or of bytes."""
         ends = self._positions()
         if self.kind == "list":
-            values = listed(self.values)
+            values = to_rows(self.values)
             return [values[a:b] for a, b in itertools.pairwise(ends)]
         data: bytes = self.values.cpu().numpy().tobytes()
         pieces = [data[a:b] for a, b in itertools.pairwise(ends)]
@@ -114,12 +114,12 @@ class Ragged:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Ragged:
         """Return the Ragged on another device, as ``Tensor.to``."""
-        values = moved(self.values, device, non_blocking)
+        values = to_device(self.values, device, non_blocking)
         return Ragged(values, self.offsets.to(device, non_blocking=non_blocking), self.kind)
 
     def pin_memory(self) -> Ragged:
         """Return the Ragged in pinned memory, from which copies to a GPU overlap with its work."""
-        return Ragged(pinned(self.values), self.offsets.pin_memory(), self.kind)
+        return Ragged(pin_tensors(self.values), self.offsets.pin_memory(), self.kind)
 
     def __repr__(self) -> str:
         what = {"str": "strings", "bytes": "binary values", "list": "lists"}[self.kind]
@@ -163,15 +163,15 @@ def in_sequences(value: Any, length: int) -> Any:
     return value.reshape(value.shape[0] // length, length, *value.shape[1:])
 
 
-def listed(value: Any) -> list[Any]:
+def to_rows(value: Any) -> list[Any]:
     """Return a column as a plain list of rows; a struct's rows are dicts."""
     if isinstance(value, dict):
-        columns = {name: listed(inner) for name, inner in value.items()}
+        columns = {name: to_rows(inner) for name, inner in value.items()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return cast("list[Any]", value.tolist() if isinstance(value, torch.Tensor) else value.to_list())
 
 
-def moved(value: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
+def to_device(value: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
     """Return a value with its tensors on another device, also those inside of lists, tuples, dicts and dataclasses.
 
     Objects of other classes move themselves where they have ``to``, and are returned as they are where not.
@@ -179,7 +179,7 @@ def moved(value: Any, device: torch.device | str, non_blocking: bool = False) ->
     return _changed(value, "to", lambda inner: inner.to(device, non_blocking=non_blocking))
 
 
-def pinned(value: Any) -> Any:
+def pin_tensors(value: Any) -> Any:
     """Return a value with its tensors in pinned memory, wherever ``moved`` finds them."""
     return _changed(value, "pin_memory", lambda inner: inner.pin_memory())
 

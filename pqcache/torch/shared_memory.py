@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pqcache.system.buffer_pool import Block, BufferPool
+from pqcache.system.buffer_pool import Buffer, BufferPool
 
 log = logging.getLogger("pqcache.torch")
 
@@ -60,8 +60,8 @@ class Slot:
         mapped = np.frombuffer(self._map, np.uint8)
         self.token = os.urandom(_TOKEN)
         mapped[:_TOKEN] = np.frombuffer(self.token, np.uint8)
-        self.block: Block = mapped[_HEADER:]
-        self.begin = int(self.block.ctypes.data)
+        self.buffer: Buffer = mapped[_HEADER:]
+        self.begin = int(self.buffer.ctypes.data)
         self.borrowed = False
         self.retired = False  # a child of this process has arrays over it
 
@@ -89,7 +89,7 @@ class Slot:
             return None
         byte = _TOKEN + unused
         self._map[byte] = _SENT
-        return SlotReference(os.getpid(), self.descriptor, self.token, len(self.block), byte)
+        return SlotReference(os.getpid(), self.descriptor, self.token, len(self.buffer), byte)
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last array over it, in any process."""
@@ -105,7 +105,7 @@ class SharedPool(BufferPool):
         self._begins: list[int] = []
         self._lock = threading.Lock()
 
-    def borrow(self, size: int) -> Block:
+    def borrow(self, size: int) -> Buffer:
         """Return ``size`` bytes of a slot that is free again when no array of either process is over it."""
         with self._lock:  # batches are made on several threads, and pickled on one more
             slot = self._slot(1 << (max(_SMALLEST, size) - 1).bit_length())
@@ -123,7 +123,7 @@ class SharedPool(BufferPool):
         self._drop_retired()
         for size in (wanted, 2 * wanted):
             for slot in self._slots:
-                if len(slot.block) == size and slot.free:
+                if len(slot.buffer) == size and slot.free:
                     return slot
         if len(self._slots) >= _MAX_SLOTS:
             log.debug("private memory for a batch, which will be copied: all %d shared slots are in use", _MAX_SLOTS)
@@ -156,7 +156,7 @@ class SharedPool(BufferPool):
             if number < 0:
                 return None
             slot = self._slots[number]
-        return slot if address + size <= slot.begin + len(slot.block) else None
+        return slot if address + size <= slot.begin + len(slot.buffer) else None
 
 
 class _BorrowedSlot:
@@ -184,12 +184,12 @@ class _ReceivedSlot:
         self._mapped, self._byte = mapped, byte
         self._pid = os.getpid()
         self.in_use[id(self)] = mapped, byte
-        block = mapped[_HEADER:]
+        buffer = mapped[_HEADER:]
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
-            "shape": block.shape,
+            "shape": buffer.shape,
             "typestr": "|u1",
-            "data": (block.ctypes.data, False),
+            "data": (buffer.ctypes.data, False),
         }
 
     def __del__(self) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pqcache.system.buffer_pool import Block, aligned
-from pqcache.torch.ragged import Kind, Ragged
+from pqcache.system.buffer_pool import Buffer, aligned
+from pqcache.torch.ragged import Ragged, RaggedKind
 from pqcache.torch.shared_memory import Slot, SlotReference, received, shared_pool
 
 log = logging.getLogger("pqcache.torch")
@@ -45,7 +45,7 @@ class RaggedLocation(NamedTuple):
 
     values: Any
     offsets: Any
-    kind: Kind
+    kind: RaggedKind
 
 
 class StridedTensors(NamedTuple):
@@ -131,7 +131,7 @@ class _Locator:
         """Return the tensors that are not in shared memory, copied into one buffer; None where it cannot be sent."""
         slot, size = None, self._copied_bytes
         if size > _INLINE and self._pool is not None:
-            buffer: Block = self._pool.borrow(size)
+            buffer: Buffer = self._pool.borrow(size)
             slot = self._pool.slot_of(buffer.ctypes.data, size)
         if slot is None:
             buffer = np.empty(size, np.uint8)

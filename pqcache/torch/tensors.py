@@ -36,8 +36,16 @@ import torch
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.schema_merge import is_text
+from pqcache.reader.columns.column_data import (
+    Bools,
+    ColumnData,
+    PackedBytes,
+    from_arrow,
+    is_views,
+    pack_bytes,
+    to_arrow,
+)
 from pqcache.reader.columns.column_forms import form_of, number_dtype, storage_type
-from pqcache.reader.columns.columns import Bools, ColumnData, Packed, from_arrow, is_views, packed, to_arrow
 from pqcache.torch.ragged import Ragged
 
 Value = torch.Tensor | Ragged | dict[str, Any]
@@ -174,10 +182,10 @@ def to_value(column: ColumnData, name: str, nulls: Nulls) -> tuple[Value, torch.
         return _nested(bare_array, column.form.type, name, nulls, fill), mask
     if column.form.kind == "fixed" and isinstance(column.values, np.ndarray):
         return _fixed(column, valid, name, fill), mask
-    if isinstance(column.values, Packed) or is_views(column):
+    if isinstance(column.values, PackedBytes) or is_views(column):
         if is_text(bare):
             return _text(column, valid, name, fill, bytes_=_is_binary(bare)), mask
-        rows = packed(_without(column, valid))
+        rows = pack_bytes(_without(column, valid))
         item = storage_type(bare.value_type)
         values = _numbers(rows.data, item, len(rows.data) // column.form.width, name)
         return Ragged(values, torch.from_numpy(rows.ends // column.form.width)), mask
@@ -278,7 +286,7 @@ def _text(column: ColumnData, valid: Bools | None, name: str, fill: Any, bytes_:
         array = to_arrow(ColumnData(column.form, column.values, valid)).fill_null(fill)
         column = from_arrow(array, column.form)
         valid = None
-    rows = packed(_without(column, valid))
+    rows = pack_bytes(_without(column, valid))
     return Ragged(_bytes_tensor(rows.data), torch.from_numpy(rows.ends), "bytes" if bytes_ else "str")
 
 

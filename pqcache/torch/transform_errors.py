@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pqcache.reader.order.order import Ints, Order
+from pqcache.reader.order.epoch_order import Ints, Order
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.batch import Position
 

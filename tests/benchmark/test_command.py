@@ -19,7 +19,7 @@ import pqcache
 from pqcache.benchmark.command import Advice, BenchReport, Measured, advise, bench, recommended
 from pqcache.console.bench_text import print_bench
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.system.process_stats import disk_read_bytes, pss
@@ -211,7 +211,7 @@ def loader_of(root: Path, groups: int, rows: int, columns: int = 1) -> RowGroupL
     root.mkdir()
     table = pa.table({f"c{i}": np.random.default_rng(i).random(groups * rows) for i in range(columns)})
     pq.write_table(table, root / "a.parquet", row_group_size=rows)
-    return RowGroupLoader(make_read_plan(open_data(root)[0], None))
+    return RowGroupLoader(make_read_plan(open_local_dataset(root)[0], None))
 
 
 def test_advice(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_advised_sizes_are_taken_by_repartition(tmp_path: Path) -> None:
     words = (few.command or "").split()
     size = pqcache.parse_size(words[words.index("--row-group-size") + 1])
     pqcache.repartition(loader.plan.data.root, tmp_path / "out", row_group_size=size)
-    assert len(make_read_plan(open_data(tmp_path / "out")[0], None).row_groups) >= 4
+    assert len(make_read_plan(open_local_dataset(tmp_path / "out")[0], None).row_groups) >= 4
 
 
 SHARES_AND_WAITS = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.warm import run_pqcache
@@ -174,7 +174,10 @@ def test_a_directory_that_may_not_be_listed_is_not_passed_over(tmp_path: Path) -
     """What trains on a plain directory has all its rows, or says why not; links are followed as sync follows them."""
     write_shop(tmp_path / "shop", days=3, files=1, rows=10)
     day = tmp_path / "shop" / "dt=2026-11-02"
-    code = "import sys; from pqcache.reader.open import open_data; print(open_data(sys.argv[1])[0].index.paths)"
+    code = (
+        "import sys; from pqcache.reader.open_dataset import open_local_dataset as opened; "
+        "print(opened(sys.argv[1])[0].index.paths)"
+    )
     words = [*without_override(), sys.executable, "-c", code, tmp_path / "shop"]
     day.chmod(0)
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
@@ -183,7 +186,7 @@ def test_a_directory_that_may_not_be_listed_is_not_passed_over(tmp_path: Path) -
     day.rename(tmp_path / "moved")
     day.symlink_to(tmp_path / "moved")
     assert pqcache.inspect(tmp_path / "shop").rows == 30
-    assert sum(open_data(tmp_path / "shop")[0].index.numbers("rows")) == 30
+    assert sum(open_local_dataset(tmp_path / "shop")[0].index.numbers("rows")) == 30
 
 
 def test_gc_of_a_cache_with_nothing_in_it(tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def _leftovers_are_kept() -> None:
     import pqcache.store.sync.apply as build
     import pqcache.store.sync.command as sync
 
-    build.adopt = lambda *_: None  # type: ignore[assignment]
+    build.take_over_or_remove = lambda *_: None  # type: ignore[assignment]
     build.remove_tree = lambda *_: None  # type: ignore[assignment]
     sync.remove_tree = lambda *_: None  # type: ignore[assignment]
 

@@ -18,10 +18,10 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Fetched, Listed, Published
-from pqcache.parquet.rewrite import rewrite
+from pqcache.parquet.rewrite import rewrite_directory as rewrite
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.sync import safety_checks
-from pqcache.store.workdir import file_key
+from pqcache.store.tmp_directory import file_key
 from pqcache.system import disk
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at

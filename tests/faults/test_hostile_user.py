@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache.store import ownership, snapshot, workdir
+from pqcache.store import ownership, snapshot
+from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.ownership import CACHES, GROUPS
 from tests.datasets import write_day
@@ -125,7 +126,7 @@ def test_what_others_could_change_is_not_taken_over(kind: str, cache: Path) -> N
     opened = pqcache.Cache.open(cache)
     left.chmod(0o777)
     mine = workdir.make_workdir(opened)
-    workdir.adopt(opened, mine, ["key"], ["key"])
+    workdir.take_over_or_remove(opened, mine, ["key"], ["key"])
     assert list((mine / kind).iterdir()) == []
     assert list((cache / "tmp").iterdir()) == [mine]
 

@@ -13,7 +13,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Event, Fetched, Listed
-from pqcache.store import workdir
+from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers import local
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import command as sync_module

@@ -491,7 +491,7 @@ def test_the_command_line_says_it_in_one_line(
 
 def test_the_checks_see_a_wrong_row(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests rest on: without the checks after a copy, a lie is published and `check_new` fails."""
-    from pqcache.store.sync.download import download
+    from pqcache.store.sync.download import download_file as download
 
     other = store.another_version()
 

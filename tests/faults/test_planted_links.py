@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import pqcache
-from pqcache.store import workdir
+from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers.local import LocalSource
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.filters.pruning import Outcomes, prune_by_expression, prune_row_groups
-from pqcache.filters.sql import matching, parse_condition
+from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
+from pqcache.filters.sql import parse_condition, rows_matching
 from pqcache.parquet.row_group_stats import columns_table, row_group_columns
 from pqcache.store.row_group_index import Index, build_index
 
@@ -99,13 +99,13 @@ def statistics(data: bytes) -> pa.Table:
 
 
 def check(table: pa.Table, condition: str, known: pa.Table, sizes: list[int], **constants: Any) -> None:
-    outcomes = prune_row_groups(parse_condition(condition, table.schema), known, constants)
+    truth = prune_row_groups(parse_condition(condition, table.schema), known, constants)
     first = 0
     for group, size in enumerate(sizes):
-        hits = len(matching(table.slice(first, size), condition))
+        hits = len(rows_matching(table.slice(first, size), condition))
         first += size
-        assert outcomes.some[group] or hits == 0, (condition, group)
-        assert not outcomes.every[group] or hits == size, (condition, group)
+        assert truth.some[group] or hits == 0, (condition, group)
+        assert not truth.every[group] or hits == size, (condition, group)
 
 
 @given(st.data())
@@ -148,9 +148,9 @@ def test_holds_for_any_bounds_that_are_true(table: pa.Table, condition: str, dat
 def test_constants_are_decided_exactly(condition: str, text: str | None, number: int | None) -> None:
     table = pa.table({"s": pa.array([text], pa.string()), "i64": pa.array([number], pa.int64())})
     constants = {name: table[name] for name in table.column_names}
-    outcomes = prune_row_groups(parse_condition(condition, table.schema), pa.table({"rows": pa.array([3])}), constants)
-    expected = matching(table, condition) == [0]
-    assert bool(outcomes.some[0]) == bool(outcomes.every[0]) == expected
+    truth = prune_row_groups(parse_condition(condition, table.schema), pa.table({"rows": pa.array([3])}), constants)
+    expected = rows_matching(table, condition) == [0]
+    assert bool(truth.some[0]) == bool(truth.every[0]) == expected
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_prunes_what_it_can(condition: str, some: list[int], every: list[int]) -
     )
     sink = io.BytesIO()
     pq.write_table(table, sink, row_group_size=10)
-    outcomes = prune_row_groups(parse_condition(condition, table.schema), statistics(sink.getvalue()))
-    assert outcomes.some.tolist() == [bool(flag) for flag in some]
-    assert outcomes.every.tolist() == [bool(flag) for flag in every]
+    truth = prune_row_groups(parse_condition(condition, table.schema), statistics(sink.getvalue()))
+    assert truth.some.tolist() == [bool(flag) for flag in some]
+    assert truth.every.tolist() == [bool(flag) for flag in every]
 
 
 @pytest.mark.parametrize(
@@ -211,13 +211,13 @@ def test_prunes_what_it_can(condition: str, some: list[int], every: list[int]) -
 )
 def test_what_min_and_max_do_not_tell(values: pa.Array, condition: str) -> None:
     table = pa.table({"x": values})
-    assert matching(table, condition)
+    assert rows_matching(table, condition)
     sink = io.BytesIO()
     pq.write_table(table, sink)
     check(table, condition, statistics(sink.getvalue()), [2])
 
 
-def prune_index(index: Index, where: str) -> Outcomes:
+def prune_index(index: Index, where: str) -> TruthValues:
     files = pa.array(index.numbers("file"))
     constants = {name: index.partitions[name].take(files) for name in index.partitions.column_names}
     return prune_row_groups(parse_condition(where, index.schema), index.table, constants)
@@ -249,9 +249,9 @@ def test_ten_thousand_row_groups_take_milliseconds() -> None:
     condition = parse_condition("i between 5000 and 6000 and dt like '2026-1%' and not i in (1, 2, 3)", schema)
     constants = {"dt": pa.array([f"2026-{n % 12 + 1:02d}" for n in range(rows)])}
     began = time.perf_counter()
-    outcomes = prune_row_groups(condition, table, constants)
+    truth = prune_row_groups(condition, table, constants)
     seconds = time.perf_counter() - began
-    assert np.flatnonzero(outcomes.some).tolist() == [57, 58, 59]
+    assert np.flatnonzero(truth.some).tolist() == [57, 58, 59]
     assert seconds < 0.5
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.parquet.dense import Dense, as_dense, as_list, dense_in, dense_of, smallest
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.store.config import read_config
 from tests.datasets import files_of
 from tests.examples import examples
@@ -216,7 +216,7 @@ def test_wrong_names_are_refused(lake: Path, tmp_path: Path, monkeypatch: pytest
         "pqcache.store.repartition.to_target.open_source", lambda *_: pytest.fail("a source was opened")
     )
     monkeypatch.setattr(
-        "pqcache.store.repartition.dense_columns.open_dataset", lambda *_: pytest.fail("a source was opened")
+        "pqcache.store.repartition.dense_proposals.open_dataset", lambda *_: pytest.fail("a source was opened")
     )
     with pytest.raises(pqcache.UsageError, match="is not local"):
         pqcache.dense_proposals("s3://lake/shop")

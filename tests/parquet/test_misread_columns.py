@@ -17,7 +17,7 @@ from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.footer.stored_bytes import local_stored_bytes_metadata
 from pqcache.parquet.misread_columns import check_read_right
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.torch import ParquetDataset
 from tests.real_files import JULIAN_DAY_0, UNKNOWN, annotated, write_int96, write_interval
 

@@ -29,7 +29,7 @@ def write_uncounted(path: Path, created_by: str, **more: pa.Array) -> None:
     fields[6] = (t.BINARY, created_by.encode())
     for group in fields[4][1].values:
         group[1][1].values[0][3][1][12][1][3] = (t.I64, 0)
-    path.write_bytes(data[: -8 - length] + footer.frame(fields))
+    path.write_bytes(data[: -8 - length] + footer.footer_and_magic(fields))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def old_file(
         fields[6] = (t.BINARY, created_by.encode())
     if orders is not None:
         fields[7] = (t.LIST, t.Items(t.STRUCT, orders))
-    return data[: -8 - size] + footer.frame(fields)
+    return data[: -8 - size] + footer.footer_and_magic(fields)
 
 
 FIVE = (500).to_bytes(9, "big")

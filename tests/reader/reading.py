@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.memory_budget import DecodeBudget
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.order import Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
@@ -99,7 +99,7 @@ def long_rows(first: int, rows: int) -> pa.Table:
 
 def loader_of(path: Path, columns: list[str] | None = None, filters: Any = None, dense: bool = False) -> RowGroupLoader:
     """Open a directory of Parquet."""
-    plan = make_read_plan(open_data(path)[0], columns, filters)
+    plan = make_read_plan(open_local_dataset(path)[0], columns, filters)
     return RowGroupLoader(with_dense_lists(plan) if dense else plan)
 
 

@@ -31,8 +31,8 @@ from pqcache.reader.memory_budget import (
     warn_of_window,
 )
 from pqcache.reader.options import BatchOptions
-from pqcache.reader.order.order import Order
-from pqcache.reader.record_batches import read_batches
+from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.record_batches import read_record_batches
 from tests.examples import examples
 from tests.reader.reading import loader_of, long_rows, read, write
 
@@ -125,7 +125,7 @@ def test_reading_in_file_order_keeps_to_memory(tmp_path: Path) -> None:
     write(tmp_path, {"a.parquet": table}, 20_000)
     memory = int(loader_of(tmp_path).sizes.selected.max())
     with pytest.warns(UserWarning, match="read in 3 pieces"):
-        batches = list(read_batches(tmp_path, BatchOptions(batch_size=999, shuffle=False, memory=memory)))
+        batches = list(read_record_batches(tmp_path, BatchOptions(batch_size=999, shuffle=False, memory=memory)))
     assert pa.Table.from_batches(batches).equals(table)
 
 
@@ -226,8 +226,8 @@ def test_a_row_group_that_was_not_looked_at_is_refused_before_it_is_decoded(tmp_
     assert int(loader.sizes.decoded.max()) < 100_000, "the case is one that is not looked at"
     options = BatchOptions(batch_size=10, memory=2_000_000)
     with pytest.raises(UsageError, match=r"a\.parquet: row group 50 takes .* too much for memory=1\.9 MB; run"):
-        list(read_batches(tmp_path, options))
-    assert sum(batch.num_rows for batch in read_batches(tmp_path, BatchOptions(batch_size=10))) == 59 * 200 + 160
+        list(read_record_batches(tmp_path, options))
+    assert sum(batch.num_rows for batch in read_record_batches(tmp_path, BatchOptions(batch_size=10))) == 59 * 200 + 160
 
 
 def test_the_advice_of_a_refusal_is_enough() -> None:

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.order import Order
 from tests.examples import examples
 from tests.reader.reading import everything, loader_of, plain, read, read_table, write
 
@@ -180,7 +180,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no Parquet files"):
         loader_of(tmp_path)
     with pytest.raises(UsageError, match="pqcache sync s3://bucket/x"):
-        open_data("s3://bucket/x")
+        open_local_dataset("s3://bucket/x")
 
 
 def test_a_file_that_vanished_or_broke_is_named(tmp_path: Path) -> None:

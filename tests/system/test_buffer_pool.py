@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.system.buffer_pool import Arena, Block, BufferPool
+from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
 from tests.test_docs import ROOT
 
 OVERHEAD, BATCHES = 300 << 20, 50  # as docs/loading.md says
@@ -55,20 +55,20 @@ def used(pool: BufferPool) -> int:
 @given(st.lists(st.tuples(st.integers(0, 2_000_000), st.integers(0, 20)), min_size=1, max_size=60))
 def test_a_pool_keeps_hardly_more_than_was_in_use(steps: list[tuple[int, int]]) -> None:
     pool = BufferPool()
-    held: list[Block] = []
+    held: list[Buffer] = []
     most = 0
     for size, given_back in steps:
-        block = pool.acquire(size)
-        assert len(block) >= size
-        assert not any(np.shares_memory(block, other) for other in held)
-        held.append(block)
+        buffer = pool.acquire(size)
+        assert len(buffer) >= size
+        assert not any(np.shares_memory(buffer, other) for other in held)
+        held.append(buffer)
         most = max(most, sum(map(len, held)))
-        largest = max(map(len, [*held, *(b for blocks in pool._free.values() for b in blocks)]))
+        largest = max(map(len, [*held, *(b for buffers in pool._free.values() for b in buffers)]))
         assert sum(map(len, held)) <= used(pool) <= most + most // 8 + largest
         for _ in range(min(given_back, len(held))):
             pool.release(held.pop(0))
     held.clear()
-    del block
+    del buffer
     pool._free.clear()
     assert used(pool) == 0
 
@@ -80,7 +80,7 @@ def test_a_small_block_does_not_cost_a_large_one() -> None:
     pool.release(large)
     several = [pool.acquire(5000) for _ in range(3)]
     assert pool.acquire(8 << 20).ctypes.data == place
-    assert len({block.ctypes.data for block in (*several, small)}) == 4
+    assert len({buffer.ctypes.data for buffer in (*several, small)}) == 4
 
 
 def test_borrowed_blocks_are_released_with_the_last_array() -> None:
@@ -96,7 +96,7 @@ def test_borrowed_blocks_are_released_with_the_last_array() -> None:
 def test_an_arena_has_a_fixed_number_of_slots() -> None:
     arena = Arena(BufferPool(), 1000, 3)
     lent = [arena.borrow(900) for _ in range(4)]
-    assert [arena.offset_of(block) for block in lent] == [0, 1000, 2000, None]
+    assert [arena.offset_of(buffer) for buffer in lent] == [0, 1000, 2000, None]
     assert arena.offset_of(lent[1][10:]) == 1010
     assert arena.offset_of(arena.borrow(1001)) is None
     del lent[1]

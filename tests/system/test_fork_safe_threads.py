@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.read_plan import make_read_plan
-from pqcache.reader.record_batches import read_batches
+from pqcache.reader.record_batches import read_record_batches
 from pqcache.store.row_group_index import build_index
 from pqcache.system import fork_safe_threads
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
@@ -188,17 +188,17 @@ def indexing(root: Path) -> Callable[[], Any]:
 
 
 def reading(root: Path) -> Callable[[], Any]:
-    batches = read_batches(root, BatchOptions())
+    batches = read_record_batches(root, BatchOptions())
     return lambda: next(batches)
 
 
 def reading_in_order(root: Path) -> Callable[[], Any]:
-    batches = read_batches(root, BatchOptions(shuffle=False))
+    batches = read_record_batches(root, BatchOptions(shuffle=False))
     return lambda: next(batches)
 
 
 def counting(root: Path) -> Callable[[], Any]:
-    data, _ = open_data(root)
+    data, _ = open_local_dataset(root)
     return lambda: make_read_plan(data, None, "id BETWEEN 3 AND 50").counts
 
 

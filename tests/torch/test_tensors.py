@@ -27,7 +27,7 @@ from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.footer import footer, thrift
 from pqcache.torch import Batch, ParquetDataset, Ragged
 from pqcache.torch.batch import Position
-from pqcache.torch.ragged import listed
+from pqcache.torch.ragged import to_rows
 from pqcache.torch.shared_memory import SharedPool, worker_pool
 from pqcache.torch.tensors import Nulls
 
@@ -165,7 +165,7 @@ def test_items_of_lists_structs_and_maps_are_those_of_plain_columns(tmp_path: Pa
         columns["struct"] = pa.StructArray.from_arrays([array], ["x"]), [{"x": value} for value in values]
         columns["pairs"] = pa.StructArray.from_arrays([pairs], ["x"]), [{"x": x} for x in ([a, b], [c, a], [b, c])]
     batch = batch_of(tmp_path, None, **{name: column for name, (column, _) in columns.items()})
-    assert {name: listed(batch[name]) for name in columns} == {
+    assert {name: to_rows(batch[name]) for name in columns} == {
         name: expected for name, (_, expected) in columns.items()
     }
 
@@ -183,7 +183,7 @@ def test_decimals_of_more_digits_than_their_type_are_refused(tmp_path: Path, nes
     leaf = fields[2][1].values[-1]
     leaf[8] = (thrift.I32, 10)
     leaf.pop(10)
-    path.write_bytes(data[: -8 - length] + footer.frame(fields))
+    path.write_bytes(data[: -8 - length] + footer.footer_and_magic(fields))
     with pytest.raises(ParquetError, match=r"column 'c': it holds values of more digits than decimal128\(10, 0\)"):
         list(ParquetDataset(tmp_path, batch_size=3))
 
@@ -323,7 +323,7 @@ def test_nulls_inside_are_filled_by_path(tmp_path: Path, case: str) -> None:
     """What the message recommends for nulls inside a column is what fills them."""
     array, fills, expected = INSIDE[case]
     filled = batch_of(tmp_path, {"nulls": fills}, c=array)
-    assert listed(filled["c"]) == expected
+    assert to_rows(filled["c"]) == expected
     known: dict[str, Any] = {}
     while known != fills:
         with pytest.raises(ParquetError) as found:
@@ -338,11 +338,11 @@ def test_a_fill_is_for_all_that_is_inside(tmp_path: Path) -> None:
         (pa.array([{"x": 1}, {"x": None}, None]), [{"x": 1}, {"x": 3}, {"x": 3}]),
         (pa.array([[[1], [None]], [], None]), [[[1], [3]], [], []]),
     ):
-        assert listed(batch_of(tmp_path, {"nulls": {"c": 3}}, c=array)["c"]) == expected
+        assert to_rows(batch_of(tmp_path, {"nulls": {"c": 3}}, c=array)["c"]) == expected
     pairs = pa.array([[1, None], None], pa.list_(pa.int32(), 2))
     for array, expected in ((pa.array([[1, None], None]), [[1, 9], []]), (pairs, [[1, 9], [8, 8]])):
         batch = batch_of(tmp_path, {"nulls": {"c": 8, "c.element": 9}}, c=array)
-        assert listed(batch["c"]) == expected, "one for a part wins"
+        assert to_rows(batch["c"]) == expected, "one for a part wins"
 
 
 def test_lists_with_nulls_in_them_are_not_dense(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def not_parquet(name: object, reason: BaseException | str) -> ParquetError:
     )
 
 
-def frame(footer: Struct) -> bytes:
+def footer_and_magic(footer: Struct) -> bytes:
     """Return the end of a Parquet file: the footer, its length and the magic."""
     data = encode(footer)
     return data + struct.pack("<I", len(data)) + MAGIC
@@ -166,7 +166,9 @@ def columns_of(group: Struct, name: str) -> list[Struct]:
     return [_field(chunk, 3, STRUCT, name) for chunk in _chunks_of(group, name)]
 
 
-def moved(group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[bytes]] | None, name: str) -> Struct:
+def shift_row_group(
+    group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[bytes]] | None, name: str
+) -> Struct:
     """Return a row group as it reads when its pages lie ``delta`` bytes later, as number ``ordinal``.
 
     Page indexes and bloom filters lie outside the row group, so they are dropped. ``paths`` are new
@@ -203,7 +205,7 @@ def moved(group: Struct, delta: int, ordinal: int, paths: Sequence[Sequence[byte
     return result
 
 
-def assembled(
+def make_footer(
     template: Struct,
     schema: Sequence[Struct],
     groups: Sequence[Struct | bytes],

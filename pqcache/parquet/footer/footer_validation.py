@@ -19,7 +19,7 @@ from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.footer.footer_counts import FooterCounts
 from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, read_varint
 from pqcache.parquet.footer.thrift_fields import COMPRESSED, DATA, DICTIONARY, UNCOMPRESSED, VALUES
-from pqcache.parquet.footer.thrift_walk import Check, items_at, key, skipped, walk
+from pqcache.parquet.footer.thrift_walk import Check, items_at, key, skip_value, walk_struct
 
 _REQUIRED = (VALUES, UNCOMPRESSED, COMPRESSED, DATA)
 _MAX_RECENT = (
@@ -114,7 +114,7 @@ def check_footer(data: bytes, name: str, size: int | None) -> bytes:
             _recent.insert(0, known)
             del _recent[_MAX_RECENT:]
         file = _File(known, FooterCounts(size))
-        walk(data, len(known.data), _FILE, file, 2)
+        walk_struct(data, len(known.data), _FILE, file, 2)
         file.counts.end_file(file.file_rows)
         return known.data
     except _Encrypted:
@@ -161,7 +161,7 @@ def _row_groups(data: bytes, at: int, file: _File) -> int:
     _expect(kind, STRUCT, count)
     for _ in range(count):
         file.group_rows = -1
-        at = walk(data, at, _GROUP, file)
+        at = walk_struct(data, at, _GROUP, file)
         file.counts.end_row_group(file.group_rows)
     return at
 
@@ -205,8 +205,8 @@ def _known_chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts
         return 0
     values, _, size, offset, dictionary = numbers.groups()
     chunk = _ChunkNumbers(rules, {DICTIONARY: _decoded(dictionary)} if dictionary else {})
-    at = walk(data, numbers.end(), _COLUMN, chunk, DICTIONARY if dictionary else DATA)
-    at = walk(data, at, _CHUNK, chunk, 3)
+    at = walk_struct(data, numbers.end(), _COLUMN, chunk, DICTIONARY if dictionary else DATA)
+    at = walk_struct(data, at, _CHUNK, chunk, 3)
     first = chunk.numbers.pop(DICTIONARY, 0)
     if chunk.numbers:
         raise ValueError("a column chunk with two sizes, counts or offsets")
@@ -227,7 +227,7 @@ _count = lru_cache(256)(_decoded)
 
 def _chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts) -> int:
     chunk = _ChunkNumbers(rules)
-    at = walk(data, at, _CHUNK, chunk)
+    at = walk_struct(data, at, _CHUNK, chunk)
     found = chunk.numbers
     if not found:
         raise ValueError("a column chunk without metadata")
@@ -242,12 +242,12 @@ def _chunk(data: bytes, at: int, rules: _ColumnRules, counts: FooterCounts) -> i
 
 def _elsewhere(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     chunk.elsewhere = True
-    return skipped(data, at, BINARY, 0)
+    return skip_value(data, at, BINARY, 0)
 
 
 def _metadata(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     chunk.begin = at
-    return walk(data, at, _COLUMN, chunk)
+    return walk_struct(data, at, _COLUMN, chunk)
 
 
 def _number(number: int) -> Check:
@@ -288,7 +288,7 @@ def _statistics(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     usual = _NUMBER_STATISTICS.get(chunk.rules.width)
     if usual is not None and (found := usual.match(data, at)):
         return found.end()
-    return walk(data, at, _STATISTICS, chunk.rules)
+    return walk_struct(data, at, _STATISTICS, chunk.rules)
 
 
 def _extreme(data: bytes, at: int, rules: _ColumnRules) -> int:
@@ -305,7 +305,7 @@ def _sizes(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
     known = chunk.rules.repeated.get(_sizes)
     if known is not None and data.startswith(known, at):
         return at + len(known)
-    end = walk(data, at, _SIZES, chunk.rules)
+    end = walk_struct(data, at, _SIZES, chunk.rules)
     chunk.rules.repeated[_sizes] = data[at:end]
     return end
 
@@ -313,7 +313,7 @@ def _sizes(data: bytes, at: int, chunk: _ChunkNumbers) -> int:
 def _unencoded(data: bytes, at: int, rules: _ColumnRules) -> int:
     if rules.kind != thrift_fields.BYTE_ARRAY:
         raise ValueError("a size of byte arrays for another type")
-    return skipped(data, at, I64, 0)
+    return skip_value(data, at, I64, 0)
 
 
 def _repetitions(data: bytes, at: int, rules: _ColumnRules) -> int:
@@ -356,7 +356,7 @@ def _list_of(wanted: int) -> Check:
         count, kind, end = items_at(data, at)
         _expect(kind, wanted, count)
         for _ in range(count):
-            end = skipped(data, end, wanted, 0)
+            end = skip_value(data, end, wanted, 0)
         repeated[check] = data[at:end]
         return end
 

@@ -60,7 +60,7 @@ def _unreadable(path: Path, error: BaseException) -> ParquetError:
     return ParquetError(path, f"cannot be read as Parquet ({first_line(error)})", "fetch it again")
 
 
-def sources_of(paths: Sequence[Path], int96: str | None = None) -> list[SourceFooter]:
+def read_source_footers(paths: Sequence[Path], int96: str | None = None) -> list[SourceFooter]:
     """Return the source files with INT96 time stamps in the unit ``int96``, by default one that loses nothing."""
     opened = _sources(paths, int96 or "us")
     if int96 is None and has_int96(opened):
@@ -109,7 +109,7 @@ def _source(
         return SourceFooter(path=path, size=size, metadata=metadata, schema=schema, elements=elements, int96=unit)
 
 
-def kinds(sources: Sequence[SourceFooter]) -> list[SourceFooter]:
+def one_of_each_schema(sources: Sequence[SourceFooter]) -> list[SourceFooter]:
     """Return the first source of each kind: those after it have the same schema and key-values."""
     return list({id(source.schema): source for source in reversed(sources)}.values())[::-1]
 

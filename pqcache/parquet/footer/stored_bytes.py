@@ -41,7 +41,7 @@ def stored_bytes_metadata(data: bytes, leaves: Collection[int], name: str) -> pq
     groups = [_with_bytes(group, int96, set(leaves), name) for group in footer.row_groups_of(fields, name)]
     rows = fields[3][1]
     fields.pop(_COLUMN_ORDERS, None)
-    end = MAGIC + footer.frame(footer.assembled(fields, schema, groups, rows, {}))
+    end = MAGIC + footer.footer_and_magic(footer.make_footer(fields, schema, groups, rows, {}))
     with pq.ParquetFile(pa.BufferReader(end)) as file:
         return file.metadata
 

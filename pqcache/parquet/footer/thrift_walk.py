@@ -26,7 +26,7 @@ def key(number: int, kind: int) -> int:
     return number << 4 | kind
 
 
-def walk(data: bytes, at: int, checks: Checks, about: Any, number: int = 0, depth: int = 0) -> int:
+def walk_struct(data: bytes, at: int, checks: Checks, about: Any, number: int = 0, depth: int = 0) -> int:
     """Return where the struct ends whose next field begins at ``at``, after field ``number``."""
     while head := data[at]:
         at += 1
@@ -46,13 +46,13 @@ def walk(data: bytes, at: int, checks: Checks, about: Any, number: int = 0, dept
                 at += 1
             at += 1
         elif kind > _FALSE:
-            at = skipped(data, at, kind, depth)
+            at = skip_value(data, at, kind, depth)
     if abs(number) > _MAX_NUMBER:
         raise ValueError(f"a field {number:,}")
     return at + 1
 
 
-def skipped(data: bytes, at: int, kind: int, depth: int) -> int:
+def skip_value(data: bytes, at: int, kind: int, depth: int) -> int:
     """Return where the value ends that begins at ``at``."""
     if I16 <= kind <= I64:
         while data[at] > 127:
@@ -64,18 +64,18 @@ def skipped(data: bytes, at: int, kind: int, depth: int) -> int:
     if depth > _MAX_DEPTH:
         raise ValueError(f"values nested more than {_MAX_DEPTH} deep")
     if kind == STRUCT:
-        return walk(data, at, {}, None, depth=depth + 1)
+        return walk_struct(data, at, {}, None, depth=depth + 1)
     if kind in (LIST, SET):
         count, kind, at = items_at(data, at)
         for _ in range(count):
-            at = skipped(data, at, kind, depth + 1)
+            at = skip_value(data, at, kind, depth + 1)
         return at
     if kind == MAP:
         count, at = read_varint(data, at)
         kinds = data[at] if count else 0
         at += count > 0
         for _ in range(min(count, len(data))):
-            at = skipped(data, skipped(data, at, kinds >> 4, depth + 1), kinds & 15, depth + 1)
+            at = skip_value(data, skip_value(data, at, kinds >> 4, depth + 1), kinds & 15, depth + 1)
         return at
     if kind in (BOOL, _FALSE, BYTE):  # a bool has a byte of its own only inside a list or map
         return at + 1

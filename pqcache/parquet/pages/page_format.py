@@ -52,7 +52,7 @@ class MoreValues(NotRead):
     """A page with more values than the footer leaves for it: who believes the footer reads a part of them."""
 
 
-def bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
+def page_bodies(file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, int, int]]:
     """Yield each page's header, where its body begins, and how long that is: no page reaches beyond its chunk."""
     at = chunk.data_page_offset
     if chunk.has_dictionary_page:
@@ -93,7 +93,7 @@ def _is_as_written(found: Struct, kinds: _Kinds) -> bool:
     return True
 
 
-def decompressed(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
+def decompress_page(chunk: pq.ColumnChunkMetaData, body: Bytes, size: int) -> Bytes:
     """Return a page's bytes, which have to be ``size``: damage makes them fewer, and pyarrow's codecs do not say so."""
     codec = IN_METADATA[chunk.compression].arrow
     if codec is None:
@@ -136,7 +136,7 @@ def levels_of(body: Bytes, encoding: int) -> tuple[bytes, Bytes]:
     return body[4:end].tobytes(), body[end:]
 
 
-def unpacked(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
+def decode_hybrid(data: bytes, width: int, count: int) -> npt.NDArray[Any]:
     """Return the ``count`` numbers of ``width`` bits that ``data`` are, in the hybrid of runs and packed bits.
 
     All of ``data`` has to be just these; only packed bits, which are eight numbers at a time, may go on beyond them.
@@ -177,7 +177,7 @@ def data_page_header(count: int, encoding: int, size: int, stored: int | None = 
     return thrift.encode(sizes | {DATA: (thrift.STRUCT, about)})
 
 
-def run_of(count: int, level: int) -> bytes:
+def encode_run(count: int, level: int) -> bytes:
     """Return the levels of ``count`` values that have the same one: one run, with its length in bytes before it."""
     run = bytearray()
     thrift.put_varint(run, count << 1)

@@ -111,7 +111,7 @@ class Reader:
         """Read the values of pages that are neither compressed nor encoded to where they belong, all of ``out``."""
         first, width = 0, leaf.stored.itemsize
         head = np.empty(_LEVELS, np.uint8)
-        for header, at, size in page_format.bodies(file, chunk):
+        for header, at, size in page_format.page_bodies(file, chunk):
             about = header[
                 page_format.DATA if header[page_format.TYPE][1] == thrift_fields.DATA_PAGE else page_format.DATA_V2
             ][1]
@@ -140,7 +140,9 @@ class Reader:
         found: Values | None = None
         for header, body in self._pages(file, chunk):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
-                coded.add_dictionary(header, page_format.decompressed(chunk, body, header[page_format.UNCOMPRESSED][1]))
+                coded.add_dictionary(
+                    header, page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
+                )
                 continue
             count, encoding, data = self._page(header, body, chunk, leaf, length, first)
             del body
@@ -185,7 +187,7 @@ class Reader:
         first, dictionary = 0, None
         for header, body in self._pages(file, chunk):
             if header[page_format.TYPE][1] == thrift_fields.DICTIONARY_PAGE:
-                data = page_format.decompressed(chunk, body, header[page_format.UNCOMPRESSED][1])
+                data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
                 if header[page_format.DICTIONARY][1][page_format.ENCODING][1] not in (
                     thrift_fields.PLAIN,
                     thrift_fields.PLAIN_DICTIONARY,
@@ -201,14 +203,14 @@ class Reader:
             if encoding == thrift_fields.PLAIN:
                 yield _split(data, count)
             elif encoding in (thrift_fields.PLAIN_DICTIONARY, thrift_fields.RLE_DICTIONARY) and dictionary is not None:
-                numbers = page_format.unpacked(data[1:].tobytes(), int(data[0]), count)
+                numbers = page_format.decode_hybrid(data[1:].tobytes(), int(data[0]), count)
                 yield ByteArrays(dictionary.begins[numbers], dictionary.lengths[numbers], dictionary.pages)
             else:
                 raise page_format.NotRead("an encoding that is not read here")
 
     def _pages(self, file: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[Struct, Bytes]]:
         """Yield each page's header and bytes."""
-        for header, at, length in page_format.bodies(file, chunk):
+        for header, at, length in page_format.page_bodies(file, chunk):
             body = self.memory.borrow(length)
             if length and os.preadv(file, [body.data], at) != length:
                 raise page_format.NotRead("the file ends within a page")
@@ -240,7 +242,7 @@ class Reader:
         if kind == thrift_fields.DATA_PAGE:
             about = header[page_format.DATA][1]
             encoding = about[page_format.ENCODING][1]
-            body = page_format.decompressed(chunk, body, size - apart)
+            body = page_format.decompress_page(chunk, body, size - apart)
             repetitions, body = (
                 page_format.levels_of(body, about[page_format.REPETITIONS][1]) if leaf.repetition else (b"", body)
             )
@@ -256,7 +258,7 @@ class Reader:
                 raise page_format.NotRead("levels that reach beyond their page")
             repetitions, definitions, body = body[:middle].tobytes(), body[middle:end].tobytes(), body[end:]
             if about.get(page_format.IS_COMPRESSED, (0, True))[1] and len(body):
-                body = page_format.decompressed(chunk, body, size - apart - end)
+                body = page_format.decompress_page(chunk, body, size - apart - end)
             elif len(body) != size - apart - end:
                 raise page_format.NotRead("a page of another size than its header says")
             rows = about[page_format.ROWS][1]
@@ -309,7 +311,7 @@ class _DecodedByArrow:
             return np.zeros(0, self._leaf.held)
         size, leaf = sum(map(len, self._parts)), self._leaf
         at = len(footer.MAGIC) + (sum(map(len, self._parts[1:3])) if self._dictionary else 0)
-        end = footer.frame(_one_column_footer(self._physical, leaf, self._count, size, at, self._dictionary))
+        end = footer.footer_and_magic(_one_column_footer(self._physical, leaf, self._count, size, at, self._dictionary))
         with pq.ParquetFile(pa.BufferReader(b"".join([*self._parts, end])), pre_buffer=False) as alone:
             column = alone.read_row_group(0, use_threads=False).column(0)
         values = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
@@ -379,8 +381,10 @@ def _regular(count: int, first: int, length: int, leaf: LeafColumn, repetitions:
     """Return whether no value is null, and of those of the chunk every ``length``-th one begins a list."""
     if leaf.repetition:
         begins = (np.arange(first, first + count) % length == 0).astype(np.uint8)
-        if not np.array_equal(page_format.unpacked(repetitions, 1, count), 1 - begins):
+        if not np.array_equal(page_format.decode_hybrid(repetitions, 1, count), 1 - begins):
             return False
     if leaf.definition:
-        return bool((page_format.unpacked(definitions, leaf.definition.bit_length(), count) == leaf.definition).all())
+        return bool(
+            (page_format.decode_hybrid(definitions, leaf.definition.bit_length(), count) == leaf.definition).all()
+        )
     return True

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, offsets_of, page_spans
+from pqcache.parquet.binary_views import INLINE, LONG, bytes_in, is_view, length_prefixed_bytes, offsets_of
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import thrift_fields as fields
 from pqcache.parquet.footer.thrift import I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages.page_format import data_page_header, run_of
+from pqcache.parquet.pages.page_format import data_page_header, encode_run
 from pqcache.parquet.schema_merge import is_text
 
 _PAGE = 1 << 20
@@ -58,7 +58,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn:
 
     def close() -> None:
         nonlocal at, row, count, size, waiting
-        levels = run_of(count, 1) if field.nullable else b""
+        levels = encode_run(count, 1) if field.nullable else b""
         body = len(levels) + 4 * count + size
         header = data_page_header(count, fields.PLAIN, body)
         data.append(memoryview(header + levels))
@@ -90,7 +90,7 @@ def pages_of(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn:
 
 def _length_prefixed(chunk: pa.Array) -> Iterator[tuple[memoryview, npt.NDArray[np.int64]]]:
     """Yield an array's rows, each with its length before it, and where they would end if lengths took no bytes."""
-    found = page_spans(chunk) if is_view(chunk.type) else None
+    found = length_prefixed_bytes(chunk) if is_view(chunk.type) else None
     if found is not None:
         yield from found
         return

@@ -19,7 +19,7 @@ from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift, thrift_fields
 from pqcache.parquet.footer.thrift import I32, I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.pages.page_format import data_page_header, run_of
+from pqcache.parquet.pages.page_format import data_page_header, encode_run
 from pqcache.parquet.pages.write_binary import EncodedColumn
 from pqcache.system.buffer_pool import BufferPool
 
@@ -73,7 +73,7 @@ def pages_of_lists(
     for first in range(0, len(pages), _TOGETHER):
         waiting: list[bytes] = []
         for count, encoding, body in _flat(pages[first : first + _TOGETHER], special, memory):
-            levels = _repetitions(count // length, length) + run_of(count, deepest)
+            levels = _repetitions(count // length, length) + encode_run(count, deepest)
             plain_size = stored = len(levels) + len(body)
             if compress is not None:
                 waiting.append(compress.compress(b"".join((levels, body)), asbytes=True))

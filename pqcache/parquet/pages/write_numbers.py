@@ -17,9 +17,9 @@ from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import BINARY, BOOL, I32, I64, LIST, STRUCT, Items, Struct
 from pqcache.parquet.page_index import boundary_order
-from pqcache.parquet.pages.page_format import data_page_header, run_of
+from pqcache.parquet.pages.page_format import data_page_header, encode_run
 from pqcache.parquet.pages.write_binary import EncodedColumn
-from pqcache.system.buffer_pool import Block
+from pqcache.system.buffer_pool import Buffer
 
 _ROWS = 20_000  # of a page, as pyarrow has them
 _PHYSICAL = {"<i4": 1, "<u4": 1, "<i8": 2, "<u8": 2, "<f4": 4, "<f8": 5}
@@ -66,17 +66,17 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn 
     rows = [_ROWS] * (in_full_pages // _ROWS) + ([count - in_full_pages] if in_full_pages < count else [])
     heads = {own: _head(own, width, field.nullable) for own in rows[-2:]}
     sizes = [len(heads[own]) + own * width for own in rows]
-    block = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
+    buffer = np.frombuffer(pa.allocate_buffer(sum(sizes)), np.uint8)  # of the memory that decoded rows leave
     at = in_full_pages // _ROWS * sizes[0]
     if in_full_pages:
-        _fill(block[:at], heads[_ROWS], values[:in_full_pages])
+        _fill(buffer[:at], heads[_ROWS], values[:in_full_pages])
     if in_full_pages < count:
-        _fill(block[at:], heads[count - in_full_pages], values[in_full_pages:])
+        _fill(buffer[at:], heads[count - in_full_pages], values[in_full_pages:])
     places = [{1: (I64, n * sizes[0]), 2: (I32, size), 3: (I64, n * _ROWS)} for n, size in enumerate(sizes)]
     physical = _PHYSICAL[values.dtype.str]
     path = [field.name.encode()]
     meta = thrift_fields.column_metadata(
-        physical, path, 0, [thrift_fields.RLE, thrift_fields.PLAIN], count, len(block), len(block)
+        physical, path, 0, [thrift_fields.RLE, thrift_fields.PLAIN], count, len(buffer), len(buffer)
     )
     levels: Struct = {2: (LIST, Items(I64, [])), 3: (LIST, Items(I64, [0, count]))}
     meta = thrift_fields.with_page_statistics(meta, thrift_fields.PLAIN, len(rows), levels)
@@ -88,19 +88,19 @@ def pages_of_numbers(field: pa.Field, column: pa.ChunkedArray) -> EncodedColumn 
         del meta[thrift_fields.SIZES]
     about: Struct = {2: (I64, 0), 3: (STRUCT, dict(sorted(meta.items())))}
     return EncodedColumn(
-        fields=about, data=[block.data], size=len(block), offsets={1: (LIST, Items(STRUCT, places))}, columns=index
+        fields=about, data=[buffer.data], size=len(buffer), offsets={1: (LIST, Items(STRUCT, places))}, columns=index
     )
 
 
 def _head(rows: int, width: int, nullable: bool) -> bytes:
     """Return what is in front of a page's values: its header, and the levels of values that are not null."""
-    levels = run_of(rows, 1) if nullable else b""
+    levels = encode_run(rows, 1) if nullable else b""
     return data_page_header(rows, thrift_fields.PLAIN, len(levels) + rows * width) + levels
 
 
-def _fill(block: Block, head: bytes, values: _Numbers) -> None:
+def _fill(buffer: Buffer, head: bytes, values: _Numbers) -> None:
     """Fill a block with pages that have the same head, and as many values as one another."""
-    pages = block.reshape(-1, len(head) + min(len(values), _ROWS) * values.itemsize)
+    pages = buffer.reshape(-1, len(head) + min(len(values), _ROWS) * values.itemsize)
     pages[:, : len(head)] = np.frombuffer(head, np.uint8)
     pages[:, len(head) :] = values.view(np.uint8).reshape(len(pages), -1)  # as bytes, which need not be aligned
 

@@ -89,7 +89,7 @@ class RowGroup:
     columns: Mapping[int, bytes]
 
 
-def encode(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> EncodedRows:
+def encode_rows(table: pa.Table, encodings: Encodings, name: str, memory: BufferPool | None = None) -> EncodedRows:
     """Return ``table`` as one row group would hold it, in a block of ``memory``; ``name`` is the file to blame."""
     memory, apart = memory or BufferPool(), dict[int, EncodedColumn]()
     for n, (field, column) in enumerate(zip(table.schema, table.columns, strict=True)):
@@ -155,7 +155,7 @@ def _moved(meta: Struct, delta: int) -> Struct:
     return found
 
 
-def concatenated(
+def concatenate_chunks(
     counts: Sequence[Sequence[int]], chunks_of_leaves: Sequence[Sequence[Chunk]], orders: Sequence[Order]
 ) -> RowGroup:
     """Return the row group that holds, for each leaf column, the chunks of ``chunks_of_leaves``, one after the other.
@@ -200,7 +200,7 @@ def concatenated(
 def as_row_group(part: EncodedRows) -> RowGroup:
     """Return the row group that is one part."""
     count = len(part.chunks)
-    return concatenated([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
+    return concatenate_chunks([[part.rows]] * count, [[chunk] for chunk in part.chunks], [bytes] * count)
 
 
 def _added(metas: Sequence[Struct], order: Order) -> Struct:

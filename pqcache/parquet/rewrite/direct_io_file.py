@@ -27,11 +27,12 @@ _LARGE, _TOGETHER = 64 << 10, 1 << 20
 class DirectIoFile:
     """A file at ``path``, new if ``fresh`` and else one that was closed, whose bytes threads of ``disk`` write.
 
-    ``cached`` says that the file is read next: then it is written as usual, as where the file system has no other way.
-    ``checksum`` is that of the complete blocks so far. One thread at a time may use it; every method may raise OSError.
+    ``use_page_cache`` says that the file is read next: then it is written as usual, as where the file system has no
+    other way. ``checksum`` is that of the complete blocks so far. One thread at a time may use it; every method may
+    raise OSError.
     """
 
-    def __init__(self, path: Path, disk: Executor, checksum: Checksum, cached: bool, fresh: bool) -> None:
+    def __init__(self, path: Path, disk: Executor, checksum: Checksum, use_page_cache: bool, fresh: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if fresh else 0)
         self._file = os.open(path, flags, 0o666)
         try:
@@ -40,7 +41,7 @@ class DirectIoFile:
             self._at = size // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK  # where the first buffer goes
             self._have = size - self._at
             self._buffers[0][: self._have] = os.pread(self._file, self._have, self._at)
-            self._direct = not cached and enable_direct_io(self._file)
+            self._direct = not use_page_cache and enable_direct_io(self._file)
         except BaseException:
             os.close(self._file)
             raise

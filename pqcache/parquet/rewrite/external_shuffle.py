@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.parquet.arrow_sizes import Floats
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
-from pqcache.parquet.sizes import Floats
 
 _BITS = 6  # of a key, for each time that rows go to disk
 _WORD = (1 << 64) - 1
@@ -69,7 +69,7 @@ class _Buckets:
         with write_errors(self.place):
             for number, parts in enumerate(self.waiting):
                 if parts:
-                    self._write(number, _joined(parts))
+                    self._write(number, _concatenate(parts))
         self.waiting = [[] for _ in range(1 << _BITS)]
         self.held = 0
 
@@ -92,7 +92,7 @@ class _Buckets:
                 self.sinks[number].close()
 
 
-def _joined(parts: list[_KeyedRows]) -> _KeyedRows:
+def _concatenate(parts: list[_KeyedRows]) -> _KeyedRows:
     if len(parts) == 1:
         return parts[0]
     table = pa.concat_tables([part.table for part in parts]).combine_chunks()
@@ -107,7 +107,7 @@ def _read(path: Path, schema: pa.Schema) -> Iterator[_KeyedRows]:
             yield _KeyedRows(pa.Table.from_arrays(columns, schema=schema), keys.to_numpy(), numbers.to_numpy())
 
 
-def shuffled(
+def shuffle_rows(
     stream: Iterable[RowBatch],
     seed: int,
     limit: int,
@@ -187,7 +187,7 @@ def _in_order(parts: Iterator[_KeyedRows], bits: int, limit: int, place: Path) -
             break
     else:
         if held:
-            rows_held = _joined(held)
+            rows_held = _concatenate(held)
             held.clear()
             yield rows_held.taken(np.argsort(rows_held.keys, kind="stable"))
         return

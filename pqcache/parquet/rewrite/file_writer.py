@@ -18,7 +18,7 @@ from pqcache.errors import PqcacheError
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.key_values import RangeIndex, with_range
-from pqcache.parquet.page_index import PageIndex, placed, shifted
+from pqcache.parquet.page_index import PageIndex, place_page_indexes, shift_page_index
 from pqcache.parquet.rewrite.concat_chunks import Order, RowGroup, orders_of
 from pqcache.parquet.rewrite.direct_io_file import DirectIoFile
 from pqcache.system.checksum import Checksum, new_checksum
@@ -110,7 +110,7 @@ def elements_of(schema: pa.Schema) -> list[thrift.Struct]:
     return footer.schema_of(_footer_of(schema, Encodings()), "the new schema")
 
 
-def widened(output_schema: OutputSchema, dictionaries: Mapping[str, int]) -> OutputSchema:
+def widen_dictionary_indices(output_schema: OutputSchema, dictionaries: Mapping[str, int]) -> OutputSchema:
     """Return ``output_schema`` with dictionary indices declared wide enough for ``dictionaries``' sizes.
 
     A reader restores the index type that ARROW:schema names and fails where a row group's dictionary has
@@ -130,7 +130,7 @@ def widened(output_schema: OutputSchema, dictionaries: Mapping[str, int]) -> Out
     )
 
 
-def keyvalues_of(output_schema: OutputSchema, first: int, rows: int) -> Mapping[bytes, bytes | None]:
+def output_keyvalues(output_schema: OutputSchema, first: int, rows: int) -> Mapping[bytes, bytes | None]:
     """Return the key-values of an output that holds ``rows`` rows from ``first`` on."""
     found = with_range(output_schema.keyvalues, output_schema.index, first, rows)
     known = output_schema.declared.metadata or {}
@@ -147,12 +147,12 @@ def arrow_schema(schema: pa.Schema) -> bytes:
 
 @dataclass(kw_only=True)
 class RowGroupFile:
-    """One output file that is being written; ``cached`` says that it is read next."""
+    """One output file that is being written; ``use_page_cache`` says that it is read next."""
 
     path: Path
     footer_schema: FooterSchema
     disk: Executor
-    cached: bool = False
+    use_page_cache: bool = False
     position: int = len(footer.MAGIC)
     rows: int = 0
     groups: list[thrift.Struct | bytes] = field(default_factory=list)
@@ -168,7 +168,7 @@ class RowGroupFile:
             self.writing.result()
             self.writing = None
         if self.file is None:
-            self.file = DirectIoFile(self.path, self.disk, self.checksum, self.cached, fresh=not self.groups)
+            self.file = DirectIoFile(self.path, self.disk, self.checksum, self.use_page_cache, fresh=not self.groups)
             if not self.groups:
                 self.file.write(footer.MAGIC)
         return self.file
@@ -186,8 +186,8 @@ class RowGroupFile:
             file = self.open()  # so one row group at most waits in memory
             self.writing = self.disk.submit(file.write_all, found.data)
         self.position += found.size
-        group = footer.moved(found.fields, delta, len(self.groups), self.footer_schema.paths, str(self.path))
-        index = shifted(found.offsets, found.columns, delta)
+        group = footer.shift_row_group(found.fields, delta, len(self.groups), self.footer_schema.paths, str(self.path))
+        index = shift_page_index(found.offsets, found.columns, delta)
         if index is not None:
             self.indexes[len(self.groups)] = index
         self.groups.append(thrift.encode(group) if index is None else group)
@@ -203,13 +203,13 @@ class RowGroupFile:
         """Write the footer, fsync the file and return what it holds."""
         template = self.footer_schema.template if self.template is None else self.template
         named = {number: self.groups[number] for number in self.indexes}
-        indexes = placed(
+        indexes = place_page_indexes(
             {n: group for n, group in named.items() if isinstance(group, dict)}, self.indexes, self.position
         )
-        end = footer.assembled(template, self.footer_schema.schema, self.groups, self.rows, keyvalues)
+        end = footer.make_footer(template, self.footer_schema.schema, self.groups, self.rows, keyvalues)
         with write_errors(self.path):
             self.open().write(indexes)
-            self.open().write(footer.frame(end))
+            self.open().write(footer.footer_and_magic(end))
         return OutputFile(path=self.path, rows=self.rows, row_groups=len(self.groups), checksum=self.pause())
 
     def abandon(self) -> None:
@@ -231,8 +231,8 @@ def straddles(start: int, size: int, block_size: int | None) -> bool:
 class RowGroupFiles:
     """The files ``part-<number>.parquet`` in ``target``, one after the other: a new one where row groups do not go on.
 
-    ``limit`` is what a row group may take, ``max_file`` what a file should. ``block_size`` and ``cached`` are as in
-    the writer's settings.
+    ``limit`` is what a row group may take, ``max_file`` what a file should. ``block_size`` and ``use_page_cache`` are
+    as in the writer's settings.
     """
 
     target: Path
@@ -242,7 +242,7 @@ class RowGroupFiles:
     limit: int
     max_file: int
     block_size: int | None = None
-    cached: bool = False
+    use_page_cache: bool = False
     files: list[RowGroupFile] = field(default_factory=list)
 
     def append(self, group: RowGroup) -> None:
@@ -261,7 +261,11 @@ class RowGroupFiles:
 
     def _begun(self) -> RowGroupFile:
         path = self.target / f"part-{self.number + len(self.files):05d}.parquet"
-        self.files.append(RowGroupFile(path=path, footer_schema=self.footer_schema, disk=self.disk, cached=self.cached))
+        self.files.append(
+            RowGroupFile(
+                path=path, footer_schema=self.footer_schema, disk=self.disk, use_page_cache=self.use_page_cache
+            )
+        )
         return self.files[-1]
 
     def finish(self, output_schema: OutputSchema) -> tuple[OutputFile, ...]:
@@ -270,7 +274,7 @@ class RowGroupFiles:
             self._begun()
         first, outputs = 0, []
         for file in self.files:
-            outputs.append(file.finish(keyvalues_of(output_schema, first, file.rows)))
+            outputs.append(file.finish(output_keyvalues(output_schema, first, file.rows)))
             first += file.rows
         return tuple(outputs)
 

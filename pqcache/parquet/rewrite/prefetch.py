@@ -20,7 +20,7 @@ _LARGE = 512 << 10  # Arrow bytes of a table: to take it by itself is cheaper th
 _END = object()
 
 
-def prefetched(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Generator[RowBatch, None, None]:
+def prefetch(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Generator[RowBatch, None, None]:
     """Yield the batches of ``tasks``, in their order, made on ``threads`` that run ahead by ``limit`` Arrow bytes.
 
     Each thread has a share of ``limit`` for itself, so that the one whose batches are next never waits for another.
@@ -68,7 +68,7 @@ def prefetched(tasks: Sequence[ReadTask], limit: int, threads: int = 1) -> Gener
             worker.join()
 
 
-def joined(stream: Iterator[RowBatch], target: int) -> Iterator[RowBatch]:
+def join_small_batches(stream: Iterator[RowBatch], target: int) -> Iterator[RowBatch]:
     """Yield ``stream`` with tiny neighbours joined, so that many tiny files cost about as much as one."""
     waiting: list[RowBatch] = []
     size = 0

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.parquet.arrow_sizes import Floats
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.rewrite.concat_chunks import EncodedRows, encode
+from pqcache.parquet.rewrite.concat_chunks import EncodedRows, encode_rows
 from pqcache.parquet.rewrite.file_writer import OutputSchema, footer_schema_of
 from pqcache.parquet.rewrite.source_reader import RowBatch
 from pqcache.parquet.rewrite.split_work import split_work
-from pqcache.parquet.sizes import Floats
 from pqcache.system.buffer_pool import BufferPool
 
 MAX_ROWS = 64 << 20  # pyarrow splits larger row groups by itself
@@ -86,7 +86,7 @@ class Encoder:
 
     def part(self, table: pa.Table) -> EncodedRows:
         """Return ``table`` encoded."""
-        found = encode(table, self.encodings, self.name, self.memory)
+        found = encode_rows(table, self.encodings, self.name, self.memory)
         self.encoded += found.size
         return found
 
@@ -112,7 +112,7 @@ class Encoder:
         sizes = np.sum([batch.weights for batch in batches], axis=0)[list(columns)]
         tasks = split_work(table, sizes, how, halves)
         run = map if len(tasks) == 1 else self.executor.map  # another thread would only be waited for
-        parts = list(run(lambda task: encode(task[0], how, self.name, self.memory), tasks))
+        parts = list(run(lambda task: encode_rows(task[0], how, self.name, self.memory), tasks))
         self.encoded += sum(part.size for part in parts)
         leaves = [self.leaves([columns[n] for n in share]) for _, share in tasks]
         return list(zip(leaves, parts, strict=True))

@@ -1,10 +1,10 @@
 """Parquet files whose row groups fill a number of compressed bytes and never exceed it.
 
 How many rows fill a row group is estimated, tried, measured and learned. The size of some rows is estimated as the sum
-over the columns of ``k * weight``, where the weight is the rows' Arrow bytes times the column's compression at the
-source, and ``k`` is learned from what was encoded last. A row group is encoded part by part, in memory: the size of
-each part is exact, so the next one only has to fill the remainder. Columns with a dictionary come last, in one chunk.
-Rows that turn out too many go back to the queue. One footer goes at the end of the file.
+over the columns of ``factor * weight``, where the weight is the rows' Arrow bytes times the column's compression at the
+source, and the factor is learned from what was encoded last. A row group is encoded part by part, in memory: the size
+of each part is exact, so the next one only has to fill the remainder. Columns with a dictionary come last, in one
+chunk. Rows that turn out too many go back to the queue. One footer goes at the end of the file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.encodings import Encodings, chosen, total
+from pqcache.parquet.arrow_sizes import weigh
+from pqcache.parquet.encodings import Encodings, choose_encodings, encoded_size
 from pqcache.parquet.footer import footer
-from pqcache.parquet.rewrite.concat_chunks import Chunk, RowGroup, concatenated
+from pqcache.parquet.rewrite.concat_chunks import Chunk, RowGroup, concatenate_chunks
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
-from pqcache.parquet.rewrite.file_writer import OutputFile, OutputSchema, RowGroupFiles, widened
+from pqcache.parquet.rewrite.file_writer import OutputFile, OutputSchema, RowGroupFiles, widen_dictionary_indices
 from pqcache.parquet.rewrite.row_group_builder import (
     MAX_ROWS,
     PAGE_HEADER,
@@ -33,11 +34,10 @@ from pqcache.parquet.rewrite.row_group_builder import (
     RowGroupPart,
 )
 from pqcache.parquet.rewrite.row_queue import RowQueue
-from pqcache.parquet.rewrite.size_estimate import SizeEstimate, extrapolated
+from pqcache.parquet.rewrite.size_estimate import SizeEstimate, estimate_from_sample
 from pqcache.parquet.rewrite.source_reader import RowBatch
 from pqcache.parquet.rewrite.split_work import THREADS
 from pqcache.parquet.rewrite.top_up import top_up
-from pqcache.parquet.sizes import weigh
 from pqcache.units import format_size
 
 MIN_FILL = 0.95
@@ -62,13 +62,13 @@ _MAX_WARNINGS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class WriterSettings:
     """How the row groups are cut and encoded.
 
     ``codec`` names the codec to try for a leaf column, by position; ``max_file`` is when a new file begins;
     ``name_of`` says which file and row a row was, by its number. No row group lies across a multiple of
     ``block_size`` bytes, unless it is larger: the rest of a block is left empty.
-    ``cached`` says that the files are read next.
+    ``use_page_cache`` says that the files are read next.
     """
 
     row_group_size: int
@@ -80,7 +80,7 @@ class Settings:
     decimal_as_integer: bool = False
     int96: bool = False
     block_size: int | None = None
-    cached: bool = False
+    use_page_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Writer:
         stream: Iterator[RowBatch],
         target: Path,
         output_schema: OutputSchema,
-        settings: Settings,
+        settings: WriterSettings,
         first: int,
         disk: Executor,
         encoders: Executor,
@@ -122,7 +122,7 @@ class _Writer:
             limit=self.limit,
             max_file=settings.max_file,
             block_size=settings.block_size,
-            cached=settings.cached,
+            use_page_cache=settings.use_page_cache,
         )
         self.warnings: list[str] = []
         self.unreported = 0
@@ -131,7 +131,7 @@ class _Writer:
         """Write everything that the stream gives, row group by row group."""
         number = 0
         while True:
-            self.queue.fill(self.limit, self.estimate.k, MAX_ROWS, self.max_bytes)
+            self.queue.fill(self.limit, self.estimate.factors, MAX_ROWS, self.max_bytes)
             if not self.queue.rows:
                 return
             if number in (0, 1, 4) or number % _PROBE_EVERY == 0:
@@ -145,16 +145,16 @@ class _Writer:
         sample = self.queue.sample(size, _SAMPLE_SLICES)
         settings = self.settings
         plain = Encodings(level=settings.level, decimal_as_integer=settings.decimal_as_integer, int96=settings.int96)
-        encodings = chosen(sample, settings.codec, plain, settings.compat, self.encoder.executor)
+        encodings = choose_encodings(sample, settings.codec, plain, settings.compat, self.encoder.executor)
         encoder = self.encoder
         if (
             encoder.encoded
             and not anew
-            and total(sample, encodings) > _WORTH_A_CHANGE * total(sample, encoder.encodings)
+            and encoded_size(sample, encodings) > _WORTH_A_CHANGE * encoded_size(sample, encoder.encodings)
         ):
             return  # what was learned is better than what a sample tells
         encoder.encodings = encodings
-        rows, leaves = extrapolated(sample, encodings, self.limit)
+        rows, leaves = estimate_from_sample(sample, encodings, self.limit)
         weights = weigh(sample, self.queue.ratios())
         self.estimate = SizeEstimate(
             encoder.by_column(range(len(leaves)), leaves) / np.maximum(weights * rows / sample.num_rows, 1e-9)
@@ -184,7 +184,7 @@ class _Writer:
                     group = replace(self.begun(), probed=True)
                 continue
             most = (1 - _SPARE) * limit
-            coded, added = top_up(group, coded, self.encoder, self.queue, self.estimate.k, most, self.max_bytes)
+            coded, added = top_up(group, coded, self.encoder, self.queue, self.estimate.factors, most, self.max_bytes)
             size += sum(part.size for part in added)
             if self.wants_more(group, size, dictionary_bytes):
                 self.encoder.again += dictionary_bytes + sum(part.size for part in added)
@@ -219,13 +219,13 @@ class _Writer:
         if max_rows <= 0:
             return 0
         margin = estimate.margin(not group.parts)
-        k = estimate.k.copy()
-        k[group.dictionary] *= 1 + estimate.dictionary_margin
+        factors = estimate.factors.copy()
+        factors[group.dictionary] *= 1 + estimate.dictionary_margin
         space = limit * (1 - _SPARE) - group.size
         if group.rows:
-            space -= float(np.dot(k[group.dictionary], np.asarray(group.weights)[group.dictionary]))
+            space -= float(np.dot(factors[group.dictionary], np.asarray(group.weights)[group.dictionary]))
         headers = PAGE_HEADER * sum(int(top) in set(group.appendable) for top in self.footer_schema.tops)
-        queue.fill(space, k, max_rows, self.max_bytes - group.held)
+        queue.fill(space, factors, max_rows, self.max_bytes - group.held)
         if not queue.rows or (group.rows and group.held + queue.batches[0].nbytes > self.max_bytes):
             return 0
         few = max(limit / _SHARES, _MIN_PAGES * len(group.appendable)) if estimate.spread > _TRUSTED else space
@@ -238,16 +238,16 @@ class _Writer:
             and group.most is None
         ):
             self.look(group)
-            k[group.appendable] = estimate.k[group.appendable]
+            factors[group.appendable] = estimate.factors[group.appendable]
         needed = not group.rows or group.wanting
         if not needed and space < max(_FULL * limit, 3 * headers):
             return 0
-        all_of_it = float(np.dot(k, queue.total)) * (1 + estimate.spread) + headers
+        all_of_it = float(np.dot(factors, queue.total)) * (1 + estimate.spread) + headers
         if queue.exhausted and queue.rows <= max_rows and all_of_it <= (space if near else space / 2):
             return queue.rows
-        k[group.appendable] /= 1 - margin
+        factors[group.appendable] /= 1 - margin
         goal = space - headers if near else few
-        count = queue.cut(goal, k, max_rows, self.max_bytes - group.held)
+        count = queue.cut(goal, factors, max_rows, self.max_bytes - group.held)
         if group.failed > 2 and group.most is not None:
             count = min(count, max(1, group.most // 2))
         full = limit - space >= MIN_FILL * limit
@@ -324,7 +324,7 @@ class _Writer:
         worth = size < MIN_FILL * self.limit or (size < _WELL * self.limit and dictionary_bytes < _CHEAP * self.limit)
         if not worth or self.full(group) or (group.tries > 1 and size >= MIN_FILL * self.limit):
             return False
-        self.queue.fill(1, self.estimate.k, MAX_ROWS, self.max_bytes)
+        self.queue.fill(1, self.estimate.factors, MAX_ROWS, self.max_bytes)
         return self.queue.rows > 0
 
     def full(self, group: OpenRowGroup) -> bool:
@@ -340,7 +340,7 @@ class _Writer:
             for leaf, chunk in zip(leaves, part.chunks, strict=True):
                 found[leaf].append(chunk)
                 counts[leaf].append(part.rows)
-        return concatenated(counts, found, self.footer_schema.orders)
+        return concatenate_chunks(counts, found, self.footer_schema.orders)
 
     def warn_single(self, size: int, number: int) -> None:
         """Note that row ``number`` is larger than a row group may be."""
@@ -364,7 +364,7 @@ class _Writer:
 
 
 def write_row_groups(
-    stream: Iterator[RowBatch], target: Path, output_schema: OutputSchema, settings: Settings, first: int = 0
+    stream: Iterator[RowBatch], target: Path, output_schema: OutputSchema, settings: WriterSettings, first: int = 0
 ) -> WriteResult:
     """Write ``stream`` to ``target/part-<first>.parquet`` and on, in row groups that fill their size.
 
@@ -381,7 +381,7 @@ def write_row_groups(
             writer = _Writer(stream, target, output_schema, settings, first, disk, encoders)
             try:
                 writer.run()
-                outputs = writer.files.finish(widened(output_schema, writer.encoder.dictionaries))
+                outputs = writer.files.finish(widen_dictionary_indices(output_schema, writer.encoder.dictionaries))
             except BaseException:
                 writer.files.abandon()
                 raise

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from pqcache.parquet.arrow_sizes import Floats, weigh
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
-from pqcache.parquet.sizes import Floats, weigh
 
 _NEAR = 0.001  # of what there is space for: estimates are not that good
 
@@ -39,10 +39,10 @@ class RowQueue:
             self.bytes += batch.nbytes
         return True
 
-    def fill(self, goal: float, k: Floats, max_rows: int, max_bytes: int) -> None:
+    def fill(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> None:
         """Take batches in, one at least, until they are estimated to exceed ``goal``, or are too many to be held."""
         while not self.exhausted and not self.full(max_rows, max_bytes):
-            if self.rows and float(np.dot(k, self.total)) > goal:
+            if self.rows and float(np.dot(factors, self.total)) > goal:
                 return
             self._pull()
 
@@ -63,17 +63,17 @@ class RowQueue:
             rows -= batch.table.num_rows
         return result
 
-    def cut(self, goal: float, k: Floats, max_rows: int, max_bytes: int) -> int:
+    def cut(self, goal: float, factors: Floats, max_rows: int, max_bytes: int) -> int:
         """Return how many rows, one at least, are estimated to take at most ``goal`` bytes."""
         rows = held = 0
         estimate = 0.0
         for batch in self.batches:
-            more = float(np.dot(k, batch.weights))
+            more = float(np.dot(factors, batch.weights))
             held += batch.nbytes
             if rows and held > max_bytes:
                 break
             if estimate + more > goal:
-                rows += _fitting(batch, k, goal - estimate)
+                rows += _fitting(batch, factors, goal - estimate)
                 break
             estimate += more
             rows += batch.table.num_rows
@@ -137,15 +137,15 @@ class RowQueue:
         return table.unify_dictionaries().combine_chunks()
 
 
-def _fitting(batch: RowBatch, k: Floats, space: float) -> int:
+def _fitting(batch: RowBatch, factors: Floats, space: float) -> int:
     """Return how many of a batch's first rows are estimated to take at most ``space`` bytes; not all of them do."""
     low, high = 0, batch.table.num_rows  # low rows fit, high do not
-    below, above = 0.0, float(np.dot(k, batch.weights))
+    below, above = 0.0, float(np.dot(factors, batch.weights))
     halve = False
     while high - low > 1 and above - below > _NEAR * space:
         share = 0.5 if halve else (space - below) / (above - below)  # rows are about as large as one another
         middle = min(max(low + int((high - low) * share), low + 1), high - 1)
-        taken = float(np.dot(k, weigh(batch.table.slice(0, middle), batch.ratios, batch.widths)))
+        taken = float(np.dot(factors, weigh(batch.table.slice(0, middle), batch.ratios, batch.widths)))
         halve = not halve and min(middle - low, high - middle) < (high - low) // 4
         if taken <= space:
             low, below = middle, taken

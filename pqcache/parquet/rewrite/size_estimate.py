@@ -8,27 +8,27 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from pqcache.parquet.encodings import Encodings, Size, sizes
-from pqcache.parquet.sizes import Floats
+from pqcache.parquet.arrow_sizes import Floats
+from pqcache.parquet.encodings import EncodedSize, Encodings, encoded_sizes
 
 _FIRST_SPREAD = 0.1  # of an estimate that follows from a sample
 _FIRST_MARGIN, _MAX_FIRST = 0.01, 0.5  # left empty by the first part, at least and at most: the next one fills it
 _LATER_MARGIN, _MAX_LATER = 0.1, 0.3  # by a later part, which costs little when it has to be done again
 _FIRST_DICTIONARY_SPREAD = 0.005
 _SURE, _UNSURE = 0.0005, 0.1  # margins of columns that are encoded in one chunk: rows that top up fill what they leave
-_WEIGHTY = 0.1  # of a row group: what a part must have for its ``k`` to be taken as it is
+_WEIGHTY = 0.1  # of a row group: what a part must have for its ``factors`` to be taken as it is
 _NOISE = 0.02  # what two row groups of one kind differ by
 _MAX_DICTIONARY = 1 << 20  # pyarrow's dictionary_pagesize_limit; past it, a column goes on plain
 
 
 class SizeEstimate:
-    """What is known of the bytes that rows will take: ``k`` by column, and how far to trust it.
+    """What is known of the bytes that rows will take: ``factors`` by column, and how far to trust it.
 
-    Rows are estimated to take the sum over the columns of ``k * weight``.
+    Rows are estimated to take the sum over the columns of ``factor * weight``.
     """
 
-    def __init__(self, k: Floats) -> None:
-        self.k = k
+    def __init__(self, factors: Floats) -> None:
+        self.factors = factors
         self.learned = False  # from a complete row group, not from a sample
         self.spread = _FIRST_SPREAD  # how far off estimates were of late: of parts,
         self.dictionary_spread = _FIRST_DICTIONARY_SPREAD  # and of columns that are encoded in one chunk
@@ -36,7 +36,7 @@ class SizeEstimate:
 
     def of(self, weights: Floats, columns: Sequence[int]) -> float:
         """Return the bytes that ``columns`` of rows of these weights are estimated to take."""
-        return float(np.dot(self.k[columns], weights[columns]))
+        return float(np.dot(self.factors[columns], weights[columns]))
 
     def margin(self, first: bool) -> float:
         """Return the share of the space that is left empty beside a part."""
@@ -57,14 +57,14 @@ class SizeEstimate:
             part = min(1.0, share / _WEIGHTY)
             self.spread = max(part * error, (1 - 0.3 * part) * self.spread)
             self.unsteady = max(part * error, (1 - 0.2 * part) * self.unsteady)
-            self.k[columns] += part * (self._found(weights, taken) - self.k)[columns]
+            self.factors[columns] += part * (self._found(weights, taken) - self.factors)[columns]
 
     def look(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
         """Estimate ``columns`` anew from a sample of the rows that are next."""
         estimated, size = self.of(weights, columns), float(taken[columns].sum())
         if estimated and size:
             self.unsteady = max(abs(size / estimated - 1), 0.9 * self.unsteady)
-            self.k[columns] = self._found(weights, taken)[columns]
+            self.factors[columns] = self._found(weights, taken)[columns]
 
     def learn_dictionary(self, weights: Floats, taken: Floats, columns: Sequence[int]) -> None:
         """Learn from ``columns`` of a complete row group; half way only, where the estimate was as good as right."""
@@ -72,24 +72,24 @@ class SizeEstimate:
         if self.learned and estimated:
             self.dictionary_spread = max(min(_UNSURE, abs(size / estimated - 1)), 0.8 * self.dictionary_spread)
         found = self._found(weights, taken)
-        noise = np.abs(found - self.k) < _NOISE * found
-        self.k[columns] = np.where(noise & self.learned, (self.k + found) / 2, found)[columns]
+        noise = np.abs(found - self.factors) < _NOISE * found
+        self.factors[columns] = np.where(noise & self.learned, (self.factors + found) / 2, found)[columns]
         self.learned = True
 
     def _found(self, weights: Floats, taken: Floats) -> Floats:
-        found: Floats = np.where(weights > 0, taken / np.maximum(weights, 1e-9), self.k)
+        found: Floats = np.where(weights > 0, taken / np.maximum(weights, 1e-9), self.factors)
         return found
 
 
-def extrapolated(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:
+def estimate_from_sample(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[int, list[float]]:
     """Return how many rows like ``sample``'s fill ``limit`` bytes, and what each leaf column takes of them.
 
     A row group is a hundred times the sample, and columns do not grow in proportion: a dictionary is paid once,
     or grows with the rows and its indices with it. What a quarter of the sample takes tells which.
     """
     few = sample.slice(0, sample.num_rows // 4)
-    large = sizes(sample, encodings)
-    small = sizes(few, encodings)
+    large = encoded_sizes(sample, encodings)
+    small = encoded_sizes(few, encodings)
     rows = sample.num_rows * limit / max(1, sum(size.total for size in large))
     if few.num_rows == 0 or rows <= sample.num_rows:
         return sample.num_rows, [float(size.total) for size in large]
@@ -101,7 +101,7 @@ def extrapolated(sample: pa.Table, encodings: Encodings, limit: int) -> tuple[in
     return round(rows), [leaf * scale for leaf in leaves]
 
 
-def _grown(small: Size, large: Size, few: int, many: int, rows: float) -> float:
+def _grown(small: EncodedSize, large: EncodedSize, few: int, many: int, rows: float) -> float:
     """Return what a leaf takes at ``rows`` rows, given what it took at ``few`` and ``many``."""
     times = max(1.0, rows / many)
     data_small, data_large = small.total - small.dictionary, large.total - large.dictionary

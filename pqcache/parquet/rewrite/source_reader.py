@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.dense import changed, changes
+from pqcache.parquet.arrow_sizes import Floats, Widths, arrow_bytes, least_width, widths_of
+from pqcache.parquet.dense import change_dense, dense_changes
 from pqcache.parquet.footer import footer
-from pqcache.parquet.footer.source_footer import SourceFooter, kinds, open_parquet
+from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema, open_parquet
 from pqcache.parquet.pages.long_values import LongColumns, TakeRows
-from pqcache.parquet.schema_merge import conformed
-from pqcache.parquet.sizes import Floats, Widths, fixed_width, sizes_of, widths_of
+from pqcache.parquet.schema_merge import cast_to_schema
 from pqcache.system.disk import open_regular
 
 Numbers = range | npt.NDArray[np.int64]
@@ -53,7 +53,7 @@ class RowBatch:
 def row_batch(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, widths: Widths | None = None) -> RowBatch:
     """Return ``table`` as a batch, weighed."""
     widths = widths or widths_of(table.schema)
-    sizes = sizes_of(table, widths)
+    sizes = arrow_bytes(table, widths)
     weights: Floats = sizes * ratios + table.num_rows / 8
     return RowBatch(
         table=table, ratios=ratios, weights=weights, nbytes=int(sizes.sum()), numbers=numbers, done=done, widths=widths
@@ -61,7 +61,7 @@ def row_batch(table: pa.Table, ratios: Floats, numbers: Numbers, done: int, widt
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowGroupSpan:
+class RowGroupRange:
     """Row groups of a source that are read in one go.
 
     ``first`` is the number of their first row in the file, and ``before`` how many rows and bytes other files have
@@ -76,23 +76,23 @@ class RowGroupSpan:
     size: int
 
 
-def row_group_spans(sources: Sequence[SourceFooter], target: int) -> Iterator[RowGroupSpan]:
+def row_group_ranges(sources: Sequence[SourceFooter], target: int) -> Iterator[RowGroupRange]:
     """Yield all rows of ``sources`` in order: row groups one by one, or several that take ``target`` bytes decoded."""
     # Where a nested dictionary changes, which it does between row groups, pyarrow gives up.
-    apart = {id(kind.schema) for kind in kinds(sources) if any(map(_nested_dictionary, kind.schema.types))}
+    apart = {id(kind.schema) for kind in one_of_each_schema(sources) if any(map(_nested_dictionary, kind.schema.types))}
     rows = size = 0
     for source in sources:
         together = 0 if id(source.schema) in apart else target
         first = 0
         for groups, count, nbytes in _small_together(source.metadata, together):
-            yield RowGroupSpan(source=source, groups=groups, first=first, before=(rows, size), rows=count, size=nbytes)
+            yield RowGroupRange(source=source, groups=groups, first=first, before=(rows, size), rows=count, size=nbytes)
             first += count
         rows += source.metadata.num_rows
         size += source.size
 
 
 def read_batches(
-    some: Sequence[RowGroupSpan],
+    some: Sequence[RowGroupRange],
     schema: pa.Schema,
     target: int,
     stored: pa.Schema | None = None,
@@ -112,9 +112,9 @@ def read_batches(
         name = str(source.path)
         if source.schema is not kind:  # else it is as the one before
             kind, rated = source.schema, False
-            recast = changes(kind, schema, name) if source.metadata.num_rows else {}
+            recast = dense_changes(kind, schema, name) if source.metadata.num_rows else {}
             columns = np.array([leaf.column for leaf in footer.leaves_of(source.elements, name)])
-            least = sum(fixed_width(field.type) for field in kind)
+            least = sum(least_width(field.type) for field in kind)
         with open_parquet(source.path, source.int96, source.metadata) as file:
             for span in spans:
                 # Tiny neighbours share their weights, as they will share a batch.
@@ -123,7 +123,7 @@ def read_batches(
                 rows_at_once = max(1, int(target / max(span.size / span.rows, least, 1 / 8)))
                 rows = 0
                 for decoded_table, views in _tables(file, span.groups, rows_at_once, source.path, long_columns):
-                    table = conformed(changed(decoded_table, recast, name, span.first + rows), decoded, name)
+                    table = cast_to_schema(change_dense(decoded_table, recast, name, span.first + rows), decoded, name)
                     if stored is not None:
                         table = table.cast(stored)
                     for column, rows_of in views.items():

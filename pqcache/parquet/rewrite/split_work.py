@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from pqcache.parquet.arrow_sizes import Floats
 from pqcache.parquet.binary_views import bytes_in
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages.write_binary import is_direct
 from pqcache.parquet.pages.write_numbers import is_plain
-from pqcache.parquet.sizes import Floats
 
 THREADS = 2
 _WORTH_A_THREAD, _WORTH_HALVES = 1 << 20, 1 << 20  # Arrow bytes

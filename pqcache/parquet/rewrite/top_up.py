@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from pqcache.parquet.arrow_sizes import Floats
 from pqcache.parquet.binary_views import without_views
 from pqcache.parquet.codecs import CODECS
 from pqcache.parquet.footer import thrift
@@ -41,7 +42,6 @@ from pqcache.parquet.rewrite.row_group_builder import (
 from pqcache.parquet.rewrite.row_queue import RowQueue
 from pqcache.parquet.rewrite.source_reader import RowBatch
 from pqcache.parquet.schema_merge import is_text
-from pqcache.parquet.sizes import Floats
 
 _DICTIONARY_ENCODINGS = (2, 8)
 _CODECS = {codec.number: codec for codec in CODECS.values() if codec.name in ("none", "snappy", "zstd", "lz4")}
@@ -53,13 +53,13 @@ def top_up(
     coded: Encoded,
     encoder: Encoder,
     queue: RowQueue,
-    k: Floats,
+    factors: Floats,
     limit: float,
     max_bytes: int,
 ) -> tuple[Encoded, list[RowGroupPart]]:
     """Fill what ``group`` leaves of ``limit`` bytes; return ``coded`` with longer dictionaries, and the rows added.
 
-    ``coded`` are its columns with a dictionary, encoded, and ``k`` is what rows are estimated to take. At most
+    ``coded`` are its columns with a dictionary, encoded, and ``factors`` is what rows are estimated to take. At most
     ``max_bytes`` of decoded rows are held.
     """
     found, most = list[RowGroupPart](), sys.maxsize
@@ -67,11 +67,11 @@ def top_up(
     headers = 2 * PAGE_HEADER * len(encoder.footer_schema.tops)
     space = limit - group.size - sum(part.size for _, part in coded)
     while group.dictionary and space > max(_WORTH_A_TOP_UP * limit, 3 * headers) and most and len(found) < _MAX_TOP_UPS:
-        queue.fill(space, k, MAX_ROWS - rows, max_bytes - held)
+        queue.fill(space, factors, MAX_ROWS - rows, max_bytes - held)
         if not queue.rows or held + queue.batches[0].nbytes > max_bytes or rows >= MAX_ROWS:
             break
         goal = (1 - _MARGIN) * space - headers
-        count = queue.cut(goal, k, min(most, MAX_ROWS - rows), max_bytes - held)
+        count = queue.cut(goal, factors, min(most, MAX_ROWS - rows), max_bytes - held)
         batches = queue.take(count)
         before = encoder.encoded
         known = [batch for part in [*group.parts, *found] for batch in part.batches]

@@ -27,7 +27,9 @@ def row_group_start(group: pq.RowGroupMetaData) -> int:
     return int(first.dictionary_page_offset or first.data_page_offset)
 
 
-def fits(metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made_alike: Sequence[bool] = ()) -> int:
+def count_unchanged_files(
+    metadata: Sequence[pq.FileMetaData], options: RewriteOptions, made_alike: Sequence[bool] = ()
+) -> int:
     """Return how many of the first files of a directory need no rewriting.
 
     Every row group must be within the limit, unless it is a single row, fill 95 % of it, unless it is the last that

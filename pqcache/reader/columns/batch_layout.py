@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pqcache.reader.columns.column_data import WORDS, Bytes, ColumnData
 from pqcache.reader.columns.column_forms import ColumnForm, number_dtype
-from pqcache.reader.columns.columns import WORDS, Bytes, ColumnData
-from pqcache.system.buffer_pool import Block, aligned
+from pqcache.system.buffer_pool import Buffer, aligned
 
 LONG = 512  # bytes of a row from which on saving a copy is worth more than copying columns side by side
 _GROUP = 64  # bytes per row of a group of columns; each group takes a call, which may wait for the interpreter's lock
@@ -33,7 +33,7 @@ class ColumnGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How the fixed-width columns of some rows are placed in a block: those of one width and dtype in one array.
+    """How the fixed-width columns of some rows are placed in a buffer: those of one width and dtype in one array.
 
     All columns of an array are gathered by one call.
     """
@@ -42,7 +42,7 @@ class BatchLayout:
 
     @staticmethod
     def of(forms: Sequence[ColumnForm]) -> BatchLayout:
-        """Return the layout for columns; a group is small, so that its part of a block fits into the cache."""
+        """Return the layout for columns; a group is small, so that its part of a buffer fits into the cache."""
         alike: dict[tuple[int, Any], list[int]] = {}
         for position, form in enumerate(forms):
             if form.kind == "fixed":
@@ -62,16 +62,16 @@ class BatchLayout:
         return BatchLayout(tuple(group for group in self.groups if group.width < LONG))
 
     def bytes(self, rows: int) -> int:
-        """Return the size of a block for ``rows`` rows."""
+        """Return the size of a buffer for ``rows`` rows."""
         return sum(aligned(rows * group.width * len(group.positions)) for group in self.groups)
 
-    def arrays(self, block: Block, rows: int) -> list[Bytes]:
-        """Return each group's array over ``block``: (columns, rows) of words, or (columns, rows, width)."""
+    def arrays(self, buffer: Buffer, rows: int) -> list[Bytes]:
+        """Return each group's array over ``buffer``: (columns, rows) of words, or (columns, rows, width)."""
         found: list[Bytes] = []
         at = 0
         for width, positions, _ in self.groups:
             size = rows * width * len(positions)
-            data = block[at : at + size]
+            data = buffer[at : at + size]
             if width in WORDS:
                 found.append(data.view(WORDS[width]).reshape(len(positions), rows))
             else:

@@ -17,7 +17,7 @@ from pqcache.parquet.schema_merge import is_text, without_views
 class ColumnForm:
     """How a column's rows are held in memory.
 
-    ``kind``     "fixed", "bytes" or "other"; see `pqcache.reader.columns.columns`
+    ``kind``     "fixed", "bytes" or "other"; see `pqcache.reader.columns.column_data`
     ``type``     the Arrow type that users see; dictionaries are decoded
     ``width``    bytes of a row ("fixed") or of a list's item ("bytes"; 1 for strings and binary)
     ``dense``    the length of lists that are all of one length, which are "fixed"; else 0

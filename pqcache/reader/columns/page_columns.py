@@ -19,8 +19,8 @@ from pqcache.parquet.pages.page_format import MoreValues
 from pqcache.parquet.pages.page_reader import Reader
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.batch_layout import LONG
+from pqcache.reader.columns.column_data import ColumnData, as_rows
 from pqcache.reader.columns.column_forms import ColumnForm, storage_type
-from pqcache.reader.columns.columns import ColumnData, as_rows
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.disk import open_regular
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.order import Ints, stream
+from pqcache.reader.order.epoch_order import Ints, stream
 
 _MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
 _ROTATION = 3  # what a random stream is for, after those of the order

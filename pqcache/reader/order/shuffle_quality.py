@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pqcache.reader.order.order import Order
+from pqcache.reader.order.epoch_order import Order
 
 _SAMPLED_BATCHES = 100  # spread over the epoch
 _SAMPLED_ROW_GROUPS = 200  # whose rows are followed through the epoch

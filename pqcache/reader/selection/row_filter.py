@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 from pqcache.errors import UsageError, first_line
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where, text_of
-from pqcache.filters.pruning import Outcomes, prune_by_expression, prune_row_groups
-from pqcache.parquet.dense import Dense, as_lists, dense_in, restored
-from pqcache.parquet.schema_merge import comparable, conformed
-from pqcache.reader.open import Data
+from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
+from pqcache.parquet.dense import Dense, as_lists, dense_in, dense_to_lists
+from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of
+from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.reader.selection.selection import Intersection, Selection
 from pqcache.store.layout import ROW_GROUPS
@@ -67,7 +67,7 @@ class SelectedRowGroups:
 
 
 def select_row_groups(
-    data: Data, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None
+    data: LocalDataset, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None
 ) -> SelectedRowGroups:
     """Return the row groups with rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
 
@@ -88,9 +88,9 @@ def select_row_groups(
         matching = FilterSelection(data, wanted)
         selection = matching if selection is None else Intersection(selection, matching)
         if counts is None:
-            outcomes = prune(wanted, index)
-            found = np.where(outcomes.some, found, 0)
-            open_groups = np.flatnonzero(~outcomes.every & (found > 0))
+            truth = prune_by_filter(wanted, index)
+            found = np.where(truth.some, found, 0)
+            open_groups = np.flatnonzero(~truth.every & (found > 0))
             if len(open_groups):
                 found = found.copy()
                 found[open_groups] = count_rows(data, selection, open_groups)
@@ -104,7 +104,7 @@ def select_row_groups(
     return SelectedRowGroups(groups, selection, found[groups])
 
 
-def check_rows(data: Data, rows: SelectedRows) -> None:
+def check_rows(data: LocalDataset, rows: SelectedRows) -> None:
     """Raise UsageError for ``rows`` that are not rows of this dataset."""
     if not isinstance(rows, SelectedRows):
         raise UsageError(f"rows={rows!r}", "give SelectedRows, as Cache.lookup returns them")
@@ -124,7 +124,7 @@ def counts_of(rows: SelectedRows, groups: int) -> Ints:
 
 def parse_filters(filters: Any, index: Index) -> RowFilter:
     """Return ``filters`` parsed, on the columns of ``index``; what makes no sense raises UsageError."""
-    schema = comparable(as_lists(index.schema))
+    schema = condition_schema_of(as_lists(index.schema))
     if isinstance(filters, pc.Expression):
         columns = _columns_in(filters, schema)
         (serialized,) = filters.__reduce__()[1]
@@ -174,7 +174,7 @@ def _columns_in(expression: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
     return tuple(among(schema.names)) if schema.names else ()
 
 
-def prune(wanted: RowFilter, index: Index) -> Outcomes:
+def prune_by_filter(wanted: RowFilter, index: Index) -> TruthValues:
     """Return, for each row group, whether the filter may be true, false or null for some row."""
     inside = index.partitions.column_names
     none = np.zeros(len(index), np.bool_)
@@ -183,10 +183,10 @@ def prune(wanted: RowFilter, index: Index) -> Outcomes:
         kept = np.zeros(len(index.paths), np.bool_)
         kept[rows_where(index.partitions, wanted.expression)] = True
         some = kept[files] & (index.rows > 0)
-        return Outcomes(some, ~some, none)
+        return TruthValues(some, ~some, none)
     if wanted.condition is None:
         some = prune_by_expression(index, wanted.expression, wanted.columns)
-        return Outcomes(some, ~none, none)
+        return TruthValues(some, ~none, none)
     numbers = pa.array(files)
     constants = {name: index.partitions[name].take(numbers) for name in wanted.columns if name in inside}
     return prune_row_groups(wanted.condition, index.statistics, constants)
@@ -196,7 +196,7 @@ def prune(wanted: RowFilter, index: Index) -> Outcomes:
 class FilterSelection:
     """The rows of a dataset that satisfy a filter; a `Selection`."""
 
-    data: Data
+    data: LocalDataset
     wanted: RowFilter
 
     @cached_property
@@ -232,7 +232,7 @@ class FilterSelection:
         file = int(self._files[group])
         path = str(self.data.root / self.data.index.paths[file])
         for part in parts:
-            table = conformed(self._as_lists(part), self._fields, path)
+            table = cast_to_schema(self._as_lists(part), self._fields, path)
             for name, values in self._constants.items():
                 table = table.append_column(name, pa.repeat(values[file], part.num_rows))
             try:
@@ -246,12 +246,12 @@ class FilterSelection:
         for name, dense in self._dense.items():
             if name in table.column_names:
                 kind = self._fields.field(name).type
-                lists = [restored(chunk, dense, kind) for chunk in table[name].chunks]
+                lists = [dense_to_lists(chunk, dense, kind) for chunk in table[name].chunks]
                 table = table.set_column(table.schema.get_field_index(name), name, pa.chunked_array(lists, kind))
         return table
 
 
-def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
+def count_rows(data: LocalDataset, selection: Selection, groups: Ints) -> Ints:
     """Return how many rows of ``groups`` a selection chooses: as stored beside the snapshot, or counted and stored."""
     path = data.root / COUNTS / f"{selection.fingerprint}.arrow"
     in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
@@ -263,7 +263,7 @@ def count_rows(data: Data, selection: Selection, groups: Ints) -> Ints:
     return counts
 
 
-def _counted(data: Data, selection: Selection, groups: Ints) -> Ints:
+def _counted(data: LocalDataset, selection: Selection, groups: Ints) -> Ints:
     index = data.index
     rows = index.rows[groups]
     reader = RowGroupReader(data, groups)

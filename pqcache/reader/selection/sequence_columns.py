@@ -19,9 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError
+from pqcache.reader.columns.column_data import (
+    WORDS,
+    Bytes,
+    ColumnData,
+    PackedBytes,
+    from_arrow,
+    is_views,
+    pack_bytes,
+    take,
+)
 from pqcache.reader.columns.column_forms import ColumnForm
-from pqcache.reader.columns.columns import WORDS, Bytes, ColumnData, Packed, from_arrow, is_views, packed, take
-from pqcache.reader.order.order import Ints
+from pqcache.reader.order.epoch_order import Ints
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class SequenceColumn:
             values = np.ascontiguousarray(column.values.take(flat, axis=0, mode="clip"))
             found = [ColumnData(self.forms[0], _rows(values, count))]
         else:
-            each = packed(take(ColumnData(self.form, column.values), flat))
+            each = pack_bytes(take(ColumnData(self.form, column.values), flat))
             ends = pa.py_buffer(np.ascontiguousarray(each.ends[:: len(self.steps)]))
             bytes_ = pa.Array.from_buffers(pa.large_binary(), count, [None, ends, pa.py_buffer(each.data)])
             lengths = np.diff(each.ends).astype(np.int32)
@@ -91,7 +100,7 @@ class SequenceColumn:
             values = _words(first.values, self.form.width)
         else:
             lengths = _flat(next(columns).values).view(np.int32)
-            values = Packed(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), packed(first).data)
+            values = PackedBytes(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), pack_bytes(first).data)
         return ColumnData(self.form, values, _flat(next(columns).values).view(np.bool_) if self.nullable else None)
 
 

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from pqcache.errors import UsageError
 from pqcache.parquet.dense import as_lists
-from pqcache.parquet.schema_merge import conformed, working
+from pqcache.parquet.schema_merge import cast_to_schema, working_schema
 from pqcache.reader.columns.column_forms import storage_type
-from pqcache.reader.open import Data
+from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.selection import Selection
 from pqcache.store.selected_rows import Ints
 
@@ -132,7 +132,7 @@ def _step_or_steps(steps: Any) -> int | tuple[int, ...]:
 class SequenceSelection:
     """The sequences in the rows of a dataset that a selection leaves; a `Selection` of where they start."""
 
-    def __init__(self, data: Data, sequence: Sequence, base: Selection | None) -> None:
+    def __init__(self, data: LocalDataset, sequence: Sequence, base: Selection | None) -> None:
         self.spec = sequence
         self._data, self._base = data, base
         index = data.index
@@ -148,7 +148,7 @@ class SequenceSelection:
         # a row group has one value of each partition column
         names = dict.fromkeys([sequence.order_by, *(name for name in sequence.groups if name not in inside)])
         self._partitions = [index.partitions[name] for name in sequence.groups if name in inside]
-        self._fields = working(pa.schema([schema.field(name) for name in names]))
+        self._fields = working_schema(pa.schema([schema.field(name) for name in names]))
         try:
             _sort_keys(pa.chunked_array([], self._fields.field(sequence.order_by).type))
         except pa.ArrowException as error:
@@ -178,7 +178,7 @@ class SequenceSelection:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         path = str(self._data.root / self._data.index.paths[file])
         named = [part.select([name for name in self._fields.names if name in part.column_names]) for part in parts]
-        table = pa.concat_tables([conformed(part, self._fields, path) for part in named])
+        table = pa.concat_tables([cast_to_schema(part, self._fields, path) for part in named])
         complete = np.ones(table.num_rows, np.bool_)
         for column in table.columns:
             if column.null_count or pa.types.is_floating(column.type):

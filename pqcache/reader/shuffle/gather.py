@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatch
-from pqcache.reader.columns.column_forms import ColumnForm
-from pqcache.reader.columns.columns import (
+from pqcache.reader.columns.column_data import (
     NEAR,
     Bytes,
     ColumnData,
@@ -20,10 +19,11 @@ from pqcache.reader.columns.columns import (
     ends_of_views,
     is_views,
     join,
-    packed,
+    pack_bytes,
     take,
 )
-from pqcache.reader.order.order import Ints, Lane
+from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.shuffle.scatter import Bucket, Buckets, ReadContext, arena_rows, bucket_column
 from pqcache.system.buffer_pool import BufferPool
 
@@ -63,7 +63,7 @@ class BatchBuilder:
             form = context.forms[position]
             column = self._joined(parts, found.placed(position, form), form)
             found.columns[position] = (
-                ColumnData(form, packed(column, context.shared), column.valid) if is_views(column) else column
+                ColumnData(form, pack_bytes(column, context.shared), column.valid) if is_views(column) else column
             )
         return found
 
@@ -80,7 +80,7 @@ class BatchBuilder:
         return join(joined, form)
 
 
-class BatchSpan(NamedTuple):
+class BatchRows(NamedTuple):
     """Rows ``start <= row < stop`` of a stretch of blocks, which go to a batch from its row ``first_row`` on."""
 
     batch: BatchBuilder
@@ -95,7 +95,7 @@ class BatchSpan(NamedTuple):
 
 
 def gather(
-    context: ReadContext[Any], lane: Lane, blocks: range, scattered: dict[int, Buckets], spans: Sequence[BatchSpan]
+    context: ReadContext[Any], lane: Lane, blocks: range, scattered: dict[int, Buckets], places: Sequence[BatchRows]
 ) -> list[BatchBuilder]:
     """Put the rows of consecutive blocks into their batches; return the batches that have all of their rows now.
 
@@ -115,43 +115,43 @@ def gather(
             rows += bucket.stop - bucket.start
         orders.append(lane.block_order(block, rows - begin) + begin)
     order = np.concatenate(orders) if len(orders) > 1 else orders[0]
-    _gather_fixed(context, buckets, order, spans)
+    _gather_fixed(context, buckets, order, places)
     for position in sorted({position for chunk, _, _ in buckets for position in chunk.columns}):
         parts = [bucket_column(context, bucket, position) for bucket in buckets]
         column = take(join(parts, context.forms[position]), order)
-        for first, part, of_part in _packed_together(column, spans, context.shared):
+        for first, part, of_part in _packed_together(column, places, context.shared):
             if context.low_memory:  # a batch that goes on in the next block would keep all of this one
                 part = compact(part)
             for batch, first_row, start, stop in of_part:
                 batch.add(position, first_row, cut(part, start - first, stop - first))
     for chunk, _, _ in buckets:
         chunk.release_bucket(context.memory)
-    return [batch for batch, _, start, stop in spans if batch.filled(stop - start)]
+    return [batch for batch, _, start, stop in places if batch.filled(stop - start)]
 
 
 def _packed_together(
-    column: ColumnData, spans: Sequence[BatchSpan], shared: BufferPool | None
-) -> Iterator[tuple[int, ColumnData, Sequence[BatchSpan]]]:
-    """Yield (first row, rows, their spans): views are packed for several complete batches by one call.
+    column: ColumnData, places: Sequence[BatchRows], shared: BufferPool | None
+) -> Iterator[tuple[int, ColumnData, Sequence[BatchRows]]]:
+    """Yield (first row, rows, their places): views are packed for several complete batches by one call.
 
     Large ones are packed one by one into ``shared`` memory, if there is any: each is free again when its batch is.
     """
     if not is_views(column):
-        yield 0, column, spans
+        yield 0, column, places
         return
     most, ends = _PACKED if shared is None else NEAR, ends_of_views(column)
-    left = deque(spans)
+    left = deque(places)
     while left:
         some = [left.popleft()]
         first, complete = some[0].start, some[0].complete
         while complete and left and left[0].complete and ends[left[0].stop] - ends[first] <= most:
             some.append(left.popleft())
         rows = cut(column, first, some[-1].stop)
-        yield first, ColumnData(column.form, packed(rows, shared), rows.valid) if complete else rows, some
+        yield first, ColumnData(column.form, pack_bytes(rows, shared), rows.valid) if complete else rows, some
 
 
 def _gather_fixed(
-    context: ReadContext[Any], buckets: Sequence[Bucket], order: Ints, spans: Sequence[BatchSpan]
+    context: ReadContext[Any], buckets: Sequence[Bucket], order: Ints, places: Sequence[BatchRows]
 ) -> None:
     """Put the fixed-width columns of buckets laid end to end, in ``order``, where their batches find them.
 
@@ -171,7 +171,7 @@ def _gather_fixed(
     for group, array in zip(layout.groups[len(short) :], arrays[len(short) :], strict=True):
         for position, place in zip(group.positions, array, strict=True):
             _gather_long(context, buckets, order, position, place)
-    for batch, first_row, start, stop in spans:
+    for batch, first_row, start, stop in places:
         if not batch.arrays:
             batch.arrays = [array[:, start:stop] for array in arrays]
             continue
@@ -188,7 +188,7 @@ def _gather_long(context: ReadContext[Any], buckets: Sequence[Bucket], order: In
     if arena is not None:
         found = [rows for bucket in buckets if (rows := arena_rows(arena, bucket, position, width)) is not None]
         if len(found) == len(buckets):
-            arena.block.reshape(-1, width).take(np.concatenate(found)[order], axis=0, out=out, mode="clip")
+            arena.buffer.reshape(-1, width).take(np.concatenate(found)[order], axis=0, out=out, mode="clip")
             return
     where = np.empty_like(order)
     where[order] = np.arange(len(order))

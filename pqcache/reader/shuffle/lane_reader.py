@@ -15,8 +15,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Generic
 
-from pqcache.reader.order.order import Lane
-from pqcache.reader.shuffle.gather import BatchBuilder, BatchSpan, gather
+from pqcache.reader.order.epoch_order import Lane
+from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather
 from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
 
 _STRETCHES = 3  # of blocks on their way: one being used, one ready (unless memory is low), one in the making
@@ -64,9 +64,9 @@ class LaneReader(Generic[Done]):
                 last += 1  # tiny row groups: a batch takes many blocks
             spans = range(lane.spans(first).start, lane.spans(last - 1).stop)
             self._scatter_until(spans.stop)
-            batch_spans, results, begun = self._assign_rows(lane.rows_before(first), lane.rows_before(last))
+            places, results, begun = self._assign_rows(lane.rows_before(first), lane.rows_before(last))
             scattered = {span: self._scattered[span] for span in spans}
-            self._gather_when_scattered(range(first, last), scattered, batch_spans, results)
+            self._gather_when_scattered(range(first, last), scattered, places, results)
             self._begun.append(begun)
             self._block = last
             for span in spans:
@@ -74,12 +74,12 @@ class LaneReader(Generic[Done]):
                     del self._scattered[span]
             self._scatter_until(spans.stop + self._context.ahead)
 
-    def _assign_rows(self, before: int, end: int) -> tuple[list[BatchSpan], dict[int, Future[Done]], int]:
+    def _assign_rows(self, before: int, end: int) -> tuple[list[BatchRows], dict[int, Future[Done]], int]:
         """Return which of rows ``before`` to ``end`` of the lane go to which batch, and how many batches begin there.
 
         In between are the batches' futures, by the builder's id.
         """
-        spans: list[BatchSpan] = []
+        places: list[BatchRows] = []
         results: dict[int, Future[Done]] = {}
         begun = 0
         while self._row < end:
@@ -91,11 +91,11 @@ class LaneReader(Generic[Done]):
                 begun += 1
             batch, future, filled = self._open
             count = min(batch.rows - filled, end - self._row)
-            spans.append(BatchSpan(batch, filled, self._row - before, self._row - before + count))
+            places.append(BatchRows(batch, filled, self._row - before, self._row - before + count))
             results[id(batch)] = future
             self._row += count
             self._open = (batch, future, filled + count) if filled + count < batch.rows else None
-        return spans, results, begun
+        return places, results, begun
 
     def _scatter_until(self, stop: int) -> None:
         """Submit the spans before ``stop`` that are not yet submitted to the threads."""
@@ -109,7 +109,7 @@ class LaneReader(Generic[Done]):
         self,
         blocks: range,
         scattered: dict[int, Future[Buckets]],
-        spans: list[BatchSpan],
+        places: list[BatchRows],
         results: dict[int, Future[Done]],
     ) -> None:
         """Gather ``blocks`` on the threads once all spans they need are scattered; no thread waits for that."""
@@ -126,15 +126,15 @@ class LaneReader(Generic[Done]):
             try:
                 buckets = {span: future.result() for span, future in scattered.items()}
                 scattered.clear()
-                for batch in gather(context, lane, blocks, buckets, spans):
+                for batch in gather(context, lane, blocks, buckets, places):
                     results[id(batch)].set_result(context.finish(batch.build(context)))
-                spans.clear()
+                places.clear()
             except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
                 fail(error)
 
         def drop(*_: object) -> None:  # or futures and what waits for them hold one another, rows and batches
             scattered.clear()
-            spans.clear()
+            places.clear()
             results.clear()
 
         def one_done(future: Future[Buckets]) -> None:

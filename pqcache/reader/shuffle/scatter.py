@@ -12,11 +12,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatch
+from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.columns.column_forms import ColumnForm
-from pqcache.reader.columns.columns import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
-from pqcache.reader.order.order import Ints, Lane
+from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
-from pqcache.system.buffer_pool import Arena, Block, BufferPool
+from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
 
 Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
@@ -71,12 +71,12 @@ class ReadContext(Generic[Done]):
 class ScatterChunk:
     """Some of a span's rows in scattered order: one bucket or more, freed when all are used.
 
-    ``arrays`` are the groups of ``ReadContext.scattered_layout`` over ``block``; ``long`` are columns that are kept
+    ``arrays`` are the groups of ``ReadContext.scattered_layout`` over ``buffer``; ``long`` are columns that are kept
     where they were decoded, with the rows of the chunk; ``columns`` are all others: of no fixed width, or with nulls.
     """
 
-    def __init__(self, block: Block, arrays: list[Bytes], buckets: int) -> None:
-        self.block = block
+    def __init__(self, buffer: Buffer, arrays: list[Bytes], buckets: int) -> None:
+        self.buffer = buffer
         self.arrays = arrays
         self.long: dict[int, tuple[Bytes, Ints]] = {}
         self.columns: dict[int, ColumnData] = {}
@@ -84,13 +84,13 @@ class ScatterChunk:
         self._lock = threading.Lock()
 
     def release_bucket(self, memory: BufferPool) -> None:
-        """Note that one bucket has been gathered; after the last one the chunk's block goes back to ``memory``."""
+        """Note that one bucket has been gathered; after the last one the chunk's buffer goes back to ``memory``."""
         with self._lock:
             self._left -= 1
             if self._left:
                 return
         self.arrays, self.long, self.columns = [], {}, {}
-        memory.release(self.block)
+        memory.release(self.buffer)
 
 
 class Bucket(NamedTuple):
@@ -133,8 +133,8 @@ def scatter_columns(
     layout, memory = context.scattered_layout, context.memory
     chunks = []
     for order, count in zip(orders, buckets, strict=True):
-        block = memory.acquire(layout.bytes(len(order)))
-        chunks.append(ScatterChunk(block, layout.arrays(block, len(order)), count))
+        buffer = memory.acquire(layout.bytes(len(order)))
+        chunks.append(ScatterChunk(buffer, layout.arrays(buffer, len(order)), count))
     places = {p: (g, i) for g, group in enumerate(context.layout.groups) for i, p in enumerate(group.positions)}
     near = memory.acquire(NEAR)
     for position, form in enumerate(context.forms):

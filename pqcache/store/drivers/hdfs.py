@@ -42,7 +42,7 @@ from pqcache.store.drivers.base import (
 )
 from pqcache.store.drivers.hadoop_site import site_configuration
 from pqcache.store.drivers.hdfs_user import act_as
-from pqcache.store.drivers.stall import Stalled, too_slow, with_time_limit
+from pqcache.store.drivers.time_limits import Stalled, too_slow, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo
 

@@ -23,8 +23,8 @@ from pqcache.errors import (
     UsageError,
     first_line,
 )
-from pqcache.store.drivers.speed_floor import pool_classes
-from pqcache.store.drivers.stall import too_slow
+from pqcache.store.drivers.http_speed_floor import pool_classes
+from pqcache.store.drivers.time_limits import too_slow
 from pqcache.store.urls import redact, userinfo
 
 log = logging.getLogger("pqcache.store")

@@ -26,7 +26,7 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, percent_encode
 from urllib3.util import wait_for_read
 
-from pqcache.store.drivers.speed_floor import response_class
+from pqcache.store.drivers.http_speed_floor import response_class
 
 log = logging.getLogger("pqcache.store")
 

@@ -11,7 +11,7 @@ from fsspec.implementations.webhdfs import WebHDFS
 
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError, first_line
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit, check_options, path_below, root_of
-from pqcache.store.drivers.stall import too_slow
+from pqcache.store.drivers.time_limits import too_slow
 from pqcache.store.drivers.webhdfs_http import NameNodeSession, origin_of, shown
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, userinfo

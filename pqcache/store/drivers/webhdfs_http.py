@@ -17,7 +17,7 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from pqcache.errors import SourceError
-from pqcache.store.drivers.speed_floor import MAX_ANSWER, pool_classes
+from pqcache.store.drivers.http_speed_floor import MAX_ANSWER, pool_classes
 from pqcache.store.urls import printable
 
 _MAX_REDIRECTS = 5

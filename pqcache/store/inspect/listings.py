@@ -84,7 +84,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class OpenedDataset:
+class InspectedDataset:
     """A dataset: its index, the bytes of each file, and its directory if that is on this machine."""
 
     index: Index
@@ -92,13 +92,13 @@ class OpenedDataset:
     root: Path | None
 
 
-def open_dataset(
+def open_inspected_dataset(
     target: str | os.PathLike[str],
     options: Mapping[str, str] | None = None,
     jobs: int = 16,
     on_event: OnEvent = ignore,
     rules: FileRules | None = None,
-) -> OpenedDataset:
+) -> InspectedDataset:
     """Open a cache, a directory, a file or a URL; of anything but a cache the footers are read.
 
     Raises as ``inspect`` does.
@@ -109,7 +109,7 @@ def open_dataset(
         snapshot, lease = cache.lease()
         with lease:
             entries = snapshot.manifest().files
-            return OpenedDataset(snapshot.index(), [entry.size for entry in entries], snapshot.path)
+            return InspectedDataset(snapshot.index(), [entry.size for entry in entries], snapshot.path)
     source = open_source(text, options)
     try:
         files = sorted(list_source(source, on_event, rules=rules).files, key=lambda file: file.path)
@@ -120,10 +120,10 @@ def open_dataset(
     if url_scheme(text) in ("", "file"):
         root = Path(os.path.abspath(os.path.expanduser(local_path(text))))
         root = root.parent if root.is_file() else root
-    return OpenedDataset(index, [file.identity.size for file in files], root)
+    return InspectedDataset(index, [file.identity.size for file in files], root)
 
 
-def items_of(view: str, dataset: OpenedDataset, count: int, name: str) -> Iterator[dict[str, Any]]:
+def items_of(view: str, dataset: InspectedDataset, count: int, name: str) -> Iterator[dict[str, Any]]:
     """Yield what one of the views shows as plain values: ``files``, ``row-groups``, ``schema`` or ``sample``."""
     if view == "sample":
         yield from sample_rows(dataset, count, name)
@@ -133,7 +133,7 @@ def items_of(view: str, dataset: OpenedDataset, count: int, name: str) -> Iterat
         yield from map(asdict, file_views(dataset) if view == "files" else row_group_views(dataset))
 
 
-def file_views(dataset: OpenedDataset) -> Iterator[FileView]:
+def file_views(dataset: InspectedDataset) -> Iterator[FileView]:
     """Yield every file in path order."""
     index, count = dataset.index, len(dataset.index.paths)
     files, sizes = index.numbers("file"), index.numbers("bytes")
@@ -146,7 +146,7 @@ def file_views(dataset: OpenedDataset) -> Iterator[FileView]:
         )
 
 
-def row_group_views(dataset: OpenedDataset) -> Iterator[RowGroupView]:
+def row_group_views(dataset: InspectedDataset) -> Iterator[RowGroupView]:
     """Yield every row group in the order of the files."""
     index = dataset.index
     names = ("row_group", "rows", "offset", "bytes", "uncompressed")
@@ -155,7 +155,7 @@ def row_group_views(dataset: OpenedDataset) -> Iterator[RowGroupView]:
         yield RowGroupView(path=index.paths[file], **dict(zip(names, numbers, strict=True)))
 
 
-def schema_view(dataset: OpenedDataset) -> Iterator[dict[str, Any]]:
+def schema_view(dataset: InspectedDataset) -> Iterator[dict[str, Any]]:
     """Yield name, Arrow type, nullability and metadata of every column, partition columns last."""
     for field in dataset.index.schema:
         metadata = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in (field.metadata or {}).items()}
@@ -170,7 +170,7 @@ def schema_view(dataset: OpenedDataset) -> Iterator[dict[str, Any]]:
         }
 
 
-def sample_rows(dataset: OpenedDataset, count: int, name: str) -> list[dict[str, Any]]:
+def sample_rows(dataset: InspectedDataset, count: int, name: str) -> list[dict[str, Any]]:
     """Return the first ``count`` rows with values as ``readable`` has them; a remote dataset raises UsageError."""
     if dataset.root is None:
         raise UsageError(

@@ -150,7 +150,7 @@ def inspect(
         source.close()
     blocks = np.array([size or file.block_size for file in files], np.int64)
     default = int(blocks.max()) if blocks.all() else BLOCK_SIZE
-    dataset = _Dataset(
+    dataset = _SummaryInput(
         index=index,
         sizes=np.array([file.identity.size for file in files], np.int64),
         block_size=size or default,
@@ -162,7 +162,7 @@ def inspect(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Dataset:
+class _SummaryInput:
     """What a dataset is described by.
 
     Attributes:
@@ -187,7 +187,7 @@ def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
         encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
         keys = tuple(columns_indexed(snapshot.path))
     sizes = np.array([entry.size for entry in manifest.files], np.int64)
-    dataset = _Dataset(
+    dataset = _SummaryInput(
         index=index,
         sizes=sizes,
         block_size=block_size or read_config(cache.path).row_group_size or BLOCK_SIZE,
@@ -217,7 +217,7 @@ def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on
     return builder.finish([file.path for file in files])
 
 
-def _describe(dataset: _Dataset, target: str, kind: str) -> Inspection:
+def _describe(dataset: _SummaryInput, target: str, kind: str) -> Inspection:
     index, block_size = dataset.index, dataset.block_size
     groups = index.numbers("bytes")
     straddling = touched = None

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import DamagedError, ParquetError, UsageError, first_line
 from pqcache.events import Advanced, OnEvent, Started, Warned
 from pqcache.parquet.misread_columns import check_read_right
-from pqcache.store.keys.codes import Keys, is_hashed, keys_of, mixed
+from pqcache.store.keys.codes import Keys, is_hashed, keys_of, scramble
 from pqcache.store.keys.lookup import (
     BITS,
     ROWS,
@@ -266,7 +266,7 @@ def _write_run(directory: Path, buffer: _Buffer) -> KeyRun:
     if second is None:
         low, high = int(there.min()), int(there.max())
         if high - low >= 1 << (64 - BITS):
-            first, second = mixed(first), first
+            first, second = scramble(first), first
     words = first
     if second is None:
         assert low is not None

@@ -74,7 +74,7 @@ def is_hashed(kind: pa.DataType) -> bool:
 
 def keys_of(values: pa.Array, kind: pa.DataType) -> Keys:
     """Return the keys of a column's values; ``kind`` is its ``key_type``."""
-    values = plain(values, kind)
+    values = cast_exactly(values, kind)
     valid = None if not values.null_count else values.is_valid().to_numpy(zero_copy_only=False)
     if is_hashed(kind):
         return Keys(*_hashed(values, kind), valid)
@@ -90,7 +90,7 @@ def keys_of(values: pa.Array, kind: pa.DataType) -> Keys:
     return Keys(numbers.astype(np.int64).view(np.uint64) ^ _SIGN, None, valid)  # ascending as the values are
 
 
-def plain(values: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast_exactly(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return values as ``kind``; raises what Arrow raises where that would change one of them."""
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
@@ -99,7 +99,7 @@ def plain(values: pa.Array, kind: pa.DataType) -> pa.Array:
     return values if values.type == kind else values.cast(kind)
 
 
-def wanted(column: str, values: Any, kind: pa.DataType) -> Keys:
+def keys_to_find(column: str, values: Any, kind: pa.DataType) -> Keys:
     """Return the keys that are looked up: a value, or a list, numpy or Arrow array of values, each once.
 
     Values that cannot be in the column because of their type, and nulls, raise UsageError.
@@ -161,7 +161,7 @@ def _named(kind: pa.DataType) -> str:
     return str(kind).removeprefix("large_")
 
 
-def mixed(codes: Codes, seed: int = 0) -> Codes:
+def scramble(codes: Codes, seed: int = 0) -> Codes:
     """Return each number's scrambled form, one to one (the last step of MurmurHash3 by Austin Appleby)."""
     h: Codes = codes ^ np.uint64(seed)
     h ^= h >> np.uint64(33)
@@ -192,7 +192,7 @@ def _hashed(values: pa.Array, kind: pa.DataType) -> tuple[Codes, Codes]:
         for active, word in _words(data, starts, lengths):
             h1[active] = _step(h1[active] ^ word, 0x9FB21C651E98DF25, 32)
             h2[active] = _step(h2[active] + word, 0xA0761D6478BD642F, 29)
-        first[part], second[part] = mixed(h1), mixed(h2, 0x589965CC75374CC3)
+        first[part], second[part] = scramble(h1), scramble(h2, 0x589965CC75374CC3)
     return first, second
 
 

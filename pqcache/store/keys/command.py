@@ -18,7 +18,7 @@ from pqcache.store.keys.lookup import check_key_index, columns_indexed, director
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.ownership import make_directories
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.workdir import discard
+from pqcache.store.tmp_directory import discard
 from pqcache.system.disk import fsync_path, limit_modes, remove_tree
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration

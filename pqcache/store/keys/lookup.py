@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from pqcache.errors import CacheError, DamagedError, UsageError
-from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, mixed, wanted
+from pqcache.store.keys.codes import Codes, Keys, key_type, keys_of, keys_to_find, scramble
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
 from pqcache.store.snapshot import Snapshot
@@ -122,7 +122,7 @@ def lookup(snapshot: Snapshot, column: str, values: Any) -> SelectedRows:
     directory = directory_of(snapshot.path, column)
     if directory.is_dir():
         index = read_key_index(directory)
-        return _selected(*find(index, wanted(column, values, index.field.type)), snapshot.id)
+        return _selected(*find(index, keys_to_find(column, values, index.field.type)), snapshot.id)
     index_of_groups = snapshot.index()
     if column in index_of_groups.partitions.column_names:
         return _selected(*_in_partitions(index_of_groups, column, values), snapshot.id)
@@ -192,7 +192,7 @@ def _search(directory: Path, run: KeyRun, keys: Keys) -> Ints:
     if not run.wide:
         first = (first - least) << np.uint64(BITS)
     elif second is None:
-        first, second = mixed(first), first
+        first, second = scramble(first), first
     low = np.searchsorted(words[0], first & ~mask)
     counts = np.searchsorted(words[0], first | mask, "right") - low
     if not counts.any():
@@ -223,7 +223,7 @@ def _in_partitions(index: Index, column: str, values: Any) -> tuple[Ints, Ints]:
     held = index.partitions[column].combine_chunks()
     kind = key_type(column, held.type)
     here = keys_of(held, kind)
-    match = np.isin(here.first, wanted(column, values, kind).first)
+    match = np.isin(here.first, keys_to_find(column, values, kind).first)
     if here.valid is not None:
         match &= here.valid
     groups = np.flatnonzero(match[index.numbers("file")] & (index.rows > 0))

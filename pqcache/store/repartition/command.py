@@ -15,13 +15,13 @@ from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import CacheDirectory, cache_at, lease_at
 from pqcache.store.config import read_config, updated, write_config
 from pqcache.store.manifest import Manifest
-from pqcache.store.repartition.dense_columns import DenseRequest, local_root
+from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import check_apart, make_endpoints
 from pqcache.store.repartition.to_target import RepartitionReport, repartition_to
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
+from pqcache.store.sync.cache_run import JOBS, ByteCounter, CacheRun, RunOptions, RunResult, finish_run
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
-from pqcache.store.sync.run import JOBS, ByteCounter, CacheRun, Outcome, RunOptions, finish_run
 from pqcache.store.sync.table_schema import local_table_schema
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.urls import redact
@@ -184,31 +184,31 @@ def _repartition_cache(
             config = replace(config, dense=dense.resolve([current.path / entry.path for entry in before.files]))
         rewrite = config.rewrite()
         assert rewrite is not None
-        recipe = Recipe(recipe_of(before.files[0].recipe).fetch if before.files else "", rewrite.recipe)
+        recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)
         table = None
         if not _is_done(current, before, recipe):
             table = local_table_schema(current.path, before.files, rewrite.keep_int96)
         plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())
         run = CacheRun(command="repartition", cache=cache, config=config, current=current, options=options)
-        outcome = Outcome(plan=plan, published=None, totals=before.totals)
+        result = RunResult(plan=plan, published=None, totals=before.totals)
         if not (options.dry_run or plan.nothing_to_do):
-            outcome = build_snapshot(run, plan, before, table=table)
+            result = build_snapshot(run, plan, before, table=table)
         if not options.dry_run:
             write_config(cache.path, config)
-        finish_run(run, outcome)
-    return _report(run, outcome, before)
+        finish_run(run, result)
+    return _report(run, result, before)
 
 
-def _report(run: CacheRun, outcome: Outcome, before: Manifest) -> RepartitionReport:
+def _report(run: CacheRun, result: RunResult, before: Manifest) -> RepartitionReport:
     assert run.current is not None
-    dry_run, after = run.options.dry_run, outcome.totals
+    dry_run, after = run.options.dry_run, result.totals
     return RepartitionReport(
         source=str(run.cache.path),
         target=str(run.cache.path),
-        snapshot=(outcome.published or run.current).id,
+        snapshot=(result.published or run.current).id,
         dry_run=dry_run,
-        directories=len(outcome.plan.directories),
-        rewritten=outcome.plan.rewrites,
+        directories=len(result.plan.directories),
+        rewritten=result.plan.rewrites,
         kept=0,
         files_before=len(before.files),
         files_after=0 if dry_run else after.files,

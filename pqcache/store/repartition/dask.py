@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pqcache.errors import PqcacheError, SourceUnavailable, UsageError
 from pqcache.events import Advanced, OnEvent, Warned
-from pqcache.store.repartition.job import PartitionJob, run_job
+from pqcache.store.repartition.partition_job import PartitionJob, run_job
 from pqcache.store.repartition.target_record import DirectoryResult
 from pqcache.store.urls import url_scheme
 from pqcache.units import format_count

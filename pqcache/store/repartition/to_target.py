@@ -21,9 +21,9 @@ from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
-from pqcache.store.repartition.dense_columns import DenseRequest, local_root
+from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import Endpoints
-from pqcache.store.repartition.job import JobContext, PartitionJob, do_job
+from pqcache.store.repartition.partition_job import JobContext, PartitionJob, do_job
 from pqcache.store.repartition.spool import open_spool
 from pqcache.store.repartition.target_record import (
     DirectoryRecord,
@@ -32,11 +32,11 @@ from pqcache.store.repartition.target_record import (
     read_records,
     remove_directory,
 )
+from pqcache.store.sync.cache_run import RunOptions
 from pqcache.store.sync.listing import list_source
-from pqcache.store.sync.run import RunOptions
 from pqcache.store.sync.table_schema import TableSchema, read_table_schema
+from pqcache.store.tmp_directory import rewrite_key
 from pqcache.store.urls import redact
-from pqcache.store.workdir import rewrite_key
 from pqcache.units import format_count
 from pqcache.versions import __version__
 

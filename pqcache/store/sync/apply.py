@@ -23,16 +23,16 @@ from pqcache.store.ownership import make_directories
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
-from pqcache.store.sync.download.download import Downloaded, DownloadOptions
-from pqcache.store.sync.download.pool import Downloader, download_all, pool
+from pqcache.store.sync.cache_run import CacheRun, RunResult
+from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions
+from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
 from pqcache.store.sync.download.subset import EVERYTHING
 from pqcache.store.sync.plan import DirectoryPlan, Plan, plan_repartition
 from pqcache.store.sync.rewrite_in_cache import is_rewritten, rewrite_in_cache
-from pqcache.store.sync.run import CacheRun, Outcome
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import BuiltFile, Origin, SnapshotJob, keys_of
 from pqcache.store.sync.table_schema import SchemaSet, TableSchema, local_table_schema, uniform_table_schema
-from pqcache.store.workdir import adopt, make_workdir
+from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
 from pqcache.system.disk import fsync_path, limit_mode, limit_modes, link_or_copy, remove_tree, tree_size
 from pqcache.units import format_count
 
@@ -47,12 +47,12 @@ def build_snapshot(
     origin: Origin | None = None,
     table: TableSchema | None = None,
     reindex: bool = False,
-) -> Outcome:
+) -> RunResult:
     """Apply ``plan`` and publish the result; whatever fails leaves the current snapshot as it is.
 
     Args:
         run: the run; its cache is locked, and ``run.current`` is the snapshot that ``plan`` was made against.
-        plan: what to keep, download and rewrite. The outcome has another one where the new files' schema differs from
+        plan: what to keep, download and rewrite. The result has another one where the new files' schema differs from
             the others': then more is rewritten than was planned.
         metadata: what the manifest says of the snapshot beside its files.
         origin: where to download from; None when nothing is downloaded.
@@ -75,7 +75,7 @@ def build_snapshot(
         if job.rewrite is not None and table is None and known is not None and known.uniform:
             # only INT96 that is kept could be of another type to a rewrite
             job = job if job.rewrite.keep_int96 else replace(job, table=uniform_table_schema(known.data_schema))
-        adopt(cache, job.workdir, *keys_of(job))
+        take_over_or_remove(cache, job.workdir, *keys_of(job))
         check_space(cache.path, plan, tree_size(job.workdir))
         index = IndexBuilder()
         built = list(_make_files(job, index))
@@ -90,7 +90,7 @@ def build_snapshot(
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
     remove_tree(job.workdir)
-    return Outcome(plan=plan, published=snapshot, totals=manifest.totals)
+    return RunResult(plan=plan, published=snapshot, totals=manifest.totals)
 
 
 def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Path, list[FileEntry], Index, Plan]:
@@ -122,7 +122,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     A directory is rewritten as soon as its last file is downloaded, while others are still downloaded.
     """
     plan, jobs, stop = job.plan, job.run.options.jobs, threading.Event()
-    job.on_event(Started("fetch", plan.fetch_bytes))
+    job.on_event(Started("fetch", plan.download_bytes))
     if plan.rewrites:
         job.on_event(Started("rewrite", plan.rewrite_bytes))
     finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
@@ -130,7 +130,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     downloaded: dict[SourceFile, Downloaded] = {}
     schemas = _schemas_kept(job)  # so that types that do not mix are refused as soon as they are downloaded
 
-    with pool(jobs, stop) as threads, pool(1, stop) as rewriter:
+    with stoppable_threads(jobs, stop) as threads, stoppable_threads(1, stop) as rewriter:
         rewriting: list[Future[list[BuiltFile]]] = []
 
         def rewrite(directory: DirectoryPlan) -> None:

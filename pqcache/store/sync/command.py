@@ -21,10 +21,19 @@ from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary
 from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.content import ContentMemory, read_memory
+from pqcache.store.sync.cache_run import (
+    IDENTITY,
+    JOBS,
+    ByteCounter,
+    CacheRun,
+    RunOptions,
+    RunResult,
+    SyncReport,
+    finish_run,
+)
 from pqcache.store.sync.listing import Listing, ListSource, list_source
+from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
-from pqcache.store.sync.run import IDENTITY, JOBS, ByteCounter, CacheRun, Outcome, RunOptions, SyncReport, finish_run
 from pqcache.store.sync.source_modes import limit_to_source
 from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
 from pqcache.units import parse_count, parse_duration, parse_size
@@ -183,9 +192,9 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
             list_it = partial(_list, source, state.config, options.retries, memory)
             listing = list_it(options.on_event)
     run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
-    outcome = _outcome(run, source, listing, list_it)
+    result = _run_result(run, source, listing, list_it)
     if not options.dry_run:
-        held = outcome.published or state.current
+        held = result.published or state.current
         if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
             options.on_event(Warned(warning))
         memory.write(cache.path)
@@ -194,7 +203,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         if state.remembered is not None and state.remembered.source != state.config.source:
             was, now = redact(state.remembered.source), redact(state.config.source)
             options.on_event(Warned(f"the source was {was} and is {now} from now on"))
-    return finish_run(run, outcome)
+    return finish_run(run, result)
 
 
 def _open(request: _Request, config: Config) -> Source:
@@ -206,7 +215,7 @@ def _list(source: Source, config: Config, retries: int, memory: ContentMemory, o
     return list_source(source, on_event, retries, config.where, config.columns, config.file_rules, memory)
 
 
-def _outcome(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> Outcome:
+def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
     """Publish a new snapshot if anything has changed."""
     recipe = recipe_for(run.config, listing.subset.recipe)
     summary = None
@@ -214,7 +223,7 @@ def _outcome(run: CacheRun, source: Source, listing: Listing, list_again: ListSo
         summary = _unchanged(run.current, listing, recipe, run.config.shard)
     if summary is not None:
         plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
-        return Outcome(plan=plan, published=None, totals=summary.totals)
+        return RunResult(plan=plan, published=None, totals=summary.totals)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)

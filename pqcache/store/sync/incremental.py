@@ -20,11 +20,11 @@ from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
-from pqcache.store.sync.compare import Comparison, compare_content
-from pqcache.store.sync.download.download import Vanished
+from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
+from pqcache.store.sync.compare_content import Comparison, compare_content
+from pqcache.store.sync.download.download_file import Vanished
 from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
-from pqcache.store.sync.run import IDENTITY, CacheRun, Outcome
 from pqcache.store.sync.safety_checks import (
     WaitRules,
     check_bytes,
@@ -34,8 +34,8 @@ from pqcache.store.sync.safety_checks import (
     files_to_take,
 )
 from pqcache.store.sync.snapshot_job import Origin
+from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
-from pqcache.store.workdir import discard
 from pqcache.units import format_count
 
 NEW_LISTINGS = 3  # from which a run goes on while its source changes
@@ -69,7 +69,7 @@ class _Attempt:
     rules: WaitRules
     comparison: Comparison
 
-    def publish(self) -> Outcome:
+    def publish(self) -> RunResult:
         """Publish a new snapshot if anything has changed; raises _ListingDiffers if the source does so meanwhile."""
         run, listing, config, dry_run = self.run, self.listing, self.run.config, self.run.options.dry_run
         if not dry_run:
@@ -88,7 +88,7 @@ class _Attempt:
             write_config(run.cache.path, config)
         same = manifest is not None and (manifest.shard, manifest.listing) == (config.shard, digest)
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
-            return Outcome(plan=plan, published=None, totals=manifest.totals if manifest is not None else Totals())
+            return RunResult(plan=plan, published=None, totals=manifest.totals if manifest is not None else Totals())
         metadata = SnapshotMetadata(
             source=redact(config.source), where=config.where, shard=config.shard, listing=digest
         )
@@ -147,7 +147,7 @@ class _Attempt:
         return frozenset(parent(path) for path in plan.removed if path in listed)
 
 
-def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> Outcome:
+def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
     """Publish a new snapshot if anything has changed; ``list_again`` lists the source as ``listing`` was made.
 
     When all files are downloaded, the source is listed again. Only if it still has the same files are they published:
@@ -185,7 +185,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
 
 def _fetched_otherwise(manifest: Manifest, recipe: Recipe) -> frozenset[str]:
     """Return the directories with files of which other columns or rows were fetched than ``recipe`` says."""
-    return frozenset(parent(e.path) for e in manifest.files if recipe_of(e.recipe).fetch != recipe.fetch)
+    return frozenset(parent(e.path) for e in manifest.files if recipe_of(e.recipe).subset != recipe.subset)
 
 
 def _compare(run: CacheRun, source: Source, listing: Listing, manifest: Manifest | None) -> Comparison:

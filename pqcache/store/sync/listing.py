@@ -12,10 +12,10 @@ from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.shard import listing_digest, owners, parse_shard
-from pqcache.store.sync.content import ContentMemory, FileMoved, parquet_by_content
-from pqcache.store.sync.download.subset import Subset, select
+from pqcache.store.sync.download.subset import Subset, select_subset
+from pqcache.store.sync.parquet_detection import ContentMemory, FileMoved, parquet_by_content
 from pqcache.store.sync.safety_checks import WaitRules, check_listing, files_to_take
-from pqcache.store.tables.data_files import FileRules, check_passed_over, divide
+from pqcache.store.tables.data_files import FileRules, check_passed_over, divide_listing
 from pqcache.store.tables.table_format import check_above, check_tables
 from pqcache.units import format_count
 
@@ -64,7 +64,7 @@ def list_source(
     if not files:
         others = f" among its {len(found):,} files" if found else ""
         raise SourceIncomplete(source.url, f"no Parquet file{others}", "check the URL and what wrote it")
-    files, subset = select(source, files, where, columns)
+    files, subset = select_subset(source, files, where, columns)
     if not files:
         raise SourceIncomplete(source.url, f"no partition satisfies --where {where!r}")
     on_event(Listed(len(files), sum(file.identity.size for file in files)))
@@ -102,7 +102,7 @@ def dataset_files(
     if not rules.as_files:
         check_above(source.url)
         check_tables((file.path for file in found), source.url)
-    files = divide(found, rules)
+    files = divide_listing(found, rules)
     if not (files.unknown or files.other or files.unfinished):
         return list(files.taken)
     parquet = parquet_by_content(source, files.unknown, memory or ContentMemory(), retries, on_event)

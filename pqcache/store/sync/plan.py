@@ -24,13 +24,13 @@ class Recipe:
     Both are canonical JSON objects, so that equal texts mean the same; empty means all of it, and as it is.
     """
 
-    fetch: str = ""
+    subset: str = ""
     rewrite: str = ""
 
     @cached_property
     def text(self) -> str:
         """The recipe as an entry remembers it, as canonical JSON; empty for a plain copy."""
-        parts = {name: json.loads(part) for name, part in (("fetch", self.fetch), ("rewrite", self.rewrite)) if part}
+        parts = {name: json.loads(part) for name, part in (("fetch", self.subset), ("rewrite", self.rewrite)) if part}
         return canonical_json(parts) if parts else ""
 
 
@@ -44,10 +44,10 @@ def recipe_of(text: str) -> Recipe:
     return Recipe(*(canonical_json(parts[name]) if name in parts else "" for name in ("fetch", "rewrite")))
 
 
-def recipe_for(config: Config, fetch: str) -> Recipe:
-    """Return the recipe of files that are fetched as ``fetch`` says and rewritten as ``config`` does."""
+def recipe_for(config: Config, subset: str) -> Recipe:
+    """Return the recipe of files of which ``subset`` is downloaded, and which are rewritten as ``config`` says."""
     rewrite = config.rewrite()
-    return Recipe(fetch, rewrite.recipe if rewrite is not None else "")
+    return Recipe(subset, rewrite.recipe if rewrite is not None else "")
 
 
 @dataclass(frozen=True)
@@ -77,19 +77,19 @@ class Input:
 class DirectoryPlan:
     """What happens to one partition directory.
 
-    ``keep`` is linked from the current snapshot, ``fetch`` is copied from the source as it is, and
+    ``keep`` is linked from the current snapshot, ``copy`` is copied from the source as it is, and
     ``rewrite`` is what the directory is rewritten from, in row order.
     """
 
     directory: str
     keep: tuple[FileEntry, ...] = ()
-    fetch: tuple[SourceFile, ...] = ()
+    copy: tuple[SourceFile, ...] = ()
     rewrite: tuple[Input, ...] = ()
 
     @property
     def downloads(self) -> list[SourceFile]:
         """The source files to download."""
-        return [*self.fetch, *(item.file for item in self.rewrite if item.entry is None and item.file)]
+        return [*self.copy, *(item.file for item in self.rewrite if item.entry is None and item.file)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Plan:
         return [file for directory in self.directories for file in directory.downloads]
 
     @property
-    def fetch_bytes(self) -> int:
+    def download_bytes(self) -> int:
         """Bytes to download."""
         return sum(file.identity.size for file in self.downloads)
 
@@ -129,7 +129,7 @@ class Plan:
     @property
     def nothing_to_do(self) -> bool:
         """Whether the current snapshot is already what this plan would make."""
-        return not (self.removed or any(d.fetch or d.rewrite for d in self.directories))
+        return not (self.removed or any(d.copy or d.rewrite for d in self.directories))
 
 
 def plan_sync(
@@ -187,21 +187,21 @@ def _plan_directory(
     complete = intact and {f for entry in entries for f in entry.sources} == set(files) and bool(entries)
     if complete and all(entry.recipe == recipe.text and entry.path not in others for entry in entries):
         return DirectoryPlan(directory, keep=tuple(entries))
-    fetched = [entry for entry in entries if recipe_of(entry.recipe).fetch == recipe.fetch]
+    downloaded = [entry for entry in entries if recipe_of(entry.recipe).subset == recipe.subset]
     seed = shuffle_of(recipe.rewrite)
-    ordered = [entry for entry in fetched if shuffle_of(recipe_of(entry.recipe).rewrite) is None]
-    seeds = {shuffle_of(recipe_of(entry.recipe).rewrite) for entry in fetched}
-    if len(ordered) < len(fetched) and not (complete and seed is not None and len(seeds) == 1):
-        fetched = ordered  # the order of shuffled rows is lost
-    usable = _single_source(fetched, damaged)
+    ordered = [entry for entry in downloaded if shuffle_of(recipe_of(entry.recipe).rewrite) is None]
+    seeds = {shuffle_of(recipe_of(entry.recipe).rewrite) for entry in downloaded}
+    if len(ordered) < len(downloaded) and not (complete and seed is not None and len(seeds) == 1):
+        downloaded = ordered  # the order of shuffled rows is lost
+    usable = _single_source(downloaded, damaged)
     if not recipe.rewrite:
         plain = {f: e for f, e in usable.items() if e.recipe == recipe.text and e.path == f.path}
         return DirectoryPlan(
             directory,
             keep=tuple(plain[file] for file in files if file in plain),
-            fetch=tuple(file for file in files if file not in plain),
+            copy=tuple(file for file in files if file not in plain),
         )
-    if complete and len(fetched) == len(entries):  # rewriting loses nothing, so rewritten files are as good as sources
+    if complete and len(downloaded) == len(entries):  # nothing is lost, so rewritten files are as good as sources
         return DirectoryPlan(directory, rewrite=tuple(Input(None, entry) for entry in entries))
     return DirectoryPlan(directory, rewrite=tuple(Input(file, usable.get(file)) for file in files))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import KnownOfSources, RewriteResult, rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources, RewriteResult, rewrite_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class RewriteTask:
         target: a new or empty directory for the files that are made.
         options: sizes, codecs, and what else changes in columns and rows.
         known: what is known of the files and of the table that they belong to.
-        cached: whether the new files are read next, so that they are written through the page cache.
+        use_page_cache: whether the new files are read next, so that they are written through the page cache.
         root: the directory that ``files`` lie below.
         name: what errors and warnings say in place of ``root`` and ``target``: the directory's URL.
     """
@@ -29,7 +29,7 @@ class RewriteTask:
     target: Path
     options: RewriteOptions
     known: KnownOfSources
-    cached: bool = False
+    use_page_cache: bool = False
     root: Path
     name: str
 
@@ -44,7 +44,7 @@ def rewrite_files(task: RewriteTask, on_progress: Callable[[int], None]) -> Rewr
     if options.shuffle is not None and task.known.shuffled_with == options.shuffle:
         options = replace(options, shuffle=None)  # the rows are in this seed's order
     try:
-        result = rewrite_directory(task.files, task.target, options, on_progress, task.known, task.cached)
+        result = rewrite_directory(task.files, task.target, options, on_progress, task.known, task.use_page_cache)
     except ParquetError as error:
         raise error.renamed(task.root, task.name).renamed(task.target, task.name) from error
     warnings = [warning.replace(str(task.root), task.name) for warning in result.warnings]

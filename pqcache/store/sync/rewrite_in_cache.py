@@ -12,7 +12,7 @@ from pqcache.events import Advanced, Rewrote, Warned
 from pqcache.parquet.rewrite.options import differ_in_size_only, shuffle_of
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store.manifest import FileEntry, SourceFile, assign_sources
-from pqcache.store.sync.download.download import Downloaded
+from pqcache.store.sync.download.download_file import Downloaded
 from pqcache.store.sync.plan import DirectoryPlan, recipe_of
 from pqcache.store.sync.snapshot_job import BuiltFile, RewrittenFile, SnapshotJob, sources_of
 from pqcache.system.checksum import checksum_of
@@ -101,7 +101,7 @@ def _rewrite(
 
     Return the checksums of what was written, by name.
     """
-    from pqcache.parquet.rewrite.rewrite import KnownOfSources
+    from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources
     from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files  # a plain sync need not wait for these
 
     assert job.rewrite is not None

@@ -274,9 +274,9 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
     Rewriting needs space for its output beside its input; links need none, nor do the ``already`` bytes that
     an earlier run downloaded. How much some columns and rows of a file take is not known beforehand.
     """
-    known = max(0, plan.fetch_bytes - already) + plan.rewrite_bytes
+    known = max(0, plan.download_bytes - already) + plan.rewrite_bytes
     spare = min(_SPARE, _MIN_SPARE + known // 20)
-    needed = spare if plan.recipe.fetch else known + spare
+    needed = spare if plan.recipe.subset else known + spare
     free = shutil.disk_usage(cache).free
     if needed > free:
         raise PqcacheError(

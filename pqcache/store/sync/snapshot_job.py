@@ -12,11 +12,11 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.plan import DirectoryPlan, Plan
-from pqcache.store.sync.run import ByteCounter, CacheRun
 from pqcache.store.sync.table_schema import TableSchema
-from pqcache.store.workdir import file_key, rewrite_key
+from pqcache.store.tmp_directory import file_key, rewrite_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +72,7 @@ class SnapshotJob:
 
     def file_key(self, file: SourceFile) -> str:
         """Return the name by which a later run finds what is downloaded of ``file``."""
-        return file_key(self.metadata.source, file, self.plan.recipe.fetch)
+        return file_key(self.metadata.source, file, self.plan.recipe.subset)
 
     def download_path(self, file: SourceFile) -> Path:
         """Return where ``file`` is downloaded to."""

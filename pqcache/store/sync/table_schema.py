@@ -19,11 +19,11 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in, is_alike
+from pqcache.parquet.arrow_sizes import least_width
+from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
 from pqcache.parquet.footer.stored_bytes import stored_bytes_metadata
 from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, int96_values
-from pqcache.parquet.schema_merge import unified
-from pqcache.parquet.sizes import fixed_width
+from pqcache.parquet.schema_merge import merge_schemas
 from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
@@ -95,7 +95,7 @@ def read_table_schema(
         schemas.add(file_url(source, file.path), schema)
     distinct = [schema for _, schema in schemas.distinct.values()]
     dense = tuple(sorted(common_dense(distinct).items())) if any(map(dense_in, distinct)) else None
-    stored = applied(schemas.schema, dict(dense or ()))
+    stored = with_dense_columns(schemas.schema, dict(dense or ()))
     alike = {key for key, (_, schema) in schemas.distinct.items() if is_alike(schema, stored)}
     return TableSchema(
         schema=schemas.schema,
@@ -144,9 +144,11 @@ class SchemaSet:
         before = [("", self.schema)] if self.distinct else []
         self.distinct[key] = name, schema.remove_metadata()
         try:
-            self.schema = unified([*before, (name, as_lists(schema.remove_metadata()))])
+            self.schema = merge_schemas([*before, (name, as_lists(schema.remove_metadata()))])
         except ParquetError:
-            unified([(name, as_lists(schema)) for name, schema in self.distinct.values()])  # which names the two files
+            merge_schemas(
+                [(name, as_lists(schema)) for name, schema in self.distinct.values()]
+            )  # which names the two files
             raise
 
 
@@ -154,7 +156,7 @@ def _schema_of(source: Source, file: SourceFile, unit: str) -> tuple[pa.Schema, 
     """Return a file's Arrow schema, its INT96 leaf columns, and its size."""
     metadata, schema = read_remote_footer(source, file, unit)
     size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-    size = max(size, int(metadata.num_rows * sum(fixed_width(field.type) for field in schema)))
+    size = max(size, int(metadata.num_rows * sum(least_width(field.type) for field in schema)))
     int96 = int96_leaves(metadata) if metadata.num_rows else []
     return schema, int96, FileSize(metadata.num_row_groups, size)
 

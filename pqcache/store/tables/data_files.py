@@ -46,7 +46,7 @@ _NO_DATA_NAMES = frozenset(
 )
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """What the name of a file says: Parquet; hidden; without rows; other rows; not finished, or a copy; or nothing."""
 
     PARQUET = "parquet"
@@ -72,28 +72,28 @@ class FileRules:
     marker: str | None = None
 
 
-def kind_of(path: str) -> Kind:
+def file_kind(path: str) -> FileKind:
     """Return what the name of a file says; ``path`` is relative to the dataset.
 
-    >>> kind_of("dt=1/part-0.parquet"), kind_of("dt=1/000000_0"), kind_of("dt=1/_SUCCESS")
-    (<Kind.PARQUET: 'parquet'>, <Kind.UNKNOWN: 'unknown'>, <Kind.HIDDEN: 'hidden'>)
+    >>> file_kind("dt=1/part-0.parquet"), file_kind("dt=1/000000_0"), file_kind("dt=1/_SUCCESS")
+    (<FileKind.PARQUET: 'parquet'>, <FileKind.UNKNOWN: 'unknown'>, <FileKind.HIDDEN: 'hidden'>)
     """
     directory, _, name = path.rpartition("/")
     if is_hidden(name) or is_hidden_directory(directory):
-        return Kind.HIDDEN
+        return FileKind.HIDDEN
     _, dot, suffix = name.rpartition(".")
     suffix = suffix.lower()
     if dot and suffix in _PARQUET:
-        return Kind.PARQUET
+        return FileKind.PARQUET
     if suffix == "avro" and _MANIFEST.fullmatch(name):
-        return Kind.NO_DATA
+        return FileKind.NO_DATA
     if dot and (suffix in _OTHER_DATA or (suffix in _SPARK_TEXT and name.startswith("part-"))):
-        return Kind.OTHER_DATA
+        return FileKind.OTHER_DATA
     if dot and suffix in _UNFINISHED:
-        return Kind.UNFINISHED
+        return FileKind.UNFINISHED
     if (dot and suffix in _NO_DATA) or name.lower() in _NO_DATA_NAMES:
-        return Kind.NO_DATA
-    return Kind.UNKNOWN
+        return FileKind.NO_DATA
+    return FileKind.UNKNOWN
 
 
 def is_magic(data: bytes) -> bool:
@@ -111,23 +111,23 @@ class DataFiles:
     unfinished: tuple[SourceFile, ...] = ()
 
 
-def divide(files: Iterable[SourceFile], rules: FileRules = FileRules()) -> DataFiles:
+def divide_listing(files: Iterable[SourceFile], rules: FileRules = FileRules()) -> DataFiles:
     """Return the ``files`` of a listing divided by their names; an empty one without a suffix holds no rows.
 
     Files too short for Parquet need not be looked into.
     """
     taken, unknown, other, unfinished = [], [], [], []
     for file in files:
-        kind = kind_of(file.path)
+        kind = file_kind(file.path)
         if rules.marker is not None and file.path.rpartition("/")[2] == rules.marker:
             continue
-        if kind is Kind.PARQUET or (rules.all_files and kind is not Kind.HIDDEN):
+        if kind is FileKind.PARQUET or (rules.all_files and kind is not FileKind.HIDDEN):
             taken.append(file)
-        elif kind is Kind.UNFINISHED and file.identity.size:
+        elif kind is FileKind.UNFINISHED and file.identity.size:
             unfinished.append(file)
-        elif kind is Kind.UNKNOWN and file.identity.size >= MIN_SIZE:
+        elif kind is FileKind.UNKNOWN and file.identity.size >= MIN_SIZE:
             unknown.append(file)
-        elif kind in (Kind.UNKNOWN, Kind.OTHER_DATA) and file.identity.size:
+        elif kind in (FileKind.UNKNOWN, FileKind.OTHER_DATA) and file.identity.size:
             other.append(file)
     return DataFiles(taken=tuple(taken), unknown=tuple(unknown), other=tuple(other), unfinished=tuple(unfinished))
 

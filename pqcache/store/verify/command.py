@@ -19,8 +19,8 @@ from pqcache.store.keys.lookup import KEYS, check_key_index, columns_indexed, co
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.cache_run import IDENTITY, ByteCounter, RunOptions
 from pqcache.store.sync.incremental import find_damaged
-from pqcache.store.sync.run import IDENTITY, ByteCounter, RunOptions
 from pqcache.store.verify.repair import changes_at_source
 from pqcache.store.verify.repair import repair as repair_snapshot
 from pqcache.store.verify.supervised_process import Answer, Checker, Request, ask_all

@@ -16,14 +16,14 @@ from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata
 from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
+from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_run
 from pqcache.store.sync.command import sync
-from pqcache.store.sync.compare import Comparison, compare_content
-from pqcache.store.sync.content import read_memory
-from pqcache.store.sync.download.subset import select
+from pqcache.store.sync.compare_content import Comparison, compare_content
+from pqcache.store.sync.download.subset import select_subset
 from pqcache.store.sync.incremental import files_to_sync, find_damaged, plan_for, wait_rules, with_tags
 from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
-from pqcache.store.sync.run import CONTENT, CacheRun, RunOptions, finish_run
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
@@ -57,7 +57,7 @@ def repair(
         if cache.current() != snapshot:
             raise CacheLocked(cache.path, "another run has published meanwhile", "verify again")
         held = sorted({file.path: file for entry in manifest.files for file in entry.sources}.items())
-        files, subset = select(source, [file for _, file in held], config.where, config.columns)
+        files, subset = select_subset(source, [file for _, file in held], config.where, config.columns)
         recipe = recipe_for(config, subset.recipe)
         plan = plan_sync(files, manifest.files, recipe, damaged | find_damaged(snapshot, manifest.files))
         run = CacheRun(
@@ -71,10 +71,10 @@ def repair(
             source=redact(config.source), where=config.where, shard=manifest.shard, listing=manifest.listing
         )
         origin = Origin(source=source, subset=subset, confirm=partial(_check_unchanged, cache, manifest))
-        outcome = build_snapshot(run, plan, metadata, origin=origin, reindex=True)
-        finish_run(run, outcome)
-    assert outcome.published is not None
-    return outcome.published
+        result = build_snapshot(run, plan, metadata, origin=origin, reindex=True)
+        finish_run(run, result)
+    assert result.published is not None
+    return result.published
 
 
 def _check_unchanged(cache: CacheDirectory, manifest: Manifest, entries: Sequence[FileEntry]) -> None:

@@ -147,7 +147,7 @@ def test_damaged_footers_raise_parquet_error_or_decode(name: str, data: st.DataO
         leaves = f.leaves_of(schema, "bad.parquet")
         f.with_names_of(schema, schema, "bad.parquet")
         for group in f.row_groups_of(fields, "bad.parquet"):
-            f.moved(group, 10, 0, [leaf.path for leaf in leaves], "bad.parquet")
+            f.shift_row_group(group, 10, 0, [leaf.path for leaf in leaves], "bad.parquet")
 
 
 HOSTILE = {
@@ -210,10 +210,10 @@ def test_moved_row_groups_read_the_same(name: str) -> None:
     """Put 1,000 bytes of padding before the pages and shift: pyarrow must find everything."""
     data = FILES[name]
     fields = t.decode(footer_of(data), name)
-    groups = [f.moved(g, 1000, n, None, name) for n, g in enumerate(f.row_groups_of(fields, name))]
+    groups = [f.shift_row_group(g, 1000, n, None, name) for n, g in enumerate(f.row_groups_of(fields, name))]
     rows = sum(group[3][1] for group in groups)
-    end = f.assembled(fields, f.schema_of(fields, name), groups, rows, {b"only": b"this", b"bare": None})
-    moved = f.MAGIC + bytes(1000) + data[4 : len(data) - 8 - len(footer_of(data))] + f.frame(end)
+    end = f.make_footer(fields, f.schema_of(fields, name), groups, rows, {b"only": b"this", b"bare": None})
+    moved = f.MAGIC + bytes(1000) + data[4 : len(data) - 8 - len(footer_of(data))] + f.footer_and_magic(end)
     before, after = pq.ParquetFile(io.BytesIO(data)), pq.ParquetFile(io.BytesIO(moved))
     assert after.read().cast(before.schema_arrow).equals(before.read())
     assert set(after.metadata.metadata) == {b"only", b"bare"}
@@ -229,16 +229,16 @@ def test_encoded_groups_assemble_the_same() -> None:
     fields = t.decode(footer_of(FILES["page index"]), "x")
     groups = f.row_groups_of(fields, "x")
     schema = f.schema_of(fields, "x")
-    plain = f.assembled(fields, schema, groups, 100, {})
-    packed = f.assembled(fields, schema, [t.encode(group) for group in groups], 100, {})
-    assert f.frame(plain) == f.frame(packed)
+    plain = f.make_footer(fields, schema, groups, 100, {})
+    packed = f.make_footer(fields, schema, [t.encode(group) for group in groups], 100, {})
+    assert f.footer_and_magic(plain) == f.footer_and_magic(packed)
 
 
 def test_moving_treats_dictionary_offset_zero_as_none() -> None:
     (group, *_) = f.row_groups_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
     meta = group[1][1].values[0][3][1]
     meta[11] = (t.I64, 0)
-    moved = f.moved(group, 5, 0, None, "x")[1][1].values[0][3][1]
+    moved = f.shift_row_group(group, 5, 0, None, "x")[1][1].values[0][3][1]
     assert 11 not in moved
     assert moved[9] == (t.I64, meta[9][1] + 5)
 
@@ -248,7 +248,7 @@ def test_chunks_elsewhere_or_encrypted_are_not_moved(field: int) -> None:
     (group, *_) = f.row_groups_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
     group[1][1].values[1][field] = (t.BINARY, b"other.parquet")
     with pytest.raises(ParquetError, match=r"here\.parquet.*encrypted or in another file"):
-        f.moved(group, 5, 0, None, "here.parquet")
+        f.shift_row_group(group, 5, 0, None, "here.parquet")
 
 
 def test_names_are_kept_only_where_levels_agree() -> None:
@@ -288,7 +288,7 @@ def test_columns_nested_too_deeply_are_named(depth: int) -> None:
     groups = [{3: (t.I32, 1), 4: (t.BINARY, b"s"), 5: (t.I32, 1)}] * depth
     schema = [{4: (t.BINARY, b"root"), 5: (t.I32, 1)}, *groups, {1: (t.I32, 2), 3: (t.I32, 1), 4: (t.BINARY, b"leaf")}]
     no_groups = (t.LIST, t.Items(t.STRUCT, []))
-    end = f.frame({1: (t.I32, 1), 2: (t.LIST, t.Items(t.STRUCT, schema)), 3: (t.I64, 0), 4: no_groups})
+    end = f.footer_and_magic({1: (t.I32, 1), 2: (t.LIST, t.Items(t.STRUCT, schema)), 3: (t.I64, 0), 4: no_groups})
     with pytest.raises(ParquetError, match=r"deep\.parquet: has columns nested deeper than Arrow reads; flatten them"):
         footer_in(end, "deep.parquet", size=None)
 
@@ -307,8 +307,8 @@ def test_a_footer_is_read_whatever_its_length(tmp_path: Path) -> None:
 
 def test_many_row_groups_have_ordinals_only_while_they_fit() -> None:
     (group, *_) = f.row_groups_of(t.decode(footer_of(FILES["plain"]), "x"), "x")
-    assert f.moved(group, 0, 32_767, None, "x")[7] == (t.I16, 32_767)
-    assert 7 not in f.moved(group, 0, 32_768, None, "x")
+    assert f.shift_row_group(group, 0, 32_767, None, "x")[7] == (t.I16, 32_767)
+    assert 7 not in f.shift_row_group(group, 0, 32_768, None, "x")
 
 
 def test_numpy_is_not_needed_to_hold_large_numbers() -> None:

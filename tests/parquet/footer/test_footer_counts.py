@@ -41,7 +41,7 @@ def changed(change: Callable[[t.Struct, list[t.Struct]], object]) -> bytes:
     size = int.from_bytes(data[-8:-4], "little")
     fields = t.decode(data[-8 - size : -8], "x")
     change(fields, [chunk[3][1] for chunk in fields[4][1].values[0][1][1].values])
-    return data[: -8 - size] + footer.frame(fields)
+    return data[: -8 - size] + footer.footer_and_magic(fields)
 
 
 def of_chunk(column: str, **numbers: int) -> bytes:

@@ -54,7 +54,7 @@ def changed(data: bytes, change: Callable[[t.Struct], object], column: int = 0) 
     fields = t.decode(footer_of(data), "x")
     chunk = fields[4][1].values[-1][1][1].values[column]
     change(chunk)
-    return data[: -8 - len(footer_of(data))] + footer.frame(fields)
+    return data[: -8 - len(footer_of(data))] + footer.footer_and_magic(fields)
 
 
 def of_meta(change: Callable[[t.Struct], object]) -> Callable[[t.Struct], object]:

@@ -121,11 +121,11 @@ def test_values_fill_their_page(tmp_path: Path, name: str, version: str) -> None
     path = tmp_path / "t.parquet"
     path.write_bytes(written(name, compression="snappy", data_page_version=version, use_dictionary=False))
     assert read_pages(path) is not None
-    original = page_format.decompressed
+    original = page_format.decompress_page
 
     def longer(*arguments: Any) -> Any:
         return np.append(original(*arguments), np.uint8(0))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page_format, "decompressed", longer)
+        patch.setattr(page_format, "decompress_page", longer)
         assert read_pages(path) is None

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.binary_views import bytes_in, page_spans, without_views
-from pqcache.parquet.footer.source_footer import sources_of
+from pqcache.parquet.binary_views import bytes_in, length_prefixed_bytes, without_views
+from pqcache.parquet.footer.source_footer import read_source_footers
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.pages.page_reader import ByteArrays, Reader
 from pqcache.parquet.pages.write_binary import pages_of
 from pqcache.parquet.rewrite import source_reader
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.system.buffer_pool import BufferPool
 from tests.examples import examples
 
@@ -89,12 +89,12 @@ def source(path: Path, rows: list[bytes | None], **options: Any) -> Path:
 
 
 def batches_of(path: Path, long_columns: bool = True) -> list[source_reader.RowBatch]:
-    opened = sources_of([path])
+    opened = read_source_footers([path])
     found = long_columns_of([(s.metadata, s.schema) for s in opened], opened[0].schema) if long_columns else None
     assert (found is not None) == long_columns
     return list(
         source_reader.read_batches(
-            list(source_reader.row_group_spans(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found
+            list(source_reader.row_group_ranges(opened, 1 << 20)), opened[0].schema, 1 << 20, None, found
         )
     )
 
@@ -107,7 +107,7 @@ def test_pages_are_not_copied_into_arrays(tmp_path: Path, dictionary: bool) -> N
     assert table.schema.types == [pa.int64(), pa.binary_view()]
     assert without_views(table)["long"].to_pylist() == rows
     assert bytes_in(table["long"]) == 300_000
-    assert all(page_spans(chunk) is not None for chunk in table["long"].chunks)
+    assert all(length_prefixed_bytes(chunk) is not None for chunk in table["long"].chunks)
     ours = pages_of(table.schema.field(1), table["long"])
     plain = pa.table({"long": pa.array(rows, pa.binary())})
     theirs = pages_of(plain.schema.field(0), plain["long"])
@@ -176,8 +176,8 @@ def test_rows_that_pages_lack_are_missed(tmp_path: Path, monkeypatch: pytest.Mon
 def test_stretches_are_only_what_has_its_length_before_it() -> None:
     rows = [b"x" * 20, b"y" * 30]
     views = pa.array(rows, pa.binary()).cast(pa.binary_view())
-    assert page_spans(views) is None
-    assert page_spans(pa.array([b"short"], pa.binary()).cast(pa.binary_view())) is None
+    assert length_prefixed_bytes(views) is None
+    assert length_prefixed_bytes(pa.array([b"short"], pa.binary()).cast(pa.binary_view())) is None
 
 
 @pytest.mark.parametrize(

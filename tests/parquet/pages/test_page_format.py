@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pqcache.parquet.footer import thrift
-from pqcache.parquet.pages.page_format import NotRead, unpacked
+from pqcache.parquet.pages.page_format import NotRead, decode_hybrid
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(1, 40)), max_size=8), st.integers(-3, 20))
@@ -28,17 +28,17 @@ def test_levels_are_unpacked_if_they_are_as_many_as_they_should_be(
     count = max(0, len(wanted) - missing)
     padding = len(wanted) - count
     if not padding or (0 < padding < 8 and runs[-1][0]):
-        assert unpacked(data, 2, count).tolist() == wanted[:count]
+        assert decode_hybrid(data, 2, count).tolist() == wanted[:count]
         return
     with pytest.raises(NotRead):
-        unpacked(data, 2, count)
+        decode_hybrid(data, 2, count)
 
 
 @pytest.mark.parametrize(("data", "count"), [(b"\x08", 4), (b"\x03", 8), (b"", 0)])
 def test_numbers_of_no_bits_have_their_runs(data: bytes, count: int) -> None:
-    assert unpacked(data, 0, count).tolist() == [0] * count
+    assert decode_hybrid(data, 0, count).tolist() == [0] * count
     with pytest.raises(NotRead):
-        unpacked(data, 0, count + 8)
+        decode_hybrid(data, 0, count + 8)
 
 
 def _varint(number: int) -> bytes:

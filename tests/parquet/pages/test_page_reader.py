@@ -385,7 +385,7 @@ def test_levels_longer_than_their_page_are_left_to_pyarrow(tmp_path: Path, versi
         about = thrift.decode(tail[-8 - size : -8], "t")
         meta = about[4][1].values[0][1][1].values[0][3][1]
         meta[6] = meta[7] = (thrift.I64, len(data))
-        path.write_bytes(footer.MAGIC + data + footer.frame(about))
+        path.write_bytes(footer.MAGIC + data + footer.footer_and_magic(about))
         return read(path, 0)
 
     good = stored(page(2, (10, 10)))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.pages import write_binary
-from pqcache.parquet.rewrite.concat_chunks import concatenated, encode
+from pqcache.parquet.rewrite.concat_chunks import concatenate_chunks, encode_rows
 from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from tests.examples import examples
 
 ENCODINGS = Encodings(codecs={"v": "none", "n": "none"})
@@ -28,12 +28,12 @@ ENCODINGS = Encodings(codecs={"v": "none", "n": "none"})
 def write(path: Path, tables: list[pa.Table], how: Encodings = ENCODINGS) -> None:
     """Write slices of a row group as `RowGroupFile` has them from the writer."""
     schema = tables[0].schema
-    parts = [encode(table, how, "x") for table in tables]
+    parts = [encode_rows(table, how, "x") for table in tables]
     footer_schema = footer_schema_of(OutputSchema(working=schema, declared=schema, elements=None, keyvalues={}), how)
     chunks = [[part.chunks[leaf] for part in parts] for leaf in range(len(footer_schema.paths))]
     with ThreadPoolExecutor(2) as disk:
         file = RowGroupFile(path=path, footer_schema=footer_schema, disk=disk)
-        file.append(concatenated([[part.rows for part in parts]] * len(chunks), chunks, footer_schema.orders))
+        file.append(concatenate_chunks([[part.rows for part in parts]] * len(chunks), chunks, footer_schema.orders))
         file.finish({})
 
 
@@ -77,7 +77,7 @@ def test_metadata_are_those_of_pyarrow(values: list[bytes]) -> None:
     table = pa.table({"v": values})
     own, its = (
         write_binary.pages_of(table.schema.field("v"), table.column("v")),
-        encode(table, ENCODINGS, "x").chunks[0],
+        encode_rows(table, ENCODINGS, "x").chunks[0],
     )
     mine, theirs = own.fields[3][1], its.fields[3][1]
     assert b"".join(own.data) == bytes(its.data[0])

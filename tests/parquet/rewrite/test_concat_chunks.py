@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pqcache.parquet.encodings import Encodings
-from pqcache.parquet.rewrite.concat_chunks import concatenated, encode
+from pqcache.parquet.rewrite.concat_chunks import concatenate_chunks, encode_rows
 from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile, footer_schema_of
 from tests.examples import examples
 
@@ -47,8 +47,8 @@ def write(path: Path, table: pa.Table, ends: list[int], dictionary: tuple[str, .
     plain = [name for name in table.column_names if name not in dictionary]
     encodings = Encodings(statistics=[*table.column_names, "v.list.item"], dictionary=dictionary, level=None)
     cuts = sorted({0, *ends, table.num_rows})
-    slices = [encode(table.select(plain).slice(a, b - a), encodings, "x") for a, b in pairwise(cuts)]
-    whole = encode(table.select(list(dictionary)), encodings, "x") if dictionary else None
+    slices = [encode_rows(table.select(plain).slice(a, b - a), encodings, "x") for a, b in pairwise(cuts)]
+    whole = encode_rows(table.select(list(dictionary)), encodings, "x") if dictionary else None
     chunks = []
     footer_schema = footer_schema_of(
         OutputSchema(working=table.schema, declared=table.schema, elements=None, keyvalues={}), encodings
@@ -62,7 +62,7 @@ def write(path: Path, table: pa.Table, ends: list[int], dictionary: tuple[str, .
         file = RowGroupFile(path=path, footer_schema=footer_schema, disk=disk)
         file.skip(100)
         file.append(
-            concatenated(
+            concatenate_chunks(
                 [[part.rows for part in slices] if len(some) > 1 else [table.num_rows] for some in chunks],
                 chunks,
                 footer_schema.orders,

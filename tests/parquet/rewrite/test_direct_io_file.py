@@ -24,8 +24,8 @@ SIZES = st.one_of(
 STEPS = st.lists(st.tuples(st.sampled_from(["write", "skip", "again"]), SIZES), max_size=9)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("use_page_cache", [False, True])
+def test_bytes_holes_and_checksum(tmp_path: Path, use_page_cache: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_io_file, "_BUFFER", 2 * DIRECT_IO_BLOCK)
     monkeypatch.setattr(direct_io_file, "_LARGE", DIRECT_IO_BLOCK)
     monkeypatch.setattr(direct_io_file, "_TOGETHER", DIRECT_IO_BLOCK)
@@ -37,7 +37,7 @@ def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pyt
         path.unlink(missing_ok=True)
         expected, checksum = b"", new_checksum()
         with ThreadPoolExecutor(WRITERS) as disk:
-            file = DirectIoFile(path, disk, checksum, cached, fresh=True)
+            file = DirectIoFile(path, disk, checksum, use_page_cache, fresh=True)
             for number, (step, size) in enumerate([*steps, ("write", 1)]):
                 if step == "write":
                     data = bytes((number + n) % 251 for n in range(size))
@@ -50,7 +50,7 @@ def test_bytes_holes_and_checksum(tmp_path: Path, cached: bool, monkeypatch: pyt
                 elif step == "again":
                     assert file.close() == checksum_of(path)
                     assert path.read_bytes() == expected
-                    file = DirectIoFile(path, disk, checksum, cached, fresh=False)
+                    file = DirectIoFile(path, disk, checksum, use_page_cache, fresh=False)
             found = file.close()
         assert path.read_bytes() == expected
         assert found == checksum_of(path)

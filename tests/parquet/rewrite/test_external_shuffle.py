@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pqcache
-from pqcache.parquet.rewrite.external_shuffle import shuffled
+from pqcache.parquet.rewrite.external_shuffle import shuffle_rows
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
@@ -67,7 +67,7 @@ def test_the_order_follows_from_rows_and_seed_alone(
     table = a_table(n)
     found = []
     for size, limit in zip(rows, limits, strict=True):
-        batches = list(shuffled(batches_of(table, size), seed, limit, 8 * KB, place))
+        batches = list(shuffle_rows(batches_of(table, size), seed, limit, 8 * KB, place))
         assert not place.exists()
         found.append(pa.concat_tables([table.slice(0, 0), *(batch.table for batch in batches)]))
         numbers = [int(number) for batch in batches for number in batch.numbers]
@@ -131,7 +131,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_more_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(pqcache.PqcacheError, match=r"file/rows: cannot be written: .*; free space"):
-        list(shuffled(batches_of(a_table(900), 100), 1, 4 * KB, 8 * KB, tmp_path / "file" / "rows"))
+        list(shuffle_rows(batches_of(a_table(900), 100), 1, 4 * KB, 8 * KB, tmp_path / "file" / "rows"))
 
 
 def test_a_cache_is_shuffled_once_and_syncs_alike(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.rewrite.prefetch import joined, prefetched
+from pqcache.parquet.rewrite.prefetch import join_small_batches, prefetch
 from pqcache.parquet.rewrite.source_reader import RowBatch
 from tests.examples import examples
 from tests.parquet.rewrite.test_row_group_writer import batches_of
@@ -29,7 +29,7 @@ def test_prefetch_runs_ahead_by_no_more_than_its_limit_and_stops() -> None:
             made += 1
             yield batch
 
-    stream = prefetched([counted], 5 * table.nbytes)
+    stream = prefetch([counted], 5 * table.nbytes)
     assert next(stream).done == 1000
     assert next(stream).done == 2000
     stream.close()  # joins the thread
@@ -45,7 +45,7 @@ def test_stretches_come_in_their_order_whatever_the_threads(counts: list[int], t
         (lambda low=low, high=high: (batch for batch in batches_of(table.slice(low, high - low), 10) if low < high))
         for low, high in pairwise(ends.tolist())
     ]
-    found = [batch.table for batch in prefetched(tasks, limit, threads)]
+    found = [batch.table for batch in prefetch(tasks, limit, threads)]
     assert pa.concat_tables([table.slice(0, 0), *found]).equals(table)
 
 
@@ -56,7 +56,7 @@ def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
         raise ParquetError("b.parquet", "broken")
         yield
 
-    stream = prefetched([lambda: batches_of(table, 10), failing, lambda: batches_of(table, 10)], 1 << 20, 2)
+    stream = prefetch([lambda: batches_of(table, 10), failing, lambda: batches_of(table, 10)], 1 << 20, 2)
     assert sum(next(stream).table.num_rows for _ in range(10)) == 100
     with pytest.raises(ParquetError, match="broken"):
         next(stream)
@@ -66,7 +66,7 @@ def test_an_error_comes_after_what_is_before_it_and_ends_all_threads() -> None:
 def test_joined_keeps_rows_and_weights() -> None:
     table = pa.table({"x": np.arange(10_000), "d": pa.array([f"{n % 30}" for n in range(10_000)]).dictionary_encode()})
     before = list(batches_of(table, 7, ratio=0.5))
-    after = list(joined(iter(before), 20_000))
+    after = list(join_small_batches(iter(before), 20_000))
     assert len(after) < len(before) / 30
     assert pa.concat_tables([batch.table for batch in after]).to_pydict() == table.to_pydict()
     assert sum(batch.weights.sum() for batch in after) == pytest.approx(

@@ -23,11 +23,11 @@ from pqcache.errors import ParquetError, PqcacheError
 from pqcache.parquet.rewrite import row_group_writer as w
 from pqcache.parquet.rewrite.file_writer import OutputSchema, RowGroupFile
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.prefetch import prefetched
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.prefetch import prefetch
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
 from pqcache.parquet.rewrite.unchanged_files import row_group_bytes
-from pqcache.parquet.schema_merge import working
+from pqcache.parquet.schema_merge import working_schema
 from tests.examples import examples
 from tests.pages import indexed_pages, real_pages
 
@@ -42,11 +42,11 @@ def batches_of(table: pa.Table, rows: int, ratio: float = 1.0) -> Iterator[RowBa
 
 
 def output_schema_of(table: pa.Table) -> OutputSchema:
-    return OutputSchema(working=working(table.schema), declared=table.schema, elements=None, keyvalues={})
+    return OutputSchema(working=working_schema(table.schema), declared=table.schema, elements=None, keyvalues={})
 
 
-def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.Settings:
-    return w.Settings(
+def settings_of(size: int, codec: str = "lz4", max_file: int = 1 << 40) -> w.WriterSettings:
+    return w.WriterSettings(
         row_group_size=size,
         max_file=max_file,
         codec=lambda leaf: codec,
@@ -354,7 +354,7 @@ def test_errors_of_the_stream_come_out_of_the_prefetch(tmp_path: Path) -> None:
         yield from batches_of(table, 1000)
         raise ParquetError("x.parquet", "broken")
 
-    stream = prefetched([failing], 100_000)
+    stream = prefetch([failing], 100_000)
     with pytest.raises(ParquetError, match=r"x\.parquet: broken"):
         w.write_row_groups(stream, tmp_path, output_schema_of(table), settings_of(50_000))
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ import pytest
 
 from pqcache.errors import ParquetError
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import KnownOfSources, rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources, rewrite_directory
 from tests.parquet.rewrite.rewriting import (
     KB,
     by_duckdb,

@@ -17,8 +17,8 @@ import pytest
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
-from pqcache.parquet.rewrite.unchanged_files import fits, row_group_bytes
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
+from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files, row_group_bytes
 from tests.parquet.rewrite.rewriting import (
     KB,
     check_same,
@@ -41,7 +41,7 @@ def fitting(path: Path, groups: int, last: int = 0, limit: int = 64 * KB) -> Pat
 def test_all_fit_and_keep_their_names(tmp_path: Path) -> None:
     sources = [fitting(tmp_path / "x.parquet", 3), fitting(tmp_path / "y.parquet", 2, last=5)]
     metadata = [pq.read_metadata(source) for source in sources]
-    assert fits(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
+    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
     result = rewrite(sources, tmp_path / "out")
     assert [output.path.name for output in result.outputs] == ["x.parquet", "y.parquet"]
     assert all(output.path.samefile(source) for output, source in zip(result.outputs, sources, strict=True))
@@ -54,7 +54,10 @@ def test_a_prefix_is_linked_and_the_rest_rewritten(tmp_path: Path) -> None:
         fitting(tmp_path / "y.parquet", 2, 5),
         fitting(tmp_path / "z.parquet", 1),
     ]
-    assert fits([pq.read_metadata(source) for source in sources], RewriteOptions(row_group_size=64 * KB)) == 1
+    assert (
+        count_unchanged_files([pq.read_metadata(source) for source in sources], RewriteOptions(row_group_size=64 * KB))
+        == 1
+    )
     result = rewrite(sources, tmp_path / "out")
     assert [(output.path.name, output.linked) for output in result.outputs] == [
         ("part-00000.parquet", True),
@@ -71,9 +74,9 @@ def test_fits_at_the_edges(tmp_path: Path, size: int, expected: int) -> None:
     metadata = [pq.read_metadata(source) for source in sources]
     exact = row_group_bytes(metadata[0].row_group(0))
     assert 0.95 * 65 * KB < exact < 64 * KB
-    assert fits(metadata, RewriteOptions(row_group_size=size)) == expected
-    assert fits(metadata, RewriteOptions(row_group_size=exact)) == 2
-    assert fits(metadata, RewriteOptions(row_group_size=exact - 1)) == 0
+    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=size)) == expected
+    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=exact)) == 2
+    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=exact - 1)) == 0
 
 
 def test_fits_and_rows_larger_than_the_limit(tmp_path: Path) -> None:
@@ -81,7 +84,7 @@ def test_fits_and_rows_larger_than_the_limit(tmp_path: Path) -> None:
     with pq.ParquetWriter(tmp_path / "y.parquet", pa.schema([("b", pa.binary())])) as writer:
         writer.write_table(pa.table({"b": [np.random.default_rng(0).bytes(99_000)]}))
     metadata = [pq.read_metadata(path) for path in (tmp_path / "y.parquet", source)]
-    assert fits(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
+    assert count_unchanged_files(metadata, RewriteOptions(row_group_size=64 * KB)) == 2
 
 
 def test_fits_stops_at_another_schema_and_at_no_rows(tmp_path: Path) -> None:
@@ -90,11 +93,11 @@ def test_fits_stops_at_another_schema_and_at_no_rows(tmp_path: Path) -> None:
     pq.write_table(pa.table({"b": pa.array([], pa.binary())}), tmp_path / "z.parquet")
     other, none = (pq.read_metadata(tmp_path / name) for name in ("y.parquet", "z.parquet"))
     options = RewriteOptions(row_group_size=64 * KB)
-    assert fits([one, other], options) == 1
-    assert fits([one, none, one], options) == 1
-    assert fits([none], options) == 1
-    assert fits([none, one], options) == 0
-    assert fits([], options) == 0
+    assert count_unchanged_files([one, other], options) == 1
+    assert count_unchanged_files([one, none, one], options) == 1
+    assert count_unchanged_files([none], options) == 1
+    assert count_unchanged_files([none, one], options) == 0
+    assert count_unchanged_files([], options) == 0
 
 
 def test_trailing_empty_files_vanish_beside_a_linked_prefix(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def says(rows: int, table: pa.Table, path: Path, **options: Any) -> Path:
         kind, count = chunk[3][1][5]
         chunk[3][1][5] = kind, count * rows // 100
     group[3], fields[3] = (group[3][0], rows), (fields[3][0], rows)
-    path.write_bytes(data[: -8 - size] + footer.frame(fields))
+    path.write_bytes(data[: -8 - size] + footer.footer_and_magic(fields))
     return path
 
 

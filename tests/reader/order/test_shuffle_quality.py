@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pqcache.reader.memory_budget import RowGroupSizes, largest_window
-from pqcache.reader.order.order import Order
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.shuffle_quality import mixing
 from tests import ROOT
 

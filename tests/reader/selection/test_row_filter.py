@@ -28,9 +28,9 @@ import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.filters.sql import parse_where
 from pqcache.reader.memory_budget import DecodeBudget, Window, decode_budget, fit_window
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.order import Order
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
@@ -204,7 +204,7 @@ def test_exactly_the_rows_of_duckdb_each_once(
     if not root.exists():
         write_random(root, seed)
     expected = duck_ids(root, texts[1])
-    data = open_data(root)[0]
+    data = open_local_dataset(root)[0]
     filters = parse_where(texts[0], data.index.schema) if as_expression else texts[0]
     plan = make_read_plan(data, ["dt", "id"], filters)
     assert int(plan.counts.sum()) == len(expected)
@@ -306,7 +306,7 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(
     root = tmp_path_factory.getbasetemp() / "dnf"
     if not root.exists():
         write_random(root, 9)
-    data = open_data(root)[0]
+    data = open_local_dataset(root)[0]
     table = pa.concat_tables([pq.read_table(root / path, partitioning=None) for path in data.index.paths])
     expected = table.filter(pq.filters_to_expression(dnf))["id"].to_pylist()
     filters: Any = dnf[0] if len(dnf) == 1 else dnf
@@ -327,7 +327,7 @@ def test_lists_and_expressions_are_as_pyarrow_takes_them(
     ],
 )
 def test_expressions_may_mix_partitions_and_columns(tmp_path: Path, filters: pc.Expression) -> None:
-    data = open_data(write_random(tmp_path, 3))[0]
+    data = open_local_dataset(write_random(tmp_path, 3))[0]
     tables = []
     for number, path in enumerate(data.index.paths):
         table = pq.read_table(tmp_path / path, partitioning=None)
@@ -484,7 +484,7 @@ def test_ten_thousand_row_groups_open_what_statistics_leave(tmp_path: Path, open
             for group in range(500):
                 first = 2 * (500 * number + group)
                 writer.write_table(one.set_column(0, "id", pa.array([first, first + 1], pa.int64())))
-    data = open_data(tmp_path)[0]
+    data = open_local_dataset(tmp_path)[0]
     assert len(data.index) == 10_000
     for filters in ("id between 501 and 1000", (pc.field("id") >= 501) & (pc.field("id") <= 1000)):
         opened.clear()
@@ -638,7 +638,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
     rows = 40_000
     table = pa.table({"id": pa.array(range(rows), pa.int64()), "label": [f"{i % 100:02}" * 20 for i in range(rows)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=20_000, use_dictionary=False)
-    data = open_data(tmp_path)[0]
+    data = open_local_dataset(tmp_path)[0]
     every = estimate_sizes(make_read_plan(data, ["id"]))
     few = RowGroupLoader(make_read_plan(data, ["id"], f"label = '{'07' * 20}'"))
     assert few.plan.counts.tolist() == [200, 200]
@@ -660,7 +660,7 @@ def test_memory_counts_what_is_decoded_to_be_filtered(tmp_path: Path) -> None:
 def test_few_rows_do_not_keep_their_row_group_in_memory(tmp_path: Path) -> None:
     image = [bytes([i % 256]) * 10_000 for i in range(1000)]
     pq.write_table(pa.table({"id": range(1000), "image": image}), tmp_path / "a.parquet")
-    plan = make_read_plan(open_data(tmp_path)[0], ["image"], "id in (3, 700)")
+    plan = make_read_plan(open_local_dataset(tmp_path)[0], ["image"], "id in (3, 700)")
     (column,) = RowGroupLoader(plan).load(0, 0, 2)
     assert 20_000 <= column.values.get_total_buffer_size() < 30_000
     assert [row.as_py() for row in column.values] == [image[3], image[700]]

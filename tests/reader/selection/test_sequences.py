@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import pqcache
 from pqcache.errors import ParquetError, UsageError
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.row_group_sizes import estimate_sizes
 from pqcache.reader.selection import row_filter
@@ -366,7 +366,7 @@ def test_little_memory_reads_in_pieces(tmp_path: Path) -> None:
 
 
 def test_sizes_count_every_step(drive: Path) -> None:
-    data, _ = open_data(drive)
+    data, _ = open_local_dataset(drive)
     for columns, width in ((["id"], 8), (["id", "small"], 9)):
         plan = make_read_plan(
             data, columns, sequence=Sequence(4, "ts", columns_at={"small": [0]}) if "small" in columns else SPEC

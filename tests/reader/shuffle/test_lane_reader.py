@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.reader.columns import columns as columns_module
-from pqcache.reader.columns.columns import ColumnData, to_arrow
+from pqcache.reader.columns import column_data as columns_module
+from pqcache.reader.columns.column_data import ColumnData, to_arrow
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.memory_budget import DecodeBudget
-from pqcache.reader.order.order import Order
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.shuffle import gather as gather_module
@@ -92,11 +92,11 @@ def test_long_rows_of_fixed_width_are_the_same_in_an_arena(tmp_path: Path, slots
     arenas = loader.arenas_for(slots)
     assert set(arenas) == (set() if not slots else {"bytes", "some", "tensor"} | ({"list"} if dense else set()))
     for arena in arenas.values():
-        arena.block[:] = 0
+        arena.buffer[:] = 0
     for _ in range(2):
         assert read_table(loader, order, KEPT._replace(arena_slots=slots)).equals(copied)
     assert plain(copied).sort_by("id").equals(plain(pq.read_table(tmp_path)).sort_by("id"))
-    assert all(arena.block.any() for arena in arenas.values()), "rows were decoded into it"
+    assert all(arena.buffer.any() for arena in arenas.values()), "rows were decoded into it"
     assert all(map(all_slots_are_free, arenas.values()))
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import pqcache
 from pqcache.parquet.rewrite.file_writer import straddles
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
-from pqcache.parquet.rewrite.unchanged_files import fits, row_group_bytes, row_group_start
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
+from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files, row_group_bytes, row_group_start
 from tests.datasets import rows_of, write_shop
 from tests.examples import examples
 from tests.servers.hdfs import Hdfs
@@ -115,13 +115,15 @@ def test_files_that_lie_right_are_linked(tmp_path: Path) -> None:
     options = RewriteOptions(row_group_size=64 * KB, block_size=64 * KB)
     rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "out", options)
     made = sorted((tmp_path / "out").iterdir())
-    assert fits([pq.read_metadata(path) for path in made], options) == len(made)
+    assert count_unchanged_files([pq.read_metadata(path) for path in made], options) == len(made)
     again = rewrite_directory(made, tmp_path / "again", options)
     assert all(output.linked for output in again.outputs)
     rewrite_directory([tmp_path / "in" / "all.parquet"], tmp_path / "plain", RewriteOptions(row_group_size=64 * KB))
     plain = sorted((tmp_path / "plain").iterdir())
-    assert fits([pq.read_metadata(path) for path in plain], RewriteOptions(row_group_size=64 * KB)) == 1
-    assert fits([pq.read_metadata(path) for path in plain], options) == 0
+    assert (
+        count_unchanged_files([pq.read_metadata(path) for path in plain], RewriteOptions(row_group_size=64 * KB)) == 1
+    )
+    assert count_unchanged_files([pq.read_metadata(path) for path in plain], options) == 0
 
 
 @pytest.mark.hdfs

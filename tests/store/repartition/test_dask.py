@@ -177,7 +177,7 @@ def test_a_job_of_another_version_is_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 
     from pqcache.parquet.rewrite.options import RewriteOptions
-    from pqcache.store.repartition.job import run_job
+    from pqcache.store.repartition.partition_job import run_job
     from tests.store.repartition.test_to_target import job_for
 
     job = job_for(

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.parquet.dense import Dense, applied
+from pqcache.parquet.dense import Dense, with_dense_columns
 from pqcache.parquet.key_values import SPARK
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.row_group_index import IndexBuilder
@@ -202,7 +202,7 @@ def test_int96_that_no_unit_holds_is_refused_across_partitions(tmp_path: Path) -
 
 def test_a_column_that_is_dense_in_one_partition_only(tmp_path: Path) -> None:
     lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
-    dense = applied(lists.schema, {"x": Dense("int32", 2)})
+    dense = with_dense_columns(lists.schema, {"x": Dense("int32", 2)})
     stored = pa.table([pa.array([bytes(8)] * 10, pa.binary(8))], schema=dense)
     source = write_table(tmp_path / "in", lists, stored)
     pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
@@ -416,7 +416,7 @@ def test_int96_has_one_unit_in_a_cache(tmp_path: Path, finer: int) -> None:
 def test_dense_columns_of_a_cache_and_a_night_of_lists(tmp_path: Path) -> None:
     source, cache = tmp_path / "in", tmp_path / "cache"
     lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
-    dense = applied(lists.schema, {"x": Dense("int32", 2)})
+    dense = with_dense_columns(lists.schema, {"x": Dense("int32", 2)})
     stored = pa.table([pa.array([bytes(8)] * 10, pa.binary(8))], schema=dense)
     pqcache.sync(str(write_table(source, stored)), cache, row_group_size=LIMIT)
     add_day(source, 1, lists)
@@ -432,7 +432,9 @@ def test_dense_columns_of_a_cache_and_a_night_of_lists(tmp_path: Path) -> None:
 def test_a_column_that_is_dense_where_it_is_there(tmp_path: Path) -> None:
     """Null cannot be dense, so it is a list again where a file lacks it."""
     lists = pa.table({"x": pa.array([[n, n + 1] for n in range(10)], pa.list_(pa.int32()))})
-    stored = pa.table([pa.array([bytes(8)] * 10, pa.binary(8))], schema=applied(lists.schema, {"x": Dense("int32", 2)}))
+    stored = pa.table(
+        [pa.array([bytes(8)] * 10, pa.binary(8))], schema=with_dense_columns(lists.schema, {"x": Dense("int32", 2)})
+    )
     source = write_table(tmp_path / "in", stored, pa.table({"y": [1, 2]}))
     pqcache.repartition(source, tmp_path / "out", row_group_size=LIMIT)
     found = schemas(tmp_path / "out")

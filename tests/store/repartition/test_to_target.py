@@ -23,7 +23,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import HIDDEN
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.repartition.endpoints import make_endpoints
-from pqcache.store.repartition.job import PartitionJob, run_job
+from pqcache.store.repartition.partition_job import PartitionJob, run_job
 from pqcache.store.repartition.spool import Spool
 from pqcache.store.repartition.target_record import (
     RUN,
@@ -163,8 +163,8 @@ def test_a_partition_is_seen_whole_or_not_at_all(remote: Remote, shop: Path, mon
         looks.append([path for path in contents(remote.url) if not path.startswith(HIDDEN)])
 
     monkeypatch.setattr(kind, "commit", looking)
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite._MIN_FILE", 0)
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite._FILE_ROW_GROUPS", 1)
+    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._FILE_ROW_GROUPS", 1)
     done = run_job(job_for(shop, remote.url, "dt=2026-11-01", RewriteOptions(row_group_size=LIMIT)))
     assert done.files[1] > 3
     assert looks[0] == []

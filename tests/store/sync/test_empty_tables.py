@@ -53,8 +53,8 @@ def write_without_columns(path: Path, rows: int) -> None:
     length = int.from_bytes(data[-8:-4], "little")
     fields = t.decode(data[-8 - length : -8], "x")
     group: t.Struct = {1: (t.LIST, t.Items(t.STRUCT, [])), 2: (t.I64, 0), 3: (t.I64, rows)}
-    fields = footer.assembled(fields, footer.schema_of(fields, "x"), [group], rows, {})
-    path.write_bytes(b"PAR1" + footer.frame(fields))
+    fields = footer.make_footer(fields, footer.schema_of(fields, "x"), [group], rows, {})
+    path.write_bytes(b"PAR1" + footer.footer_and_magic(fields))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -26,7 +26,7 @@ A, B, C = source("dt=1/a"), source("dt=1/b"), source("dt=2/c")
 def test_first_run_fetches_all() -> None:
     plan = plan_sync([A, B, C], [])
     assert plan.downloads == [A, B, C]
-    assert plan.fetch_bytes == 30
+    assert plan.download_bytes == 30
     assert (len(plan.added), len(plan.changed), len(plan.removed), plan.unchanged) == (3, 0, 0, 0)
     assert not plan.nothing_to_do
 
@@ -99,8 +99,8 @@ def test_copies_held_already_are_rewritten_without_download() -> None:
 
 
 def test_other_columns_are_fetched_again() -> None:
-    column = Recipe(fetch='{"columns":["id"]}')
-    both = Recipe(column.fetch, RECIPE.rewrite)
+    column = Recipe(subset='{"columns":["id"]}')
+    both = Recipe(column.subset, RECIPE.rewrite)
     plan = plan_sync([A, B], [MERGED], both)
     assert plan.downloads == [A, B]
     held = [FileEntry(path=f.path, size=3, rows=1, row_groups=1, sources=(f,), recipe=column.text) for f in (A, B)]
@@ -124,12 +124,12 @@ def test_applying_a_plan_gives_the_listing(now: list[SourceFile], before: list[S
     result = []
     for directory in plan.directories:
         result += [file for entry in directory.keep for file in entry.sources]
-        result += directory.fetch
+        result += directory.copy
         for item in directory.rewrite:
             result += item.entry.sources if item.entry else [item.file]
     assert sorted(result, key=lambda file: file.path) == sorted(now, key=lambda file: file.path)
     if recipe.rewrite:
-        assert all(not (d.fetch or d.keep) for d in plan.directories)
+        assert all(not (d.copy or d.keep) for d in plan.directories)
     assert set(plan.downloads) == set(now) - set(before)
 
 

@@ -21,20 +21,20 @@ from pqcache.filters.expression import condition_columns, expression_of, rows_wh
 from pqcache.filters.sql import parse_condition
 from pqcache.parquet.encodings import Encodings
 from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, sources_of
+from pqcache.parquet.footer.source_footer import SourceFooter, open_parquet, read_source_footers
 from pqcache.parquet.misread_columns import check_read_right
 from pqcache.parquet.projection import keyvalues_of, project
-from pqcache.parquet.rewrite.concat_chunks import as_row_group, encode
+from pqcache.parquet.rewrite.concat_chunks import as_row_group, encode_rows
 from pqcache.parquet.rewrite.direct_io_file import WRITERS
 from pqcache.parquet.rewrite.file_writer import (
     FooterSchema,
     OutputSchema,
     RowGroupFile,
     footer_schema_of,
-    widened,
+    widen_dictionary_indices,
     write_errors,
 )
-from pqcache.parquet.schema_merge import comparable, conformed, with_fields, working
+from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of, with_fields, working_schema
 
 _BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
 _MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low
@@ -52,7 +52,7 @@ def condition_schema(
     Structs have the fields that ``types`` know of, too; in a file from before they were added they are null.
     """
     known = pa.schema([f.with_type(with_fields(f.type, types[f.name])) if f.name in types else f for f in schema])
-    in_file = [column for column in comparable(known) if column.name not in partitions]
+    in_file = [column for column in condition_schema_of(known) if column.name not in partitions]
     return pa.schema([*in_file, *(pa.field(name, value.type) for name, value in partitions.items())])
 
 
@@ -90,7 +90,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
         ParquetError: the file is damaged.
         PqcacheError: ``target`` cannot be written.
     """
-    [opened] = sources_of([source])
+    [opened] = read_source_footers([source])
     try:
         check_read_right(opened.path, opened.metadata, opened.schema, nanoseconds=False)
     except ParquetError as error:
@@ -176,7 +176,7 @@ class _FilteredFile:
                     size = len(values.chunk(0).dictionary)
                     self.dictionaries[column] = max(self.dictionaries.get(column, 0), size)
         assert self.encodings is not None
-        self.file.append(as_row_group(encode(table, self.encodings, self.name)))
+        self.file.append(as_row_group(encode_rows(table, self.encodings, self.name)))
         self.waiting, self.size = [], 0
 
     def copy(self, group: int) -> None:
@@ -185,9 +185,9 @@ class _FilteredFile:
         found = project(self.fields, self.wanted, [group], self.limit, self.name, offset, number)
         with write_errors(self.file.path), self.source.path.open("rb") as pages:
             out = self.file.open()
-            for span in found.spans:
-                pages.seek(span.offset)
-                left = span.length
+            for byte_range in found.ranges:
+                pages.seek(byte_range.offset)
+                left = byte_range.length
                 while left and (data := pages.read(min(left, _COPY))):
                     out.write(data)
                     left -= len(data)
@@ -201,7 +201,7 @@ class _FilteredFile:
         """Write the footer and make the file durable."""
         if self.template is not None:
             self.file.template = self.template
-        self.file.finish(widened(self.output_schema, self.dictionaries).keyvalues)
+        self.file.finish(widen_dictionary_indices(self.output_schema, self.dictionaries).keyvalues)
 
 
 def _filtered_file(
@@ -215,7 +215,9 @@ def _filtered_file(
     keyvalues = keyvalues_of(empty)
     positions = [number for number, keep in enumerate(wanted) if keep]
     declared = pa.schema([opened.schema.field(number) for number in positions], metadata=opened.schema.metadata)
-    output_schema = OutputSchema(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
+    output_schema = OutputSchema(
+        working=working_schema(declared), declared=declared, elements=elements, keyvalues=keyvalues
+    )
     leaves = [opened.metadata.schema.column(leaf) for leaf in _leaves(opened, wanted, name)]
     as_integer = any(
         leaf.logical_type.type == "DECIMAL" and leaf.physical_type in ("INT32", "INT64") for leaf in leaves
@@ -230,7 +232,7 @@ def _filtered_file(
         limit=limit,
         output_schema=output_schema,
         footer_schema=footer_schema,
-        file=RowGroupFile(path=target, footer_schema=footer_schema, disk=disk, cached=True),
+        file=RowGroupFile(path=target, footer_schema=footer_schema, disk=disk, use_page_cache=True),
         as_integer=as_integer,
         copies=footer_schema.schema == elements,
     )
@@ -265,13 +267,13 @@ def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
     metadata = source.metadata.row_group(group)
     width = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
     rows = min(max(1, _BATCH // width), _MAX_BATCH_ROWS)
-    schema = working(source.schema)
+    schema = working_schema(source.schema)
     found = 0
     try:
         with open_parquet(source.path, source.int96) as file:
             for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
                 found += batch.num_rows
-                yield conformed(pa.Table.from_batches([batch]), schema, name)
+                yield cast_to_schema(pa.Table.from_batches([batch]), schema, name)
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "fetch the file again") from error
     if found != metadata.num_rows:
@@ -284,7 +286,7 @@ def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
 
 def _filtered(table: pa.Table, columns: pa.Schema, expression: pc.Expression, name: str) -> pa.Table:
     """Return the rows for which ``expression`` on ``columns`` is true, in order."""
-    kept = rows_where(conformed(table.select(columns.names), columns, name), expression)
+    kept = rows_where(cast_to_schema(table.select(columns.names), columns, name), expression)
     if len(kept) == table.num_rows:
         return table
     return table.take(kept)

@@ -47,7 +47,7 @@ class Subset:
 EVERYTHING = Subset()
 
 
-def select(
+def select_subset(
     source: Source, files: Sequence[SourceFile], where: str | None, columns: Sequence[str] | None
 ) -> tuple[list[SourceFile], Subset]:
     """Return the files that may hold wanted rows, and what is to be taken of each.
@@ -66,8 +66,8 @@ def select(
     in_files: list[tuple[str, ...]] = []
     if where:
         from pqcache.filters.pruning import prune_row_groups
-        from pqcache.filters.sql import matching, parse_condition, where_columns  # as above
-        from pqcache.parquet.schema_merge import comparable
+        from pqcache.filters.sql import parse_condition, rows_matching, where_columns  # as above
+        from pqcache.parquet.schema_merge import condition_schema_of
 
         in_files = where_columns(where)
     named = {".".join(path).lower() for path in in_files}
@@ -79,10 +79,10 @@ def select(
     types = _types(source, files, [name for name in columns or () if name not in names], in_files)
     if where:
         if not in_files:
-            taken = set(matching(inside, where))
+            taken = set(rows_matching(inside, where))
         else:
             row_where = where
-            condition = parse_condition(where, comparable(pa.schema([*types.items(), *inside.schema])))
+            condition = parse_condition(where, condition_schema_of(pa.schema([*types.items(), *inside.schema])))
             rows = pa.table({"rows": pa.array([1] * len(directories), pa.int64())})
             constants = {name: inside[name] for name in names}
             some = prune_row_groups(condition, rows, constants).some
@@ -129,7 +129,7 @@ def _types(
     go with time: a struct has the fields of all these files. What is in none of them raises UsageError.
     """
     from pqcache.filters.expression import operand_of  # a plain sync need not wait for it
-    from pqcache.parquet.schema_merge import comparable, with_fields
+    from pqcache.parquet.schema_merge import condition_schema_of, with_fields
 
     found: dict[str, pa.DataType] = {}
     known: dict[str, None] = {}
@@ -139,7 +139,7 @@ def _types(
         here = {name for name in names if name in schema.names}
         for path in paths:
             try:
-                here.add(operand_of(path, comparable(schema)).column)
+                here.add(operand_of(path, condition_schema_of(schema)).column)
                 unresolved.pop(path, None)
             except UsageError as error:
                 if path in unresolved:

@@ -18,8 +18,8 @@ from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.manifest import Totals
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.plan import Plan
+from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
-from pqcache.store.workdir import discard
 from pqcache.system.stopwatch import Stopwatch
 
 JOBS = 8
@@ -87,7 +87,7 @@ class CacheRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds."""
 
     plan: Plan
@@ -127,13 +127,13 @@ class SyncReport:
         return asdict(self)
 
 
-def finish_run(run: CacheRun, outcome: Outcome) -> SyncReport:
+def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     """Return what the run did; write it into the history, and remove old snapshots and what dead runs left.
 
     A run that died between publishing and here gets its record now, while its snapshot is still kept. A dry run
     changes nothing.
     """
-    report = _report(run, outcome)
+    report = _report(run, result)
     if run.options.dry_run:
         return report
     cache = run.cache
@@ -149,21 +149,21 @@ def finish_run(run: CacheRun, outcome: Outcome) -> SyncReport:
     return report
 
 
-def _report(run: CacheRun, outcome: Outcome) -> SyncReport:
-    plan, totals, options = outcome.plan, outcome.totals, run.options
-    current = outcome.published or run.current
+def _report(run: CacheRun, result: RunResult) -> SyncReport:
+    plan, totals, options = result.plan, result.totals, run.options
+    current = result.published or run.current
     return SyncReport(
         cache=str(run.cache.path),
         source=redact(run.config.source),
         snapshot=current.id if current is not None else None,
-        published=outcome.published is not None,
+        published=result.published is not None,
         dry_run=options.dry_run,
         added=len(plan.added),
         changed=len(plan.changed),
         removed=len(plan.removed),
         unchanged=plan.unchanged,
         rewritten=plan.rewrites,
-        fetched_bytes=plan.fetch_bytes if options.dry_run else options.on_event.bytes,
+        fetched_bytes=plan.download_bytes if options.dry_run else options.on_event.bytes,
         files=totals.files,
         row_groups=totals.row_groups,
         rows=totals.rows,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.dense import restored
+from pqcache.parquet.dense import dense_to_lists
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
 from pqcache.system.buffer_pool import BufferPool
@@ -48,7 +48,7 @@ class ColumnData:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedBytes:
     """The bytes of all rows end to end: row i is ``data[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0."""
 
     ends: npt.NDArray[np.int64]
@@ -76,7 +76,7 @@ def from_arrow(array: pa.Array | pa.ChunkedArray, form: ColumnForm) -> ColumnDat
     if form.stored is not None and pa.types.is_fixed_size_binary(array.type):
         if form.kind == "fixed":
             return ColumnData(form, _fixed_values(array), _valid(array))
-        array = restored(array, form.stored, bare)
+        array = dense_to_lists(array, form.stored, bare)
     if array.type != bare:
         array = array.cast(bare)
     if form.kind == "fixed":
@@ -117,9 +117,9 @@ def take(column: ColumnData, rows: npt.NDArray[np.int64]) -> ColumnData:
 
 def cut(column: ColumnData, start: int, stop: int) -> ColumnData:
     """Return a range of rows without copying."""
-    if isinstance(column.values, Packed):
+    if isinstance(column.values, PackedBytes):
         ends = column.values.ends[start : stop + 1]
-        values = Packed(ends - ends[0], column.values.data[ends[0] : ends[-1]])
+        values = PackedBytes(ends - ends[0], column.values.data[ends[0] : ends[-1]])
     elif isinstance(column.values, pa.Array):
         values = column.values.slice(start, stop - start)
     else:
@@ -173,16 +173,16 @@ def bytes_of_views(column: ColumnData) -> int:
     return int(ends_of_views(column)[-1]) if is_views(column) else 0
 
 
-def packed(column: ColumnData, memory: BufferPool | None = None) -> Packed:
+def pack_bytes(column: ColumnData, memory: BufferPool | None = None) -> PackedBytes:
     """Return a ``bytes`` column's rows end to end; their bytes are copied, to ``memory`` if they are many."""
-    if isinstance(column.values, Packed):
+    if isinstance(column.values, PackedBytes):
         return column.values
     if memory is not None:
         ends = ends_of_views(column)
         if ends[-1] > NEAR:
-            return Packed(ends, _copied(column.values, ends, memory.borrow(int(ends[-1]))))
+            return PackedBytes(ends, _copied(column.values, ends, memory.borrow(int(ends[-1]))))
     ends, data = _packed(column.values)
-    return Packed(ends, data)
+    return PackedBytes(ends, data)
 
 
 def _copied(views: pa.Array, ends: npt.NDArray[np.int64], into: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
@@ -212,8 +212,8 @@ def to_arrow(column: ColumnData) -> pa.Array:
             array = _list(bare, ends, pa.py_buffer(values), valid)
         else:
             array = _from_fixed(bare, np.ascontiguousarray(values), valid)
-    elif form.kind == "bytes" and (isinstance(values, Packed) or is_views(column)):
-        rows = packed(column)
+    elif form.kind == "bytes" and (isinstance(values, PackedBytes) or is_views(column)):
+        rows = pack_bytes(column)
         ends, data = rows.ends, rows.data
         if is_text(bare):
             ends = ends if pa.types.is_large_binary(bare) or pa.types.is_large_string(bare) else _int32(ends)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import rewrite_directory
+from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from tests.examples import examples
 from tests.parquet.rewrite.rewriting import (
     KB,
@@ -156,7 +156,7 @@ def test_a_row_larger_than_a_row_group_stands_alone_and_is_named(tmp_path: Path)
 
 
 def test_files_roll_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite._MIN_FILE", 0)
+    monkeypatch.setattr("pqcache.parquet.rewrite.rewrite_directory._MIN_FILE", 0)
     rng = np.random.default_rng(5)
     source = tmp_path / "a.parquet"
     pq.write_table(pa.table({"blob": [rng.bytes(1000) for _ in range(1_500)]}), source)
@@ -344,7 +344,7 @@ def edited(path: Path, change: Any) -> None:
     length = int.from_bytes(data[-8:-4], "little")
     fields = thrift.decode(data[-8 - length : -8], "test")
     change(fields)
-    path.write_bytes(data[: -8 - length] + footer.frame(fields))
+    path.write_bytes(data[: -8 - length] + footer.footer_and_magic(fields))
 
 
 def test_legacy_lists_and_annotations_are_kept(tmp_path: Path) -> None:

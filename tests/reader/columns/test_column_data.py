@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pqcache.reader.columns import columns as columns_module
-from pqcache.reader.columns.column_forms import form_of
-from pqcache.reader.columns.columns import (
+from pqcache.reader.columns import column_data as columns_module
+from pqcache.reader.columns.column_data import (
     ColumnData,
     bytes_of_views,
     compact,
     cut,
     from_arrow,
     join,
-    packed,
+    pack_bytes,
     take,
     to_arrow,
 )
+from pqcache.reader.columns.column_forms import form_of
 from pqcache.system.buffer_pool import BufferPool
 from tests.examples import examples
 from tests.reader.reading import everything, plain
@@ -110,5 +110,5 @@ def test_long_rows_are_packed(shared: BufferPool | None, monkeypatch: pytest.Mon
     assert to_arrow(again).equals(expected)
     assert to_arrow(cut(again, 50, 195)).equals(expected.slice(50))
     assert bytes_of_views(again) == sum(map(len, values[5:]))
-    end_to_end = ColumnData(column.form, packed(again, shared))
+    end_to_end = ColumnData(column.form, pack_bytes(again, shared))
     assert to_arrow(cut(end_to_end, 20, 60)).equals(expected.slice(20, 40))

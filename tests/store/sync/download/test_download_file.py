@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import pqcache
 from pqcache.errors import SourceUnavailable
-from pqcache.store.sync.download import download
-from pqcache.store.sync.download.download import CHUNK, in_chunks
+from pqcache.store.sync.download import download_file as download
+from pqcache.store.sync.download.download_file import CHUNK, in_chunks
 from pqcache.system.disk import DIRECT_IO_BLOCK, enable_direct_io, write_at
 from tests.datasets import rows_of, write_shop
 

@@ -13,7 +13,7 @@ from pqcache.errors import SourceUnavailable
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import SourceTooSlow, with_retries
-from pqcache.store.drivers.stall import FLOOR, SpeedFloor, TooSlow, with_time_limit
+from pqcache.store.drivers.time_limits import FLOOR, SpeedFloor, TooSlow, with_time_limit
 from tests.store.drivers.web_server import Asked, Server, reply, serving
 
 DATA = b"x" * 3000

@@ -27,7 +27,7 @@ from pqcache.errors import ParquetError, SourceUnavailable, UsageError
 from pqcache.parquet.footer import footer, thrift
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.manifest import Identity, SourceFile
-from pqcache.store.sync.download.columns import download_columns
+from pqcache.store.sync.download.download_columns import download_columns
 from pqcache.store.sync.download.subset import Subset
 from tests.examples import examples
 from tests.filters.test_pruning import conditions, tables

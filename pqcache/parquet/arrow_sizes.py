@@ -32,7 +32,7 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return bool(pt.is_primitive(kind) or pt.is_fixed_size_binary(kind))
 
 
-def sizes_of(table: pa.Table, widths: Widths) -> Floats:
+def arrow_bytes(table: pa.Table, widths: Widths) -> Floats:
     """Return the bytes that each column takes in Arrow."""
     sizes: Floats = widths.fixed * table.num_rows
     for number in widths.varying:
@@ -62,16 +62,16 @@ def _nbytes(chunk: pa.Array) -> int:
 
 def weigh(table: pa.Table, ratios: Floats, widths: Widths | None = None) -> Floats:
     """Return an estimate of the bytes each column takes on disk: its Arrow bytes times ``ratios``, and a bit a row."""
-    result: Floats = sizes_of(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
+    result: Floats = arrow_bytes(table, widths or widths_of(table.schema)) * ratios + table.num_rows / 8
     return result
 
 
-def fixed_width(kind: pa.DataType) -> float:
+def least_width(kind: pa.DataType) -> float:
     """Return the least bytes a value of ``kind`` takes in Arrow: what Parquet stores in a few bits may be eight."""
     if pt.is_struct(kind):
-        return sum(fixed_width(inner.type) for inner in kind.fields)
+        return sum(least_width(inner.type) for inner in kind.fields)
     if pt.is_fixed_size_list(kind):
-        return float(kind.list_size * fixed_width(kind.value_type))
+        return float(kind.list_size * least_width(kind.value_type))
     try:
         return float(kind.bit_width / 8)
     except ValueError:

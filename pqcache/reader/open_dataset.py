@@ -39,7 +39,7 @@ class FileIdentity(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class LocalDataset:
     """An opened dataset.
 
     Attributes:
@@ -63,9 +63,9 @@ class Data:
         return None if self.part_of is None else self.part_of.lease()
 
 
-def open_data(
+def open_local_dataset(
     path: str | os.PathLike[str], snapshot: str | None = None, rules: FileRules | None = None
-) -> tuple[Data, Lease | None]:
+) -> tuple[LocalDataset, Lease | None]:
     """Open a cache (its current snapshot, or the one named), a snapshot, a part of one, a directory, or one file.
 
     A path into a snapshot leads to that one from now on, also where ``current`` is a part of it. The lease keeps a
@@ -86,17 +86,17 @@ def open_data(
         else:
             found, lease = cache.lease()
         try:
-            return Data(root=found.path, index=found.index(), snapshot=found.id, cache=root), lease
+            return LocalDataset(root=found.path, index=found.index(), snapshot=found.id, cache=root), lease
         except BaseException:
             lease.close()
             raise
     whole, place, held = _leased_snapshot(root)
     try:
         if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path
-            data = Data(root=place, index=whole.index(), snapshot=whole.id)
+            data = LocalDataset(root=place, index=whole.index(), snapshot=whole.id)
         else:
             data = replace(_plain_files(place, text, rules or FileRules()), part_of=None if held is None else whole)
-        return _same(data, snapshot), held
+        return _check_snapshot(data, snapshot), held
     except BaseException:
         if held is not None:
             held.close()
@@ -118,7 +118,7 @@ def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
     return snapshot, snapshot.path / below, lease
 
 
-def _plain_files(root: Path, text: str, rules: FileRules) -> Data:
+def _plain_files(root: Path, text: str, rules: FileRules) -> LocalDataset:
     """Open a directory or one file, which was named as ``text``."""
     if root.is_file():
         if not rules.as_files:
@@ -134,13 +134,13 @@ def _plain_files(root: Path, text: str, rules: FileRules) -> Data:
     return _indexed(root, {path: listed[path] if listed[path].size else _identity(root / path) for path in paths})
 
 
-def _same(data: Data, snapshot: str | None) -> Data:
+def _check_snapshot(data: LocalDataset, snapshot: str | None) -> LocalDataset:
     if snapshot is not None and data.snapshot != snapshot:
         raise UsageError(data.root, f"its files are not those of {snapshot}", "they have changed since then")
     return data
 
 
-def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> Data:
+def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset:
     """Open files by their footers; ``identities`` are those of before they are read."""
     index = build_index(root, list(identities))
     known = tuple(identities[path] for path in index.paths)
@@ -148,7 +148,7 @@ def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> Data:
     digest.update(repr([identity[:2] for identity in known]).encode())  # no inodes: copies may keep their times
     for column in ("file", "rows", "offset", "bytes"):
         digest.update(index.numbers(column).tobytes())
-    return Data(root=root, index=index, snapshot=f"files-{digest.hexdigest()}", identities=known)
+    return LocalDataset(root=root, index=index, snapshot=f"files-{digest.hexdigest()}", identities=known)
 
 
 def _identity(path: Path) -> FileIdentity:

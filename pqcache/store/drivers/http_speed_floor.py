@@ -12,7 +12,7 @@ import io
 import time
 from typing import Any
 
-from pqcache.store.drivers.stall import SpeedFloor
+from pqcache.store.drivers.time_limits import SpeedFloor
 
 MAX_ANSWER = 1 << 30  # bytes of an answer that is taken into memory
 

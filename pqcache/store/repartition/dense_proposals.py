@@ -15,10 +15,20 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.dense import Dense, as_dense, as_list, as_lists, dense_in, dense_of, item_dtype, restored, smallest
+from pqcache.parquet.dense import (
+    Dense,
+    as_dense,
+    as_list,
+    as_lists,
+    dense_in,
+    dense_of,
+    dense_to_lists,
+    item_dtype,
+    smallest,
+)
 from pqcache.parquet.footer.source_footer import open_parquet
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
-from pqcache.parquet.schema_merge import unified
+from pqcache.parquet.schema_merge import merge_schemas
 from pqcache.store.cache_directory import cache_at
 from pqcache.store.drivers.registry import open_source as open_dataset
 from pqcache.store.sync.listing import list_source
@@ -109,7 +119,7 @@ def _schema(files: Sequence[File]) -> pa.Schema:
     for path, _, schema in files:
         if not any(schema.equals(known, check_metadata=True) for _, known in named):
             named.append((str(path), schema))
-    return unified([(name, as_lists(schema)) for name, schema in named])
+    return merge_schemas([(name, as_lists(schema)) for name, schema in named])
 
 
 def _lists(file: File, name: str, rows: int | None = None, groups: Sequence[int] | None = None) -> Any:
@@ -121,7 +131,7 @@ def _lists(file: File, name: str, rows: int | None = None, groups: Sequence[int]
         with open_parquet(path) as opened:
             for batch in opened.iter_batches(rows or _BATCH, row_groups=groups, columns=[name], use_threads=False):
                 array = batch.column(0)
-                yield array if stored is None else restored(array, stored, as_list(field).type)
+                yield array if stored is None else dense_to_lists(array, stored, as_list(field).type)
                 if rows is not None:
                     return
     except (pa.ArrowException, OSError) as error:

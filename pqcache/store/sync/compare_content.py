@@ -12,8 +12,8 @@ from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.download.download import MD5, in_chunks, md5_of
-from pqcache.store.sync.run import RunOptions
+from pqcache.store.sync.cache_run import RunOptions
+from pqcache.store.sync.download.download_file import MD5, in_chunks, md5_of
 from pqcache.system.checksum import checksum_of, checksum_text, new_checksum
 from pqcache.system.parallel import in_parallel
 

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceUnavailable, UsageError
 from pqcache.filters.expression import Condition, condition_columns
-from pqcache.filters.pruning import Outcomes, prune_row_groups
+from pqcache.filters.pruning import TruthValues, prune_row_groups
 from pqcache.filters.sql import parse_condition
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
-from pqcache.parquet.projection import Projection, Span, number_of, project, top_elements
+from pqcache.parquet.projection import ByteRange, Projection, number_of, project, top_elements
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
 from pqcache.store.drivers.base import Source, file_url
@@ -109,9 +109,9 @@ def download_columns(
     if subset.where:
         condition = _condition(end, subset, partitions)
         used = {name for name in condition_columns(condition) if name not in partitions}
-        outcomes = prune(end, condition, partitions, used)
-        groups = np.flatnonzero(outcomes.some).tolist()
-        every = bool(outcomes.every[groups].all())
+        truth = prune_row_groups_of_file(end, condition, partitions, used)
+        groups = np.flatnonzero(truth.some).tolist()
+        every = bool(truth.every[groups].all())
     needed = wanted if every else [keep or name in used for keep, name in zip(wanted, end.columns, strict=True)]
     projection = project(end.fields, needed, groups, end.limit, end.name)
     part = target.with_name(f"{target.name}.{_key(end, projection)}")
@@ -125,7 +125,7 @@ def download_columns(
         where=subset.where,
         partitions=partitions,
         columns=[keep for keep, copied in zip(wanted, needed, strict=True) if copied],
-        every=outcomes.every[groups].tolist(),
+        every=truth.every[groups].tolist(),
         types=subset.types,
     )
     filtered = part.with_name(f"{part.name}.rows")
@@ -150,7 +150,9 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
     return FileEnd(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=tuple(columns))
 
 
-def prune(end: FileEnd, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]) -> Outcomes:
+def prune_row_groups_of_file(
+    end: FileEnd, condition: Condition, partitions: Mapping[str, pa.Scalar], used: Collection[str]
+) -> TruthValues:
     """Return what ``condition`` may be for each row group of a file; ``used`` are its columns in the file."""
     groups = footer.row_groups_of(end.fields, end.name)
     wanted = [name in used for name in end.columns]
@@ -215,14 +217,14 @@ def _condition(end: FileEnd, subset: Subset, partitions: Mapping[str, pa.Scalar]
 
 
 def _opened(fields: Struct, name: str) -> tuple[pq.FileMetaData, pa.Schema]:
-    end = MAGIC + footer.frame(fields)
+    end = MAGIC + footer.footer_and_magic(fields)
     return footer_in(end, name, "us", size=None)  # INT96 in microseconds, which hold the year 9999
 
 
 def _key(end: FileEnd, projection: Projection) -> str:
     """Return a name for what is fetched, so that another version's or other columns' bytes never mix with it."""
     digest = hashlib.sha256(thrift.encode(end.fields))
-    digest.update(repr((end.limit, projection.spans)).encode())
+    digest.update(repr((end.limit, projection.ranges)).encode())
     digest.update(thrift.encode(projection.fields))
     return digest.hexdigest()[:16]
 
@@ -237,19 +239,19 @@ def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int,
         if not held:
             out.write(MAGIC)
             held = len(MAGIC)
-        for offset, length, spans in _ranges(_remaining(projection.spans, held - len(MAGIC))):
+        for offset, length, ranges in _merged_ranges(_remaining(projection.ranges, held - len(MAGIC))):
             position = offset
-            pending = iter(spans)
-            span: Span | None = next(pending)
+            pending = iter(ranges)
+            byte_range: ByteRange | None = next(pending)
             for data in _read_unless_known(offset, length, end, read):
                 view = memoryview(data)
-                while span is not None and span.offset < position + len(view):
-                    out.write(view[max(0, span.offset - position) : span.end - position])
-                    if span.end > position + len(view):
+                while byte_range is not None and byte_range.offset < position + len(view):
+                    out.write(view[max(0, byte_range.offset - position) : byte_range.end - position])
+                    if byte_range.end > position + len(view):
                         break
-                    span = next(pending, None)
+                    byte_range = next(pending, None)
                 position += len(view)
-        out.write(footer.frame(projection.fields))
+        out.write(footer.footer_and_magic(projection.fields))
         out.flush()
         os.fsync(out.fileno())
 
@@ -266,22 +268,22 @@ def _read_unless_known(
         yield end.tail[first : first + length - unread]
 
 
-def _remaining(spans: Sequence[Span], done: int) -> Iterator[Span]:
-    """Yield what remains of ``spans`` when their first ``done`` bytes are written."""
-    for span in spans:
-        written = min(done, span.length)
+def _remaining(ranges: Sequence[ByteRange], done: int) -> Iterator[ByteRange]:
+    """Yield what remains of ``ranges`` when their first ``done`` bytes are written."""
+    for byte_range in ranges:
+        written = min(done, byte_range.length)
         done -= written
-        if written < span.length:
-            yield Span(span.offset + written, span.length - written)
+        if written < byte_range.length:
+            yield ByteRange(byte_range.offset + written, byte_range.length - written)
 
 
-def _ranges(spans: Iterator[Span]) -> Iterator[tuple[int, int, list[Span]]]:
+def _merged_ranges(ranges: Iterator[ByteRange]) -> Iterator[tuple[int, int, list[ByteRange]]]:
     """Yield offset and length of each range to read, with the spans in it; near ones are read at once."""
-    merged: list[Span] = []
-    for span in spans:
-        if merged and not 0 <= span.offset - merged[-1].end <= _GAP:
+    merged: list[ByteRange] = []
+    for byte_range in ranges:
+        if merged and not 0 <= byte_range.offset - merged[-1].end <= _GAP:
             yield merged[0].offset, merged[-1].end - merged[0].offset, merged
             merged = []
-        merged.append(span)
+        merged.append(byte_range)
     if merged:
         yield merged[0].offset, merged[-1].end - merged[0].offset, merged

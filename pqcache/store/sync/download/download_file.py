@@ -97,7 +97,7 @@ class _Transfer:
     file: SourceFile
     part: Path
     options: DownloadOptions
-    cached: bool
+    use_page_cache: bool
 
     @property
     def size(self) -> int:
@@ -124,18 +124,18 @@ class _Moved(PqcacheError):
         self.identity = identity
 
 
-def download(
+def download_file(
     source: Source,
     file: SourceFile,
     target: Callable[[SourceFile], Path],
     options: DownloadOptions,
-    cached: bool = True,
+    use_page_cache: bool = True,
 ) -> Downloaded:
     """Copy ``file`` to ``target(file)``; return what was copied.
 
     A file that changes meanwhile is downloaded again, and the returned identity is that of the copy. One that
-    vanished, or keeps changing, raises SourceIncomplete. Without ``cached`` the copy does not go through the page
-    cache: nobody reads it next.
+    vanished, or keeps changing, raises SourceIncomplete. Without ``use_page_cache`` the copy does not go through the
+    page cache: nobody reads it next.
     """
     for attempt in range(MAX_VERSIONS + 1):
         final = target(file)
@@ -143,7 +143,7 @@ def download(
         if os.path.exists(final) and not part.exists():  # complete, from a run that died: check it like any other
             final.rename(part)
             part.chmod(part.stat().st_mode | 0o200)
-        transfer = _Transfer(source=source, file=file, part=part, options=options, cached=cached)
+        transfer = _Transfer(source=source, file=file, part=part, options=options, use_page_cache=use_page_cache)
         try:
             downloaded = _download_version(transfer)
         except SourceNotFound as error:
@@ -226,7 +226,9 @@ def _download_subset(transfer: _Transfer) -> None:
     """Download the wanted columns and rows, unless an earlier run had done so already."""
     if transfer.part.exists():
         return
-    from pqcache.store.sync.download.columns import download_columns  # and pyarrow.parquet, which a copy can wait for
+    from pqcache.store.sync.download.download_columns import (
+        download_columns,  # and pyarrow.parquet, which a copy can wait for
+    )
 
     options = transfer.options
     download_columns(
@@ -251,7 +253,7 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
             written = durable = size if held >= size else held // DIRECT_IO_BLOCK * DIRECT_IO_BLOCK
             seen = new_checksum()
             add_file(seen, descriptor, written)
-            direct = not transfer.cached and size >= MIN_DIRECT
+            direct = not transfer.use_page_cache and size >= MIN_DIRECT
             if direct and not enable_direct_io(descriptor):
                 direct = False
                 log.debug("%s is written through the page cache: its file system has no direct writes", part)

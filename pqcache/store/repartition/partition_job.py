@@ -17,7 +17,7 @@ import pyarrow as pa
 from pqcache.errors import SourceIncomplete, SourceNotFound, UsageError
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite import KnownOfSources
+from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources
 from pqcache.store.drivers.base import Source, StagedFile, Target, file_url
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.drivers.retries import RETRIES, with_retries
@@ -25,7 +25,7 @@ from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.repartition.spool import Spool, open_spool
 from pqcache.store.repartition.target_record import DirectoryRecord, DirectoryResult, check_claim
-from pqcache.store.sync.download.download import DownloadOptions, download
+from pqcache.store.sync.download.download_file import DownloadOptions, download_file
 from pqcache.store.sync.rewrite_files import RewriteTask, rewrite_files
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.system.disk import remove_tree
@@ -155,7 +155,7 @@ def _rewrite(job: PartitionJob, context: JobContext, scratch: Path) -> tuple[Dir
         known=KnownOfSources(
             schema=pa.ipc.read_schema(pa.py_buffer(job.schema)) if job.schema else None, int96=job.int96
         ),
-        cached=context.target.scratch is None,  # it is sent from here
+        use_page_cache=context.target.scratch is None,  # it is sent from here
         root=root,
         name=file_url(context.source, job.files[0].path).rpartition("/")[0],
     )
@@ -189,7 +189,7 @@ def _local_files(job: PartitionJob, context: JobContext, scratch: Path) -> tuple
 
     def fetch(file: SourceFile) -> Path:
         copy = inside / file.path.rpartition("/")[2]
-        download(context.source, file, lambda _: copy, options)
+        download_file(context.source, file, lambda _: copy, options)
         return copy
 
     return inside, in_parallel([partial(fetch, file) for file in job.files], _TRANSFERS)

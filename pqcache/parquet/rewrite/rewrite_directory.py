@@ -19,14 +19,14 @@ import pyarrow as pa
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.codecs import codec_name
-from pqcache.parquet.dense import Dense, applied, as_lists, common_dense, dense_in
+from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in, with_dense_columns
 from pqcache.parquet.footer import footer, thrift
-from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, kinds, sources_of
-from pqcache.parquet.int96 import int96_places, is_uniform, numbered
+from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, one_of_each_schema, read_source_footers
+from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
 from pqcache.parquet.misread_columns import check_read_right
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
-from pqcache.parquet.rewrite.external_shuffle import shuffled
+from pqcache.parquet.rewrite.external_shuffle import shuffle_rows
 from pqcache.parquet.rewrite.file_writer import (
     ARROW_SCHEMA,
     OutputFile,
@@ -35,12 +35,12 @@ from pqcache.parquet.rewrite.file_writer import (
     elements_of,
 )
 from pqcache.parquet.rewrite.options import DEFAULT_CODEC, RewriteOptions
-from pqcache.parquet.rewrite.prefetch import ReadTask, joined, prefetched
-from pqcache.parquet.rewrite.row_group_writer import Settings, write_row_groups
-from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupSpan, read_batches, row_group_spans
-from pqcache.parquet.rewrite.unchanged_files import fits
+from pqcache.parquet.rewrite.prefetch import ReadTask, join_small_batches, prefetch
+from pqcache.parquet.rewrite.row_group_writer import WriterSettings, write_row_groups
+from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupRange, read_batches, row_group_ranges
+from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files
 from pqcache.parquet.row_group_stats import leaves_in
-from pqcache.parquet.schema_merge import unified, working
+from pqcache.parquet.schema_merge import merge_schemas, working_schema
 from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30
@@ -96,7 +96,7 @@ class _Rewrite:
     target: Path
     options: RewriteOptions
     shuffled_with: int | None
-    cached: bool
+    use_page_cache: bool
 
     @property
     def rest(self) -> list[SourceFooter]:
@@ -110,7 +110,7 @@ def rewrite_directory(
     options: RewriteOptions,
     on_progress: Callable[[int], None] | None = None,
     known: KnownOfSources | None = None,
-    cached: bool = False,
+    use_page_cache: bool = False,
 ) -> RewriteResult:
     """Write the rows of ``sources`` to ``target`` in row groups that fill ``options.row_group_size``.
 
@@ -124,7 +124,7 @@ def rewrite_directory(
         options: sizes, codecs, and what else is to become of the columns and rows.
         on_progress: called with the bytes of the sources that were done since the last call.
         known: what is known of ``sources`` beside what is in them.
-        cached: the files are read next, so they are not written past the page cache.
+        use_page_cache: the files are read next, so they are not written past the page cache.
 
     Raises:
         ParquetError: a source is damaged, or schemas do not mix without loss; names the files.
@@ -136,11 +136,11 @@ def rewrite_directory(
     _make_empty(target)
     report = on_progress or (lambda done: None)
     known = known or KnownOfSources()
-    opened = sources_of(sources, known.int96)
+    opened = read_source_footers(sources, known.int96)
     declared = _declared(opened, known.schema)
     dense = _dense(opened, options, declared)
     keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
-    declared = applied(declared, dense).with_metadata(keyvalues)
+    declared = with_dense_columns(declared, dense).with_metadata(keyvalues)
     # Where some files of a table are rewritten, the others would have INT96 still.
     turned = not options.keep_int96 and has_int96(opened)
     keep = 0 if turned else _prefix(opened, declared, options, known.made_alike)
@@ -161,7 +161,7 @@ def rewrite_directory(
         target=target,
         options=options,
         shuffled_with=known.shuffled_with,
-        cached=cached,
+        use_page_cache=use_page_cache,
     )
     result = RewriteResult(tuple(outputs), 0, 0, ())
     if job.rest and (not keep or any(source.metadata.num_rows for source in job.rest)):
@@ -181,11 +181,11 @@ def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
     kept = int96_places(job.opened) if options.keep_int96 else set()
     stored = None
     if kept:
-        stored = numbered(output_schema.working, kept)
+        stored = int96_as_int64(output_schema.working, kept)
         output_schema = replace(output_schema, working=stored, described=output_schema.working)
     if options.shuffle is None:
         output_schema = replace(output_schema, index=range_index(rest))
-    settings = Settings(
+    settings = WriterSettings(
         row_group_size=size,
         max_file=max(_MIN_FILE, _FILE_ROW_GROUPS * size),
         codec=_codec_of(rest, output_schema.working, options),
@@ -195,7 +195,7 @@ def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
         decimal_as_integer=_decimals_as_integers(rest),
         int96=bool(kept),
         block_size=options.block_size,
-        cached=job.cached,
+        use_page_cache=job.use_page_cache,
     )
     # Wide tables take larger batches: each batch has a cost per column, however few its rows.
     batch_bytes = max(min(max(size // _BATCHES, _MIN_BATCH), _MAX_BATCH), _PER_COLUMN * len(output_schema.working))
@@ -206,14 +206,14 @@ def _write_rest(job: _Rewrite, report: Callable[[int], None]) -> RewriteResult:
         long_columns = None
         if stored is None and options.shuffle is None:
             long_columns = long_columns_of([(source.metadata, source.schema) for source in rest], schema)
-        ahead = prefetched(_read_tasks(rest, schema, batch_bytes, first, stored, long_columns), first, _DECODERS)
+        ahead = prefetch(_read_tasks(rest, schema, batch_bytes, first, stored, long_columns), first, _DECODERS)
         stack.callback(ahead.close)
         if options.shuffle is not None:
             before = job.shuffled_with
             known = None if before is None else (before, sum(source.metadata.num_rows for source in rest))
             rows = target.with_name(f"{target.name}.rows")
-            shuffling = partial(shuffled, ahead, options.shuffle, held, batch_bytes, rows, known)
-            ahead = prefetched([shuffling], held)
+            shuffling = partial(shuffle_rows, ahead, options.shuffle, held, batch_bytes, rows, known)
+            ahead = prefetch([shuffling], held)
             stack.callback(ahead.close)
         written = write_row_groups(_counted(ahead, report), target, output_schema, settings, job.linked)
     done = sum(output.rows for output in written.outputs)
@@ -234,17 +234,17 @@ def _read_tasks(
     long_columns: LongColumns | None,
 ) -> list[ReadTask]:
     """Return what decodes ``sources``, in parts that are worth opening a file for and small enough to be held."""
-    found: list[list[RowGroupSpan]] = [[]]
+    found: list[list[RowGroupRange]] = [[]]
     size = 0
-    for span in row_group_spans(sources, batch_bytes):
+    for span in row_group_ranges(sources, batch_bytes):
         if found[-1] and size + span.size > held // _TASKS:
             found.append([])
             size = 0
         found[-1].append(span)
         size += span.size
 
-    def task(some: list[RowGroupSpan]) -> Iterator[RowBatch]:
-        return joined(read_batches(some, schema, batch_bytes, stored, long_columns), batch_bytes)
+    def task(some: list[RowGroupRange]) -> Iterator[RowBatch]:
+        return join_small_batches(read_batches(some, schema, batch_bytes, stored, long_columns), batch_bytes)
 
     return [partial(task, some) for some in found]
 
@@ -259,19 +259,19 @@ def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Itera
 
 def _declared(opened: list[SourceFooter], schema: pa.Schema | None) -> pa.Schema:
     """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
-    named = [(str(source.path), as_lists(source.schema)) for source in kinds(opened)]
-    own = unified(named)
+    named = [(str(source.path), as_lists(source.schema)) for source in one_of_each_schema(opened)]
+    own = merge_schemas(named)
     if schema is None:
         return own
     table = as_lists(schema).remove_metadata()
-    return own if own.equals(table) else unified([("the table's schema", table), *named])
+    return own if own.equals(table) else merge_schemas([("the table's schema", table), *named])
 
 
 def _dense(opened: list[SourceFooter], options: RewriteOptions, declared: pa.Schema) -> dict[str, Dense]:
     """Return the columns to store dense: those asked for, or else those that are so in every file."""
     if options.dense is not None:
         return {name: dense for name, dense in options.dense if name in declared.names}
-    return common_dense([source.schema for source in kinds(opened)])
+    return common_dense([source.schema for source in one_of_each_schema(opened)])
 
 
 def _prefix(
@@ -280,10 +280,10 @@ def _prefix(
     """Return how many files can be linked although the rest is rewritten."""
     if not len(declared):  # without columns there is nothing to rewrite, and pyarrow reads no rows
         return len(opened)
-    found = fits([source.metadata for source in opened], options, made_alike)
+    found = count_unchanged_files([source.metadata for source in opened], options, made_alike)
     same = opened[0].schema.equals(declared)
     dense = dense_in(declared)
-    if found and any(dense_in(source.schema) != dense for source in kinds(opened[:found])):
+    if found and any(dense_in(source.schema) != dense for source in one_of_each_schema(opened[:found])):
         return 0
     # Next to INT64 time stamps, INT96 would be another type to most readers.
     mixed = found < len(opened) and has_int96(opened) and not (options.keep_int96 and is_uniform(opened))
@@ -294,7 +294,9 @@ def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSch
     first = opened[0]
     known = first.metadata.metadata or {}
     if declared.equals(first.schema, check_metadata=True):
-        return OutputSchema(working=working(declared), declared=declared, elements=first.elements, keyvalues=known)
+        return OutputSchema(
+            working=working_schema(declared), declared=declared, elements=first.elements, keyvalues=known
+        )
     # Readers take the Arrow schema from its own key, the metadata in it included.
     keyvalues = dict(declared.metadata or {})
     if dense_in(declared) or any(ARROW_SCHEMA in (source.metadata.metadata or {}) for source in opened):
@@ -303,12 +305,12 @@ def _output_schema(opened: list[SourceFooter], declared: pa.Schema) -> OutputSch
     if as_lists(declared).equals(as_lists(first.schema)):
         names = {name for name in declared.names if dense_in(declared).get(name) != dense_in(first.schema).get(name)}
         elements = _elements(first, declared, names) if names else first.elements
-    return OutputSchema(working=working(declared), declared=declared, elements=elements, keyvalues=keyvalues)
+    return OutputSchema(working=working_schema(declared), declared=declared, elements=elements, keyvalues=keyvalues)
 
 
 def _elements(source: SourceFooter, declared: pa.Schema, names: set[str]) -> list[thrift.Struct]:
     """Return the source's schema elements, with those of the columns ``names`` made for ``declared``."""
-    new = elements_of(working(declared))
+    new = elements_of(working_schema(declared))
     result = [source.elements[0]]
     for name, old, made in zip(declared.names, footer.trees(source.elements), footer.trees(new), strict=True):
         result += made if name in names else old

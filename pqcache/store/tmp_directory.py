@@ -41,7 +41,9 @@ def make_workdir(cache: CacheDirectory) -> Path:
     return run
 
 
-def adopt(cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites: Collection[str]) -> None:
+def take_over_or_remove(
+    cache: CacheDirectory, run: Path, downloads: Collection[str], rewrites: Collection[str]
+) -> None:
     """Move what dead runs left and this one needs into ``run``, and remove the rest of ``tmp/``.
 
     What belongs to others, or can be written by them, is not taken over. The beginning of a download is used only if

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
+from pqcache.reader.order.epoch_order import Lane, Order, permutation, scatter_order
 from pqcache.reader.order.epoch_share import EpochShare, batches_by_lane
-from pqcache.reader.order.order import Lane, Order, permutation, scatter_order
 from tests.examples import examples
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
@@ -288,7 +288,7 @@ def test_permutation_is_uniform() -> None:
 
 def test_reader_needs_no_torch() -> None:
     code = (
-        "import sys, json, pqcache.reader.epoch, pqcache.reader.open;"
+        "import sys, json, pqcache.reader.epoch, pqcache.reader.open_dataset;"
         "print(json.dumps([m for m in sys.modules if m.split('.')[0] == 'torch']))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

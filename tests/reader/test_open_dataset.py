@@ -16,7 +16,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import CacheError, ParquetError, UsageError
-from pqcache.reader.open import open_data
+from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.system import mounts
 from tests.datasets import write_day
@@ -54,7 +54,7 @@ REPLACED = [in_place, by_rename, by_rename_with_its_time]
 def test_a_plain_file_that_was_replaced_is_an_error(replace: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write(path, 0)
-    data, lease = open_data(tmp_path)
+    data, lease = open_local_dataset(tmp_path)
     assert lease is None
     reader = RowGroupReader(data, pa.array([0]).to_numpy())
     list(reader.parts(0, ["id"], 1000))
@@ -63,15 +63,15 @@ def test_a_plain_file_that_was_replaced_is_an_error(replace: Callable[[Path], No
         list(reader.parts(0, ["id"], 1000))
     if replace is by_rename_with_its_time:  # as a copy on another node
         return
-    assert open_data(tmp_path)[0].snapshot != data.snapshot
+    assert open_local_dataset(tmp_path)[0].snapshot != data.snapshot
     with pytest.raises(UsageError, match="its files are not those of files-"):
-        open_data(tmp_path, data.snapshot)
+        open_local_dataset(tmp_path, data.snapshot)
 
 
 def test_a_plain_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     write(path, 0)
-    reader = RowGroupReader(open_data(path)[0], pa.array([0]).to_numpy())
+    reader = RowGroupReader(open_local_dataset(path)[0], pa.array([0]).to_numpy())
     parts = reader.parts(0, ["id"], 10)
     next(parts)
     by_rename(path)
@@ -88,12 +88,12 @@ def test_inode_numbers_that_may_change_do_not_count(tmp_path: Path, monkeypatch:
         patched.setattr(builtins, "open", lambda *_, **__: io.StringIO(text))
         assert not mounts.has_lasting_inodes(os.makedev(0, 99))
         assert mounts.has_lasting_inodes(77)
-    monkeypatch.setattr("pqcache.reader.open.has_lasting_inodes", lambda _: False)
-    data, _ = open_data(tmp_path)
+    monkeypatch.setattr("pqcache.reader.open_dataset.has_lasting_inodes", lambda _: False)
+    data, _ = open_local_dataset(tmp_path)
     mounts.has_lasting_inodes.cache_clear()
     shutil.copy2(path, tmp_path / "copy")
     (tmp_path / "copy").rename(path)
-    assert open_data(tmp_path)[0].snapshot == data.snapshot
+    assert open_local_dataset(tmp_path)[0].snapshot == data.snapshot
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ PARTS = ["current/dt=2026-11-01", "current/dt=2026-11-01/part-00000.parquet", "c
 @pytest.mark.parametrize("part", PARTS)
 def test_a_path_into_a_snapshot_leads_to_it_and_leases_it(part: str, cache: Path) -> None:
     held = (cache / "current").resolve()
-    data, lease = open_data(cache / part)
+    data, lease = open_local_dataset(cache / part)
     assert lease is not None
     assert data.root == (held / Path(part).relative_to("current")) or part.endswith(".parquet")
     rows = data.index.rows.sum()
@@ -135,9 +135,9 @@ def test_a_snapshot_without_a_file_of_its_own_is_not_taken_for_plain_files(name:
     (held / "_pqcache" / name).unlink()
     if name == "row_groups.arrow":
         with pytest.raises(CacheError, match=name):
-            open_data(cache / "current")
+            open_local_dataset(cache / "current")
     else:
-        data, lease = open_data(cache / "current")
+        data, lease = open_local_dataset(cache / "current")
         assert data.snapshot == held.name
         assert lease is not None
         lease.close()
@@ -148,22 +148,22 @@ def test_a_snapshot_without_a_file_of_its_own_is_not_taken_for_plain_files(name:
 def test_what_is_not_there_in_a_snapshot_is_named_and_leases_nothing(cache: Path) -> None:
     held = (cache / "current").resolve()
     with pytest.raises(UsageError, match="no such file or directory"):
-        open_data(cache / "current" / "dt=1999-01-01")
+        open_local_dataset(cache / "current" / "dt=1999-01-01")
     with pytest.raises(UsageError, match="its files are not those"):
-        open_data(cache / "current" / "dt=2026-11-01", "files-0")
+        open_local_dataset(cache / "current" / "dt=2026-11-01", "files-0")
     publish(cache, 1)
     publish(cache, 2)
     assert not held.exists()
     (cache / "loop").symlink_to("loop")
     with pytest.raises(UsageError, match="no such file"):
-        open_data(cache / "loop")
+        open_local_dataset(cache / "loop")
 
 
 def test_a_copy_of_a_snapshot_needs_no_lease(cache: Path, tmp_path: Path) -> None:
     shutil.copytree((cache / "current").resolve(), tmp_path / "copy")
     (tmp_path / "copy" / "_pqcache" / "lease").unlink()
-    assert open_data(tmp_path / "copy")[1] is None
-    assert open_data(tmp_path / "copy" / "dt=2026-11-01")[1] is None
+    assert open_local_dataset(tmp_path / "copy")[1] is None
+    assert open_local_dataset(tmp_path / "copy" / "dt=2026-11-01")[1] is None
 
 
 def test_a_snapshot_that_is_replaced_while_it_is_opened_is_not_an_error(
@@ -181,7 +181,7 @@ def test_a_snapshot_that_is_replaced_while_it_is_opened_is_not_an_error(
         return real(self)
 
     monkeypatch.setattr(pqcache.Snapshot, "lease", lease)
-    data, held = open_data(cache / "current" / "dt=2026-11-01")
+    data, held = open_local_dataset(cache / "current" / "dt=2026-11-01")
     assert held is not None
     assert len(set(calls)) == 2
     assert data.root.parent == (cache / "current").resolve()
@@ -197,7 +197,7 @@ def test_a_snapshot_whose_index_cannot_be_read_is_not_leased(named: bool, tmp_pa
     (own / "row_groups.arrow").chmod(0o644)
     (own / "row_groups.arrow").write_bytes(b"no index")
     with pytest.raises(CacheError, match="row-group index") as caught:
-        open_data(tmp_path / "cache", report.snapshot if named else None)
+        open_local_dataset(tmp_path / "cache", report.snapshot if named else None)
     with (own / "lease").open("rb") as lease:
         fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert caught.value.exit_code == 4  # and until here its frames live, with all that they have opened

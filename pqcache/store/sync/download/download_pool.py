@@ -15,7 +15,7 @@ from pqcache.errors import CacheError
 from pqcache.events import Fetched
 from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import SourceFile
-from pqcache.store.sync.download.download import Downloaded, DownloadOptions, download
+from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, download_file
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.system.stopwatch import Stopwatch
 
@@ -34,12 +34,12 @@ class Downloader:
     target: Callable[[SourceFile], Path]
     options: DownloadOptions
 
-    def fetch(self, file: SourceFile, cached: bool) -> Downloaded:
+    def download(self, file: SourceFile, use_page_cache: bool) -> Downloaded:
         """Download one file."""
         if self.source is None:
             raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {self.cache}'")
         watch = Stopwatch()
-        downloaded = download(self.source, file, self.target, self.options, cached)
+        downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
         self.options.on_event(Fetched(downloaded.file.path, downloaded.file.identity.size, watch.seconds))
         return downloaded
 
@@ -107,7 +107,7 @@ def download_all(
         try:
             while (taken := queue.take()) is not None:
                 batch, (directory, file) = taken
-                if batch.add(file, downloader.fetch(file, cached=bool(directory.rewrite))):
+                if batch.add(file, downloader.download(file, use_page_cache=bool(directory.rewrite))):
                     batch.finished = True
                     reports.put(None)
         except BaseException as error:  # noqa: BLE001  raised below
@@ -144,7 +144,7 @@ def _batches(tasks: Iterable[Task]) -> Iterator[_DownloadBatch]:
 
 
 @contextmanager
-def pool(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
+def stoppable_threads(threads: int, stop: threading.Event) -> Iterator[ThreadPoolExecutor]:
     """Yield a thread pool that on an error is asked to stop and not waited for: a read may hang."""
     executor = ThreadPoolExecutor(max(1, threads))
     try:
