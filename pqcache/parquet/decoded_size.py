@@ -126,9 +126,12 @@ def _text_bytes(
 
 
 def _texts(array: pa.Array) -> int:
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
     kind = array.type
     if pa.types.is_dictionary(kind):
-        lengths = pc.fill_null(pc.binary_length(array.dictionary), 0).to_numpy(zero_copy_only=False)
+        values = array.dictionary
+        values = values.storage if isinstance(values, pa.ExtensionArray) else values
+        lengths = pc.fill_null(pc.binary_length(_not_views(values)), 0).to_numpy(zero_copy_only=False)
         numbers = array.indices.drop_null().to_numpy()
         return int(np.bincount(numbers, minlength=len(lengths)) @ lengths.astype(np.int64)) if len(numbers) else 0
     if pa.types.is_struct(kind):
@@ -139,4 +142,11 @@ def _texts(array: pa.Array) -> int:
         return _texts(array.flatten())
     if not len(array) or pa.types.is_null(kind):
         return 0
-    return int(pc.sum(pc.binary_length(array)).as_py() or 0)
+    return int(pc.sum(pc.binary_length(_not_views(array))).as_py() or 0)
+
+
+def _not_views(texts: pa.Array) -> pa.Array:
+    """Return texts or binary as Arrow's functions take them."""
+    if pa.types.is_string_view(texts.type) or pa.types.is_binary_view(texts.type):
+        return texts.cast(pa.large_binary())
+    return texts

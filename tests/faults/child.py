@@ -421,6 +421,8 @@ def main() -> None:
         sys.modules["pqcache.cli"].run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
     sys.modules["pqcache.store.config"].parsed("")
     for line in sys.stdin:
+        if not line.strip():
+            break
         child = os.fork()
         if child == 0:
             try:

@@ -76,5 +76,10 @@ class Runner:
         return RunResult(code, out, err, self._directory)
 
     def close(self) -> None:
-        """End the process that forks."""
-        self._process.communicate()
+        """End the process that forks: by an empty line, as forked workers that still live hold its pipe open."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()

@@ -17,7 +17,7 @@ from tests.test_docs import ROOT, environment
 
 EXAMPLE = ROOT / "examples" / "train_trainer.py"
 EVERY_ROW = list(range(ROWS))
-BATCHES = 99  # of 64 rows; the last has 28
+BATCHES = 51  # of 124 rows; the last has 100
 SCENES = ["whole", "interrupted", "evaluated", "refused", "rows"]
 
 
@@ -40,7 +40,7 @@ def check_whole(epoch: list[list[int]]) -> None:
     """Check what the ranks read in an epoch: every row, and the same number on all of them."""
     assert len({len(rows) for rows in epoch}) == 1
     assert sorted({row for rows in epoch for row in rows}) == EVERY_ROW
-    assert len(epoch[0]) == (ROWS if len(epoch) == 1 else BATCHES // 2 * 64 + 64)
+    assert len(epoch[0]) == (ROWS if len(epoch) == 1 else -(-BATCHES // 2) * 124)
 
 
 @pytest.mark.parametrize("case", ["0", "2", "accumulated"])
@@ -58,9 +58,9 @@ def test_epochs_have_every_row_in_another_order(found: Found, case: str) -> None
 def test_max_steps_may_end_within_an_epoch(found: Found) -> None:
     for rank in found:
         whole, run = rank["whole"]["0"]["epochs"], rank["whole"]["max_steps"]
-        assert run["steps"] == 120
+        assert run["steps"] == 60
         assert joined(run["epochs"]) == joined(whole)[: sum(map(len, run["epochs"]))]
-        assert len(run["epochs"]) == -(-120 // -(-BATCHES // len(found)))
+        assert len(run["epochs"]) == -(-60 // -(-BATCHES // len(found)))
 
 
 @pytest.mark.parametrize("case", ["middle", "end", "accumulated", "workers"])

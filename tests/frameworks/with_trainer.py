@@ -56,7 +56,7 @@ class Scenes:
         self.table, self.directory = options["table"], Path(options["state"])
 
     def dataset(self, **options: Any) -> ParquetDataset:
-        return ParquetDataset(self.table, **{"batch_size": 64, "seed": 1, **options})
+        return ParquetDataset(self.table, **{"batch_size": 124, "seed": 1, **options})
 
     def arguments(self, name: str, **options: Any) -> TrainingArguments:
         said = {
@@ -100,7 +100,7 @@ class Scenes:
             "0": self.train("whole", num_train_epochs=3),
             "2": self.train("whole", num_train_epochs=2, dataloader_num_workers=2),
             "accumulated": self.train("whole", num_train_epochs=2, gradient_accumulation_steps=4),
-            "max_steps": self.train("whole", max_steps=120),
+            "max_steps": self.train("whole", max_steps=60),
         }
 
     def interrupted(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Scenes:
         return {
             "middle": self.train("middle", num_train_epochs=3, stop=length + 20),
             "end": self.train("end", num_train_epochs=3, stop=2 * length),
-            "accumulated": self.train("accumulated", num_train_epochs=3, gradient_accumulation_steps=4, stop=30),
+            "accumulated": self.train("accumulated", num_train_epochs=3, gradient_accumulation_steps=4, stop=10),
             "workers": self.train("workers", num_train_epochs=2, dataloader_num_workers=2, stop=20),
         }
 
@@ -182,7 +182,7 @@ class Scenes:
     def rows(self) -> dict[str, Any]:
         """Single rows by transformers' own Trainer, which makes batches of them and divides these."""
         one_reader = {"num_replicas": 1, "rank": 0, "batch_size": None}
-        size = {"per_device_train_batch_size": 64, "remove_unused_columns": False, "num_train_epochs": 2}
+        size = {"per_device_train_batch_size": 124, "remove_unused_columns": False, "num_train_epochs": 2}
         found = {"one reader": self.train("rows", transformers.Trainer, dataset=self.dataset(**one_reader), **size)}
         dataset = self.dataset(batch_size=None)
         found["error"] = self.error(transformers.Trainer, dataset=dataset, per_device_train_batch_size=64)
