@@ -29,10 +29,13 @@ os.environ.update(
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.frameworks)
+            if item.path.stem != "test_pages":
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))  # its trainings run once, for all its tests
 
 
 @pytest.fixture(scope="session")
