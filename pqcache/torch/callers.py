@@ -11,6 +11,8 @@ import sys
 import warnings
 from types import FrameType
 
+from torch.utils.data import DataLoader
+
 from pqcache.errors import UsageError
 
 _FETCHER = "torch.utils.data._utils.fetch", "_IterableDatasetFetcher"  # what calls iter(dataset) for a DataLoader
@@ -29,10 +31,13 @@ _TRAINER = "with transformers, write 'from pqcache.torch.trainer import Trainer'
 def check_batching() -> None:
     """Raise UsageError where the caller's caller is a DataLoader that makes batches of what it gets.
 
-    Called by the ``__iter__`` of a dataset that yields batches.
+    Called by the ``__iter__`` and ``__len__`` of a dataset that yields batches. Frameworks ask for the length first,
+    and some follow an error of ``__iter__`` with one of their own.
     """
     caller = sys._getframe(2)
-    if _place_of(caller) == _FETCHER and caller.f_locals.get("auto_collation"):
+    loader = caller.f_locals.get("self") if caller.f_code is DataLoader.__len__.__code__ else None
+    fetches = _place_of(caller) == _FETCHER and caller.f_locals.get("auto_collation")
+    if fetches or (loader is not None and loader.batch_size is not None):
         raise UsageError(
             "DataLoader",
             "it has a batch_size, and the dataset yields whole batches: the loader would yield batches of batches",

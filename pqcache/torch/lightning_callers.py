@@ -1,8 +1,9 @@
 """What Lightning and Fabric do with a loader, known by who asks: nothing else says it.
 
 ``Trainer.fit`` asks for the length of a loader where it sets it up, after it has restored the places of loaders that
-have one, and again before each later epoch. It sets epochs on ``loader.sampler``, and so does Fabric. The names here
-are Lightning's private ones: tests/frameworks/test_lightning.py fails where they are others.
+have one, and again before each later epoch. Where ``configure_optimizers`` asks for ``estimated_stepping_batches``, it
+has set it up before it restores anything, and forgets the places. It sets epochs on ``loader.sampler``, and so does
+Fabric. The names here are Lightning's private ones: tests/frameworks/test_lightning.py fails where they are others.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from pqcache.errors import UsageError
 from pqcache.torch.progress import Progress
 
 _FIT = ("pytorch", "loops.fit_loop", "_FitLoop")  # package, module, class
+_ESTIMATE = ("pytorch", "trainer.trainer", "Trainer")
 _FABRIC_LOADER = ("fabric", "wrappers", "_FabricDataLoader")
 _FABRIC = ("fabric", "fabric", "Fabric")
-_VALIDATES = "loops.evaluation_loop"
+_OF_USERS = {  # where code of users is called, which may ask for any length: end of the module's name, functions
+    "loops.evaluation_loop": None,
+    "loops.training_epoch_loop": {"advance", "on_advance_end"},
+    "connectors.data_connector": {"_request_dataloader"},
+}
 
 _REPEATS = (
     "Lightning sets the epoch on samplers only, and a plain DataLoader of this dataset has none: this epoch has the "
@@ -40,9 +46,22 @@ def check_fit(progress: Progress, shuffle: bool, has_loader: bool, ranks: int) -
         raise UsageError(f"overfit_batches={overfit}", reason, "give the dataset shuffle=False")
     if getattr(fit, "is_resuming", False):
         _check_place(fit, progress, has_loader, ranks)
+    elif not has_loader and _find(_ESTIMATE, "estimated_stepping_batches") is not None:
+        _check_batches(progress, _batches_to_restore(fit), ranks)
     is_later = fit.epoch_progress.current.processed > 0 and not overfit
     if shuffle and not has_loader and is_later and not progress.is_set:
         warnings.warn(_REPEATS, UserWarning, stacklevel=3)
+
+
+def restore_place(progress: Progress, ranks: int) -> None:
+    """Restore the places of loaders where ``Trainer.fit`` begins and has not, or raise UsageError as ``check_fit``.
+
+    Called where it sets an epoch, before any batch is read.
+    """
+    fit = _find(_FIT, "on_advance_start")
+    if fit is not None and getattr(fit, "is_resuming", False):
+        fit._load_combined_loader_states()
+        _check_place(fit, progress, True, ranks)
 
 
 def _check_place(fit: Any, progress: Progress, has_loader: bool, ranks: int) -> None:
@@ -56,7 +75,13 @@ def _check_place(fit: Any, progress: Progress, has_loader: bool, ranks: int) -> 
         _check_length(batches.current.ready, loader.limits[0])
     if has_loader and not consumed:
         return  # fit sets its epoch
-    if progress.start == consumed * ranks or (not is_single and progress.is_resumed):
+    if is_single or not progress.is_resumed:
+        _check_batches(progress, consumed, ranks)
+
+
+def _check_batches(progress: Progress, consumed: int, ranks: int) -> None:
+    """Raise UsageError unless a dataset goes on after so many batches in each rank."""
+    if progress.start == consumed * ranks:
         return
     raise UsageError(
         "Lightning's checkpoint",
@@ -109,15 +134,30 @@ def _batches_consumed(fit: Any) -> int:
     return 0 if batches.is_last_batch or not fit.restarting else int(batches.current.ready)
 
 
+def _batches_to_restore(fit: Any) -> int:
+    """Return the batches of its epoch that a checkpoint has, which Lightning has read and not restored."""
+    checkpoint = fit.trainer._checkpoint_connector._loaded_checkpoint
+    batches = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_loop.batch_progress")
+    return 0 if batches is None or batches["is_last_batch"] else int(batches["current"]["ready"])
+
+
 def _find(place: tuple[str, str, str], *functions: str) -> Any:
-    """Return the object of which one of these methods is among the callers, or None; also where it validates."""
+    """Return the object of which one of these methods is among the callers, or None; also in code of users."""
     package, module, name = place
     modules = f"lightning.{package}.{module}", f"{package}_lightning.{module}", f"lightning_{package}.{module}"
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not frame.f_globals.get("__name__", "").endswith(_VALIDATES):
+    while frame is not None and not _calls_users(frame):
         if frame.f_code.co_name in functions and frame.f_globals.get("__name__") in modules:
             found = frame.f_locals.get("self")
             if any(kind.__name__ == name for kind in type(found).__mro__):
                 return found
         frame = frame.f_back
     return None
+
+
+def _calls_users(frame: FrameType) -> bool:
+    name = ".".join(frame.f_globals.get("__name__", "").rsplit(".", 2)[-2:])
+    if name not in _OF_USERS:
+        return False
+    functions = _OF_USERS[name]
+    return functions is None or frame.f_code.co_name in functions

@@ -117,7 +117,7 @@ class Loader(DataLoader[Any]):
 
     @dataset.setter
     def dataset(self, value: ResumableDataset) -> None:
-        self._dataset = value
+        self._dataset = self.__dict__["dataset"] = value  # Lightning looks for it among the instance's own
 
     @property
     def epoch(self) -> int:
@@ -146,6 +146,7 @@ class Loader(DataLoader[Any]):
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
         """Set the epoch that is set on the sampler, unless it is a framework's number that does not fit the place."""
+        self._dataset.restore_in_fit()
         begins = begins_epoch()
         is_resumed = not self._begun and self._dataset.is_resumed
         if counts_iterations() or (begins is False and is_resumed):

@@ -19,7 +19,7 @@ from pqcache.torch.batch import Batch
 from pqcache.torch.callers import check_batching, check_dividing, reads_ahead, warn_of_lost_place
 from pqcache.torch.checkpoint import MixState, State
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
-from pqcache.torch.lightning_callers import check_fit, check_saving
+from pqcache.torch.lightning_callers import check_fit, check_saving, restore_place
 from pqcache.torch.progress import Progress
 from pqcache.torch.shared_memory import end_with_trainer
 from pqcache.units import parse_count
@@ -89,6 +89,8 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def __len__(self) -> int:
         """Return the number of batches (or rows) of a complete epoch on this rank; the same on all unless pad=False."""
+        if self.yields_batches:
+            check_batching()
         self._check_started()
         check_fit(self._progress, self._is_shuffled, self._has_loader, self._ranks()[0])
         return self._share(lanes=self._ranks()[0]).count()
@@ -191,6 +193,10 @@ class ResumableDataset(IterableDataset[Batch]):
     def set_loader(self) -> None:
         """Note that a Loader reads this dataset, and counts its epochs."""
         self._has_loader = True
+
+    def restore_in_fit(self) -> None:
+        """Take over the place that Lightning's ``Trainer.fit`` resumes at, if it has not said it yet."""
+        restore_place(self._progress, self._ranks()[0])
 
     @property
     def is_resumed(self) -> bool:

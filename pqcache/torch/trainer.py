@@ -97,6 +97,13 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         _check_arguments(self, dataset, "per_device_eval_batch_size")
         if dataset is self.train_dataset:
             raise UsageError("eval_dataset", "it is the train_dataset, which is being read", "make a second dataset")
+        if dataset.rows_of_batches() is None and self.args.world_size > 1:
+            raise UsageError(
+                "eval_dataset",
+                "of a Mix or a node's share the Trainer does not know which rows are repeated, and batches may differ",
+                "evaluate the datasets of a Mix one by one, as eval_dataset={NAME: dataset}, and of a cache that every "
+                "node has completely",
+            )
         if (rows := dataset.rows_of_batches()) is not None:
             self.args.per_device_eval_batch_size = rows[0]  # by which the Trainer weights the losses of batches
         return _TrainerLoader(self._pqcache_loader(dataset, self.args.dataloader_persistent_workers), 0)
@@ -217,6 +224,9 @@ def _check_arguments(trainer: Any, dataset: ResumableDataset, batch_size: str) -
     collator = trainer.data_collator
     if collator not in collators and type(collator) is not transformers.DataCollatorWithPadding:
         raise UsageError("data_collator", _BATCHES, "give the dataset a transform=, which is called on each batch")
+    if not dataset.pad and trainer.args.world_size > 1:
+        reason = "the Trainer has its processes wait for each other at every batch, and some would have one less"
+        raise UsageError("pad=False", reason, "leave it out: evaluate() and predict() do not count repeated rows")
     rows, said = dataset.rows_of_batches(), getattr(trainer.args, batch_size)
     default = type(trainer.args).__dataclass_fields__[batch_size].default
     if rows is not None and said not in (default, rows[0]):

@@ -55,8 +55,11 @@ class Model(lightning.LightningModule):
         self.seen: list[tuple[int, int, list[int]]] = []  # epoch, step, ids
         self.validated: list[list[int]] = []
         self.ranks_out = ""
+        self.asks = False  # for lengths, wherever users may
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        if self.asks:
+            assert len(self.trainer.train_dataloader.dataset)
         parts = batch if isinstance(batch, list) else [batch]
         ids = [i for part in parts for i in part["id"].tolist()]
         self.seen.append((self.current_epoch, self.trainer.fit_loop.total_batch_idx, ids))
@@ -77,6 +80,8 @@ class Model(lightning.LightningModule):
         return ids
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.asks:  # which makes Lightning set up its loaders before it restores them
+            assert self.trainer.estimated_stepping_batches
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
@@ -109,7 +114,10 @@ class Data(lightning.LightningDataModule):
         self.options = options
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return make_loader(self.options)
+        loader = make_loader(self.options)
+        if self.options.get("asks"):
+            assert len(ParquetDataset(self.options["table"]))
+        return loader
 
     def val_dataloader(self) -> DataLoader[Any]:
         return make_loader(self.options, shuffle=False)
@@ -149,6 +157,7 @@ def fit(options: dict[str, Any]) -> dict[str, Any]:
             data["val_dataloaders"] = make_loader(options, shuffle=False)
     if "ranks_out" in options:
         model.ranks_out = options["ranks_out"]
+    model.asks = options.get("asks", False)
     trainer.fit(model, **data, ckpt_path=options.get("resume"), weights_only=options.get("weights_only"))
     return {"seen": model.seen, "validated": model.validated, "batches": trainer.num_training_batches}
 

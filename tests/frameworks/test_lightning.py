@@ -30,6 +30,7 @@ HOOKS: dict[str, Any] = {"loader": "plain", "hooks": True}
 HALF: dict[str, Any] = {"trainer": {"limit_train_batches": 7}}
 RELOAD: dict[str, Any] = {"module": True, "trainer": {"reload_dataloaders_every_n_epochs": 1}}
 VALIDATE: dict[str, Any] = {"validate": True, "trainer": {"val_check_interval": 0.25, "num_sanity_val_steps": 2}}
+ASKS: dict[str, Any] = {"asks": True}
 STEPS: dict[str, Any] = {"trainer": {"max_steps": 30, "max_epochs": -1}}
 FABRIC: dict[str, Any] = {"kind": "fabric"}
 
@@ -37,6 +38,9 @@ FABRIC: dict[str, Any] = {"kind": "fabric"}
 RESUMED: dict[str, tuple[dict[str, Any], list[int]]] = {
     "loader": ({}, [7, 21, 28, 42]),
     "workers": ({"workers": 2}, [7, 28]),
+    "asks": (ASKS, [7, 21, 28]),
+    "asks, module": ({**ASKS, "module": True, "workers": 2}, [7]),
+    "asks, hooks": ({**HOOKS, **ASKS}, [7]),
     "hooks": (HOOKS, [7, 21, 28]),
     "hooks, workers": ({**HOOKS, "workers": 2}, [7]),
     "reload": (RELOAD, [7, 21, 28]),
@@ -103,6 +107,9 @@ def stages(saved: Path) -> list[dict[str, Any]]:
     later |= resuming("from plain", 7, {}, "plain, saved")
     later |= resuming("from plain", 21, {}, "plain, saved")
     later |= resuming("plain", 7, PLAIN, "plain, saved")
+    later |= resuming("plain, asks", 7, {**PLAIN, **ASKS}, "plain, saved")
+    later |= resuming("to plain, asks", 7, {**PLAIN, **ASKS}, "loader")
+    later |= resuming("from two, asks", 4, ASKS, "2 loader")
     later |= resuming("hooks, limited", 7, {**HOOKS, **HALF})
     later |= resuming("from two", 4, {}, "2 loader") | resuming("from two", 11, {}, "2 loader")
     later2: dict[str, Any] = {}
@@ -222,6 +229,9 @@ def test_nothing_else_is_warned_of(found: Found, case: str) -> None:
         ("plain@7", "UsageError.* after 7 batches .* goes on after 0.*Loader"),
         ("from plain@7", "UsageError.* after 7 batches .* goes on after 0"),
         ("to plain@7", "0 stateful loaders, but found 1 states"),
+        ("plain, asks@7", "UsageError.* after 7 batches .* goes on after 0.*Loader"),
+        ("to plain, asks@7", "UsageError.* after 7 batches .* goes on after 0"),
+        ("from two, asks@4", "UsageError.* after 4 batches .* goes on after 8"),
         ("hooks, limited@7", "UsageError.* after 0 batches .* goes on after 7"),
         ("from two@4", "UsageError.* after 4 batches .* goes on after 8"),
         ("from two@11", "UsageError.* epoch of 11 batches, and epochs have 21 now"),

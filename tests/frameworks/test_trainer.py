@@ -103,6 +103,14 @@ def test_what_the_dataset_decides_is_refused_by_name(found: Found, name: str) ->
     assert all(rank["refused"][name].startswith(name) for rank in found)
 
 
+@pytest.mark.parametrize("case", ["pad=False", "pad=False in training", "mix"])
+def test_unequal_processes_are_refused(found: Found, case: str) -> None:
+    """The Trainer gathers what all processes have at each batch: it would end in a crash, or count rows twice."""
+    subject = "eval_dataset" if case == "mix" else "pad=False"
+    for rank in found:
+        assert rank["refused"][case].startswith(subject) == (len(found) > 1)
+
+
 def test_trainer_without_help_is_exact_or_refused(found: Found) -> None:
     """Batches of batches, rows that two share out: refused. Rows of which Accelerate alone makes batches: all there."""
     advice = "from pqcache.torch.trainer import Trainer"

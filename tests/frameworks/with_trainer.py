@@ -12,7 +12,7 @@ import transformers
 from transformers import TrainerCallback, TrainingArguments
 
 from pqcache.errors import UsageError
-from pqcache.torch import ParquetDataset
+from pqcache.torch import Mix, ParquetDataset
 from pqcache.torch.trainer import Trainer
 
 
@@ -177,6 +177,14 @@ class Scenes:
             Trainer(model=Line(), args=self.arguments("refused"), train_dataset=same, eval_dataset=same).evaluate()
         except UsageError as error:
             found["eval_dataset"] = str(error)
+        parts = {"a": self.dataset(filters="id < 1000"), "b": self.dataset(filters="id >= 1000")}
+        for name, dataset in {"pad=False": self.dataset(shuffle=False, pad=False), "mix": Mix(parts)}.items():
+            try:
+                Trainer(model=Line(), args=self.arguments("refused"), eval_dataset=dataset).get_eval_dataloader()
+                found[name] = ""
+            except UsageError as error:
+                found[name] = str(error)
+        found["pad=False in training"] = self.error(dataset=self.dataset(pad=False))
         return found
 
     def rows(self) -> dict[str, Any]:

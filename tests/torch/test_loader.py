@@ -228,6 +228,16 @@ def test_batches_of_batches_are_refused(table: Path, workers: int) -> None:
     assert next(iter(rows))["id"].shape == (8,)
 
 
+def test_the_length_of_batches_of_batches_is_refused(table: Path) -> None:
+    """Frameworks ask for it first; Lightning hides an error of ``iter`` behind one of its own."""
+    dataset = ParquetDataset(table, batch_size=8)
+    for loader in (DataLoader(dataset), DataLoader(dataset, batch_size=8)):
+        with pytest.raises(UsageError, match="batches of batches"):
+            len(loader)
+    assert len(DataLoader(dataset, batch_size=None)) == len(Loader(dataset)) == len(dataset)
+    assert len(DataLoader(ParquetDataset(table, batch_size=None), batch_size=8)) == len(dataset)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_order_again_is_warned_of_once_a_process(table: Path, workers: int) -> None:
     plain = DataLoader(dataset(table), batch_size=None, num_workers=workers)
