@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pqcache.parquet.footer import thrift_fields
+from pqcache.parquet.footer.thrift import Struct
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.row_group_stats import top_level_names
 from pqcache.system.disk import open_regular
@@ -27,22 +32,128 @@ _ONCE = {"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY"}  # encodings t
 _ROWS, _BYTES = 1 << 16, 8 << 20  # of a batch, at most
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _END = 4  # bytes that say where a text or a list ends
+_CODED = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+_MOST_ENTRIES = 1 << 17  # of a dictionary that is looked at here
+_LITTLE = 1 << 12  # bytes, whose number need not be found out more exactly
 _RANGES = 64
 _HARDLY = 1.25
 _OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
 
 
-def decoded_bytes(path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, name: str) -> int:
-    """Return how many bytes a column of a row group takes in Arrow, or somewhat more."""
-    total, texts = 0, []
-    for number, chunk in _chunks(metadata, schema, group, [name]):
-        total += _fixed(metadata, number, metadata.row_group(group).num_rows, chunk)
-        if chunk.physical_type == "BYTE_ARRAY":
-            if _repeats(chunk):
-                texts.append(chunk.path_in_schema)
-            else:
-                total += chunk.total_uncompressed_size
-    return total + sum(size for _, size in _text_bytes(path, metadata, group, texts, _ROWS))
+def decoded_bytes(
+    path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]
+) -> dict[str, int]:
+    """Return how many bytes each of the columns of a row group takes in Arrow, or somewhat more."""
+    total, texts = dict.fromkeys(names, 0), dict[str, list[str]]()
+    with _descriptor(path) as descriptor:
+        for name, number, chunk in _chunks(metadata, schema, group, names):
+            total[name] += _fixed(metadata, number, metadata.row_group(group).num_rows, chunk)
+            if chunk.physical_type == "BYTE_ARRAY":
+                if not _repeats(chunk):
+                    total[name] += chunk.total_uncompressed_size
+                elif (bound := _bound_of_texts(descriptor, chunk, by_page=True)) is not None and bound.is_close:
+                    total[name] += bound.bytes
+                else:
+                    texts.setdefault(name, []).append(chunk.path_in_schema)
+    for name, leaves in texts.items():
+        total[name] += sum(size for _, size in _text_bytes(path, metadata, group, leaves, _ROWS))
+    return total
+
+
+def most_decoded_bytes(
+    path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]
+) -> int | None:
+    """Return what columns of a row group take in Arrow at most, from footer and dictionaries; None where these differ.
+
+    This is more than `decoded_bytes` where few values are long, and takes less time.
+    """
+    total = 0
+    with _descriptor(path) as descriptor:
+        for _, number, chunk in _chunks(metadata, schema, group, names):
+            total += _fixed(metadata, number, metadata.row_group(group).num_rows, chunk)
+            if chunk.physical_type == "BYTE_ARRAY":
+                if not _repeats(chunk):
+                    total += chunk.total_uncompressed_size
+                elif (bound := _bound_of_texts(descriptor, chunk)) is not None:
+                    total += bound.bytes
+                else:
+                    return None
+    return total
+
+
+@contextmanager
+def _descriptor(path: Path) -> Iterator[int]:
+    descriptor = open_regular(path)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class _Bound(NamedTuple):
+    """How many ``bytes`` texts take at most, and whether that is close to what they take."""
+
+    bytes: int
+    is_close: bool
+
+
+def _bound_of_texts(descriptor: int, chunk: pq.ColumnChunkMetaData, by_page: bool = False) -> _Bound | None:
+    """Return what the texts of a chunk with a dictionary take if each is its longest; None for other encodings.
+
+    What is not in the dictionary takes no more than is stored, which is counted page by page if asked for.
+    """
+    if not chunk.has_dictionary_page or not (_ONCE | _CODED).issuperset(chunk.encodings):
+        return None
+    try:
+        pages = page_format.page_bodies(descriptor, chunk)
+        header, at, stored = next(pages)
+        count = header[page_format.DICTIONARY][1][page_format.COUNT][1]
+        if not 0 <= count <= _MOST_ENTRIES:
+            return None
+        body = np.frombuffer(os.pread(descriptor, stored, at), np.uint8)
+        data = page_format.decompress_page(chunk, body, header[page_format.UNCOMPRESSED][1])
+        longest = _longest(data.tobytes(), count)
+        coded, plain = _coded_values(pages, chunk) if by_page else (chunk.num_values, chunk.total_uncompressed_size)
+    except (pa.ArrowException, page_format.NotRead, LookupError, StopIteration, ValueError, struct.error) as error:
+        log.debug("column %s: its dictionary is not looked at: %s", chunk.path_in_schema, error)
+        return None
+    statistics = chunk.statistics
+    nulls = statistics.null_count if statistics is not None and statistics.has_null_count else chunk.num_values
+    bound, average = coded * longest + plain, (len(data) - _END * count) / max(1, count)
+    return _Bound(bound, bound - _LITTLE <= _HARDLY * (max(0, coded - nulls) * average + plain))
+
+
+def _coded_values(pages: Iterator[tuple[Struct, int, int]], chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Return how many values of a chunk are in its dictionary, and the bytes of its other pages."""
+    found = coded = plain = 0
+    for header, _, _ in pages:
+        about = header.get(page_format.DATA) or header.get(page_format.DATA_V2)
+        if about is None:
+            continue
+        encoding = page_format.ENCODING if page_format.DATA in header else page_format.ENCODING_V2
+        count = about[1][page_format.COUNT][1]
+        found += count
+        if about[1][encoding][1] == thrift_fields.PLAIN:
+            plain += header[page_format.UNCOMPRESSED][1]
+        else:
+            coded += count
+    if found != chunk.num_values:
+        raise page_format.NotRead("another number of values than the footer says")
+    return coded, plain
+
+
+def _longest(data: bytes, count: int) -> int:
+    """Return the length of the longest of the ``count`` texts of a dictionary; each has its length in front."""
+    at = longest = 0
+    length_at = struct.Struct("<I").unpack_from
+    for _ in range(count):
+        length = length_at(data, at)[0]
+        at += _END + length
+        if length > longest:
+            longest = length
+    if at != len(data):
+        raise page_format.NotRead("values that are not all of their page")
+    return int(longest)
 
 
 def densest_rows(path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]) -> float:
@@ -53,18 +164,16 @@ def densest_rows(path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group
     rows = metadata.row_group(group).num_rows
     ranges = np.linspace(0, 1, min(_RANGES, max(1, rows)) + 1)
     sizes = np.zeros(len(ranges) - 1)
-    chunks = [c for _, c in _chunks(metadata, schema, group, names) if c.physical_type == "BYTE_ARRAY"]
+    chunks = [c for _, _, c in _chunks(metadata, schema, group, names) if c.physical_type == "BYTE_ARRAY"]
     coded = [chunk.path_in_schema for chunk in chunks if _repeats(chunk)]
     sizes += _over(ranges, list(_text_bytes(path, metadata, group, coded, max(1, rows // _RANGES))))
-    descriptor = open_regular(path)
     try:
-        for chunk in chunks:
-            if not _repeats(chunk):
-                sizes += _over(ranges, list(_pages(descriptor, chunk)))
+        with _descriptor(path) as descriptor:
+            for chunk in chunks:
+                if not _repeats(chunk):
+                    sizes += _over(ranges, list(_pages(descriptor, chunk)))
     except page_format.NotRead as error:
         log.debug("%s: row group %d: long texts next to each other are not looked for: %s", path, group, error)
-    finally:
-        os.close(descriptor)
     times = float(sizes.max() / sizes.mean()) if sizes.any() else 1.0
     return times if times > _HARDLY else 1.0
 
@@ -86,11 +195,11 @@ def _pages(descriptor: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int
 
 def _chunks(
     metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]
-) -> Iterator[tuple[int, pq.ColumnChunkMetaData]]:
-    row_group = metadata.row_group(group)
+) -> Iterator[tuple[str, int, pq.ColumnChunkMetaData]]:
+    row_group, wanted = metadata.row_group(group), frozenset(names)
     for number, top in enumerate(top_level_names(metadata, schema)):
-        if top in names:
-            yield number, row_group.column(number)
+        if top in wanted:
+            yield top, number, row_group.column(number)
 
 
 def _fixed(metadata: pq.FileMetaData, number: int, rows: int, chunk: pq.ColumnChunkMetaData) -> int:

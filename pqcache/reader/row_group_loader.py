@@ -17,10 +17,11 @@ from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, checked_columns
-from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes
+from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes, most_bytes
 from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.buffer_pool import Arena, BufferPool
+from pqcache.system.shared_numbers import SharedNumbers
 
 _FILE = ColumnForm(name="\0file", type=pa.uint32(), kind="fixed", width=4)  # looks partition columns up
 
@@ -34,6 +35,7 @@ class RowGroupLoader:
         self.arenas: dict[str, Arena] = {}
         self.most: MostDecoded | None = None  # no limit
         self._known = known_sizes(plan)
+        self._fitting = SharedNumbers(["bytes"], len(plan.data.index))
         self._read_right = checked_columns(plan.data)
 
     def split(self, piece_rows: int) -> RowGroupLoader:
@@ -42,7 +44,7 @@ class RowGroupLoader:
             return self
         loader = RowGroupLoader(self.plan.split(piece_rows))
         loader.memory, loader.arenas = self.memory, self.arenas
-        loader._known, loader._read_right = self._known, self._read_right
+        loader._known, loader._read_right, loader._fitting = self._known, self._read_right, self._fitting
         return loader
 
     @cached_property
@@ -110,9 +112,14 @@ class RowGroupLoader:
         plan, most = self.plan, self.most
         if most is None or not self._known.names:
             return
-        size = float(find_sizes(plan, number, list(self._known.names), self._known))
-        if plan.piece_rows:
-            size *= min(1, plan.piece_rows / int(self.reader.rows[number]))
+        names, row_group = list(self._known.names), int(plan.row_groups[number])
+        share = min(1.0, plan.piece_rows / int(self.reader.rows[number])) if plan.piece_rows else 1.0
+        if not all(self._known.numbers(name)[row_group] for name in names):
+            fitting, limit = self._fitting.numbers("bytes"), most.bytes / share  # which each was found to fit into
+            if 0 < fitting[row_group] <= limit or most_bytes(plan, number, names) <= limit:
+                fitting[row_group] = fitting[row_group] or int(limit)
+                return
+        size = share * find_sizes(plan, number, names, self._known)
         check_decoded(size, most, self.reader.path(number), int(self.reader.row_group[number]))
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.decoded_size import decoded_bytes, densest_rows
+from pqcache.parquet.decoded_size import decoded_bytes, densest_rows, most_decoded_bytes
 from pqcache.parquet.dense import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
@@ -123,13 +124,22 @@ def find_sizes(plan: ReadPlan, number: int, names: Sequence[str], known: SharedN
         opened, path, group = _opened(plan, number)
         try:
             with opened as file:
-                present = file.schema_arrow.names
-                for name in missing:
-                    size = decoded_bytes(path, file.metadata, file.schema_arrow, group, name) if name in present else 0
+                for name, size in decoded_bytes(path, file.metadata, file.schema_arrow, group, missing).items():
                     known.numbers(name)[row_group] = 1 + size
         except (pa.ArrowException, OSError) as error:
             raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
     return sum(int(known.numbers(name)[row_group]) - 1 for name in names)
+
+
+def most_bytes(plan: ReadPlan, number: int, names: Sequence[str]) -> float:
+    """Return how many bytes columns ``names`` of a row group take at most; see `most_decoded_bytes`."""
+    opened, path, group = _opened(plan, number)
+    try:
+        with opened as file:
+            found = most_decoded_bytes(path, file.metadata, file.schema_arrow, group, names)
+    except (pa.ArrowException, OSError) as error:
+        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
+    return math.inf if found is None else found
 
 
 def _list_bytes(plan: ReadPlan, name: str) -> Ints:

@@ -70,12 +70,12 @@ def limit_modes(root: Path, mode: int) -> None:
             limit_mode(Path(directory, name), mode)
 
 
-def limit_mode(path: Path, mode: int) -> None:
+def limit_mode(path: str | Path, mode: int, status: os.stat_result | None = None) -> None:
     """Let only those of ``mode`` read a file, of those who can, and only the owner write it."""
-    now = stat.S_IMODE(path.stat().st_mode)
+    now = stat.S_IMODE((status or os.stat(path)).st_mode)
     limited = now & (mode & 0o444 | 0o300)
     if now != limited:
-        path.chmod(limited)
+        os.chmod(path, limited)
 
 
 def make_directory(path: Path, mode: int = 0o777) -> None:

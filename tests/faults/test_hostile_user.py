@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from pqcache.store import ownership, snapshot
 from pqcache.store import tmp_directory as workdir
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.ownership import CACHES, GROUPS
+from pqcache.store.sync import source_modes
 from tests.datasets import write_day
 from tests.faults.checks import check_clean, check_snapshot, rows_at
 from tests.faults.lakes import lake_of, state_of
@@ -289,6 +291,34 @@ def test_kept_files_become_as_private_as_their_source(row_group_size: int | None
     write_day(lake, "2026-11-04", files=1, rows=20, first=4000, seed=3)
     assert pqcache.sync(cache).published
     assert {mode for name, mode in modes(cache).items() if name.startswith("dt=2026-11-02")} == {0o400}
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_modes_of_kept_files_come_from_the_listing(
+    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, cache = lake_of(tmp_path, days=2)
+    pqcache.sync(str(lake), cache)
+    if private:
+        lake.chmod(0o700)
+    looked_at: list[str] = []
+    monkeypatch.setattr(LocalSource, "copy_mode", lambda self, path, *_: looked_at.append(path))
+    monkeypatch.setattr(source_modes, "_files", lambda snapshot, _: looked_at.append(str(snapshot)) or ())
+    assert not pqcache.sync(cache).published
+    assert looked_at == ([str((cache / "current").resolve())] if private else [])  # the source's files were listed
+
+
+@as_root
+def test_the_group_of_each_kept_file_counts(tmp_path: Path) -> None:
+    lake, cache = lake_of(tmp_path, days=1)
+    pqcache.sync(str(lake), cache)
+    kept = sorted((cache / "current").resolve().glob("dt=*/*.parquet"))
+    os.chown(kept[0], 0, 12345)
+    lake.chmod(0o750)
+    os.chown(lake, 0, 0)
+    pqcache.sync(cache)
+    assert stat.S_IMODE(kept[0].stat().st_mode) == 0o400  # group 12345 cannot enter the lake
+    assert {stat.S_IMODE(path.stat().st_mode) for path in kept[1:]} == {0o440}
 
 
 @as_root

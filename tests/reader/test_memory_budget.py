@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.parquet.decoded_size import decoded_bytes
+from pqcache.parquet import decoded_size
+from pqcache.parquet.decoded_size import decoded_bytes, most_decoded_bytes
 from pqcache.reader import row_group_reader
 from pqcache.reader.memory_budget import (
     DecodeBudget,
@@ -209,10 +210,13 @@ def test_what_rows_take_is_known_before_they_are_decoded(
         write_statistics=False,  # which are in the headers of pages
     )
     with pq.ParquetFile(path) as file:
-        size = decoded_bytes(path, file.metadata, file.schema_arrow, 0, "t")
+        size = decoded_bytes(path, file.metadata, file.schema_arrow, 0, ["t"])["t"]
+        most = most_decoded_bytes(path, file.metadata, file.schema_arrow, 0, ["t"])
         table = file.read()
         taken = pa.concat_tables([table.slice(i, 1) for i in range(table.num_rows)]).combine_chunks().nbytes
     assert taken <= size + 64
+    assert most is None or taken <= most + 64
+    assert most is not None or encoding == "DELTA_BYTE_ARRAY", "dictionaries are looked at without decoding"
     assert size <= 1.3 * taken + 12 * len(texts) + 4_000, "honest row groups are not refused"
 
 
@@ -228,6 +232,24 @@ def test_a_row_group_that_was_not_looked_at_is_refused_before_it_is_decoded(tmp_
     with pytest.raises(UsageError, match=r"a\.parquet: row group 50 takes .* too much for memory=1\.9 MB; run"):
         list(read_record_batches(tmp_path, options))
     assert sum(batch.num_rows for batch in read_record_batches(tmp_path, BatchOptions(batch_size=10))) == 59 * 200 + 160
+
+
+def test_row_groups_whose_dictionaries_fit_are_not_decoded_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 60 row groups with many columns of short texts none is read to find out what it takes."""
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema([(f"s{i}", pa.string()) for i in range(5)])) as writer:
+        for number in range(60):
+            texts = [f"a text that is stored {number % 10} {i % 7}" for i in range(200)]
+            writer.write_table(pa.table({f"s{i}": texts for i in range(5)}))
+    schemas: list[object] = []
+    found = decoded_size.top_level_names
+    monkeypatch.setattr(decoded_size, "top_level_names", lambda *about: schemas.append(about) or found(*about))
+    monkeypatch.setattr(decoded_size, "_texts", lambda _: pytest.fail("decoded to find out what it takes"))
+    for _ in range(2):
+        batches = read_record_batches(tmp_path, BatchOptions(batch_size=10, memory=2_000_000))
+        assert sum(batch.num_rows for batch in batches) == 60 * 200
+    assert len(schemas) <= 2 * 60, "each row group is looked at once, for all columns together"
 
 
 def test_the_advice_of_a_refusal_is_enough() -> None:

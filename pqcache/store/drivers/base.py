@@ -102,6 +102,9 @@ class LocalFiles(Source, Protocol):
         ``known`` are the directories of earlier calls.
         """
 
+    def private_modes(self, paths: Sequence[str], group: int) -> dict[str, int]:
+        """Return what `copy_mode` does for each of ``paths``, as they were listed last; empty if everyone can read."""
+
 
 @dataclass(frozen=True)
 class StagedFile:

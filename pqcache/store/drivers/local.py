@@ -20,7 +20,7 @@ from pqcache.errors import (
     open_error,
 )
 from pqcache.store.drivers.base import HIDDEN, STAGING, DirectoryLimit, StagedFile, check_options
-from pqcache.store.hive import is_hidden
+from pqcache.store.hive import is_hidden, parent
 from pqcache.store.layout import CONFIG
 from pqcache.store.manifest import Identity, SourceFile, local_tag
 from pqcache.store.ownership import is_trusted
@@ -49,6 +49,7 @@ class LocalSource:
         self._root = os.path.abspath(os.path.expanduser(path))
         self._only = ""
         self._stable: dict[int, bool] = {}  # by device: whether inodes and ctimes identify files
+        self._private: dict[str, tuple[int, int]] = {}  # modes and groups of what not everyone may read, as listed
         if os.path.isfile(self._root):
             self._root, self._only = os.path.split(self._root)
         self.url = os.path.join(self._root, self._only) if self._only else self._root
@@ -56,6 +57,7 @@ class LocalSource:
             raise UsageError(self.url, "is a pqcache", f"for what it holds now name {self.url}/current")
 
     def list(self) -> Iterator[SourceFile]:
+        self._private = {}
         if self._only:
             if os.path.islink(self.url):
                 self._check_links(self._only, os.path.realpath(self.url))
@@ -65,6 +67,7 @@ class LocalSource:
         while pending:
             directory = pending.pop()
             try:
+                self._note_mode(directory, os.stat(self._name(directory)), stat_module.S_IXOTH)
                 with os.scandir(os.path.join(self._root, directory)) as entries:
                     for entry in entries:
                         path = f"{directory}/{entry.name}" if directory else entry.name
@@ -100,22 +103,37 @@ class LocalSource:
 
         Directories count from the source's root on; ``known`` are those looked at before.
         """
-        names = [] if self._only else ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]
         known = {} if known is None else known
         try:
+            names = self._above(path)
             for name in names:
                 if name not in known:
                     known[name] = os.stat(self._name(name))
             found = [*map(known.__getitem__, names), os.stat(self._name(path))]
         except OSError as error:
             raise self._error(path, error) from error
-        needed = [*[stat_module.S_IXOTH] * (len(found) - 1), stat_module.S_IROTH]
-        others = all(status.st_mode & bit for status, bit in zip(found, needed, strict=True))
-        of_group = all(
-            status.st_mode & (bit << 3 if status.st_gid == group else bit)
-            for status, bit in zip(found, needed, strict=True)
-        )
-        return 0o400 | 0o040 * of_group | 0o004 * others
+        return _readers([(status.st_mode, status.st_gid) for status in found], group)
+
+    def private_modes(self, paths: Sequence[str], group: int) -> dict[str, int]:
+        """Return what `copy_mode` does for each of ``paths``, as they were listed last; empty if everyone can read."""
+        if not self._private:
+            return {}
+        above: dict[str, list[tuple[int, int]]] = {}
+        modes = {}
+        for path in paths:
+            directory, public = parent(path), (0o777, group)
+            if directory not in above:
+                above[directory] = [self._private.get(name, public) for name in self._above(path)]
+            modes[path] = _readers([*above[directory], self._private.get(path, public)], group)
+        return modes
+
+    def _above(self, path: str) -> Sequence[str]:
+        """Return the directories above a file, from the source's root on."""
+        return [] if self._only else ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]
+
+    def _note_mode(self, path: str, status: os.stat_result, needed: int) -> None:
+        if ~status.st_mode & (needed | needed << 3):
+            self._private[path] = status.st_mode, status.st_gid
 
     def close(self) -> None:
         pass
@@ -167,6 +185,7 @@ class LocalSource:
                 name = self._name(path)
                 logging.getLogger("pqcache.store").debug("%s: compared by size and mtime alone on its disk", name)
         tag = local_tag(status.st_ino, status.st_ctime_ns) if stable else ""
+        self._note_mode(path, status, stat_module.S_IROTH)
         return Identity(status.st_size, status.st_mtime_ns, tag)
 
     def _name(self, path: str) -> str:
@@ -183,6 +202,16 @@ class LocalSource:
         if (known := open_error(error)) is not None:
             return SourceError(name, *known)
         return SourceUnavailable(name, error.strerror or str(error))
+
+
+def _readers(found: Sequence[tuple[int, int]], group: int) -> int:
+    """Return who can read a file, of which the mode and group stand last, below directories, and ``group`` is asked."""
+    needed = [*[stat_module.S_IXOTH] * (len(found) - 1), stat_module.S_IROTH]
+    others = all(mode & bit for (mode, _), bit in zip(found, needed, strict=True))
+    of_group = all(
+        mode & (bit << 3 if owner == group else bit) for (mode, owner), bit in zip(found, needed, strict=True)
+    )
+    return 0o400 | 0o040 * of_group | 0o004 * others
 
 
 class LocalTarget:

@@ -8,7 +8,8 @@ records: links and copies of one file in several snapshots have one identity.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 
 from pqcache.errors import SourceNotFound
@@ -47,6 +48,15 @@ class SnapshotSource:
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         """Return the bits for reading that a copy of ``path`` may have; see ``LocalSource``."""
         return self._files.copy_mode(path, group, known)
+
+    def private_modes(self, paths: Sequence[str], group: int) -> dict[str, int]:
+        """Return the modes of ``paths``, which are looked at now; see ``LocalSource``."""
+        known: dict[str, os.stat_result] = {}
+        modes: dict[str, int] = {}
+        for path in paths:
+            with suppress(SourceNotFound):  # it is gone, which the next sync notices
+                modes[path] = self._files.copy_mode(path, group, known)
+        return modes if any(mode != 0o444 for mode in modes.values()) else {}
 
     def close(self) -> None:
         self._files.close()

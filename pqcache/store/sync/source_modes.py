@@ -7,12 +7,13 @@ while the file is kept: each sync makes copies private that have become so at th
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import cast
 
-from pqcache.errors import PqcacheError
 from pqcache.store.drivers.base import LocalFiles, Source
 from pqcache.store.hive import parent
 from pqcache.store.layout import LEASE
@@ -20,35 +21,66 @@ from pqcache.store.manifest import SourceFile
 from pqcache.system.disk import limit_mode
 
 
+@dataclass(frozen=True)
+class _Allowed:
+    """The bits for reading that files of one group may have: by source file, by directory, and those of metadata."""
+
+    of_file: Mapping[str, int]
+    of_directory: Mapping[str, int]
+    of_metadata: int
+
+    def mode(self, path: str, directory: str) -> int:
+        if directory.split("/")[0] == parent(LEASE):
+            return self.of_metadata
+        return self.of_file.get(path, self.of_directory.get(directory, 0o444))
+
+
 def limit_to_source(snapshot: Path, source: Source, files: Sequence[SourceFile]) -> str:
     """Take from the files of ``snapshot`` what others may not read of ``files`` at a local source; return a warning.
 
     Older snapshots share the files by hard links, so they change too. The metadata has minima and maxima of all files,
     and a rewritten file has rows of all files of its directory: they are readable by those who can read all these.
+    Nothing is done where everyone can read the source.
     """
-    if not hasattr(source, "copy_mode"):
+    if not hasattr(source, "private_modes"):
         return ""
-    local, refused = cast(LocalFiles, source), ""
-    of_file: dict[str, int] = {}
-    of_directory: dict[str, int] = {}
-    everything, group = 0o444, os.stat(snapshot).st_gid
-    directories: dict[str, os.stat_result] = {}
-    for file in files:
-        with suppress(PqcacheError):  # it is gone, which the next sync notices
-            mode = local.copy_mode(file.path, group, directories)
-            of_file[file.path] = mode
-            of_directory[parent(file.path)] = of_directory.get(parent(file.path), 0o444) & mode
-            everything &= mode
-    for directory, _, names in os.walk(snapshot):
-        below = Path(directory).relative_to(snapshot).as_posix()
-        own = below.split("/")[0] == "_pqcache"
-        for name in names:
-            path = name if below == "." else f"{below}/{name}"
-            allowed = everything if own else of_file.get(path, of_directory.get(below.removeprefix("."), 0o444))
-            try:
-                if not (own and path == LEASE):
-                    limit_mode(Path(directory, name), allowed)
-            except OSError:
-                refused = refused or f"{directory}/{name}"
+    local, paths, by_group = cast(LocalFiles, source), [file.path for file in files], dict[int, _Allowed]()
+    if not local.private_modes(paths, os.stat(snapshot).st_gid):
+        return ""
+    refused: list[str] = []
+    for directory, item in _files(snapshot, refused):
+        try:
+            status = item.stat(follow_symlinks=False)
+            if status.st_gid not in by_group:
+                by_group[status.st_gid] = _allowed(local.private_modes(paths, status.st_gid))
+            path = f"{directory}/{item.name}" if directory else item.name
+            limit_mode(item.path, by_group[status.st_gid].mode(path, directory), status)
+        except OSError:
+            refused.append(item.path)
     reason = "is more readable than its source, and belongs to another user"
-    return f"{refused} {reason}; run this as that user, or remove the cache" if refused else ""
+    return f"{refused[0]} {reason}; run this as that user, or remove the cache" if refused else ""
+
+
+def _files(snapshot: Path, refused: list[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield each file of a snapshot but the lease, after its directory; ``refused`` gets what cannot be listed."""
+    pending = [""]
+    while pending:
+        directory = pending.pop()
+        try:
+            found = list(os.scandir(f"{snapshot}/{directory}"))
+        except OSError:
+            refused.append(f"{snapshot}/{directory}")
+            continue
+        for item in found:
+            path = f"{directory}/{item.name}" if directory else item.name
+            if item.is_dir(follow_symlinks=False):
+                pending.append(path)
+            elif path != LEASE:
+                yield directory, item
+
+
+def _allowed(modes: Mapping[str, int]) -> _Allowed:
+    of_directory: dict[str, int] = {}
+    for path, mode in modes.items():
+        of_directory[parent(path)] = of_directory.get(parent(path), 0o444) & mode
+    return _Allowed(modes, of_directory, reduce(and_, of_directory.values(), 0o444))
