@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
@@ -20,6 +21,10 @@ from pqcache.torch.resumable import Place, ResumableDataset
 
 PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
 
+_UNEVEN = (
+    "pad=False: some ranks have one batch less than others, and gradients are on. Training with DDP or FSDP "
+    "would wait for ever: leave pad=False out there, and evaluate within torch.no_grad()"
+)
 _SAY_TO_DATASET = "say it to the dataset, which makes the batches"
 _REFUSED = {
     "batch_size": _SAY_TO_DATASET,
@@ -185,6 +190,8 @@ class Loader(DataLoader[Any]):
         self._given, self._held_back = 0, held_back
         this = self._iteration = object()
         count = self._share.count()
+        if not self._share.pad and self._share.left % self._share.ranks and torch.is_grad_enabled():
+            warnings.warn(_UNEVEN, UserWarning, stacklevel=2)
         with shown_to_accelerate(self) as is_shown:
             for batch in super().__iter__():
                 self._check_current(this)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from pqcache.errors import UsageError
@@ -53,6 +55,14 @@ def test_every_row_once_over_all_ranks(table: Path, ranks: int, workers: int, sh
     assert max(lengths) - min(lengths) <= 1
     padded = dataset(table, ranks, 0, pad=True)
     assert padded.batches_per_rank == (len(padded),) * ranks
+
+
+def test_training_on_uneven_ranks_is_warned_of(table: Path) -> None:
+    for ranks, with_gradients, said in ((3, True, 1), (3, False, 0), (4, True, 0)):
+        with warnings.catch_warnings(record=True) as caught, torch.set_grad_enabled(with_gradients):
+            warnings.simplefilter("always")
+            next(iter(Loader(dataset(table, ranks, 0))))
+        assert sum("pad=False" in str(warning.message) for warning in caught) == said
 
 
 def test_rows_without_a_batch_size(table: Path) -> None:

@@ -44,10 +44,14 @@ class EpochShare:
     def __len__(self) -> int:
         return len(self.indices())
 
+    @property
+    def left(self) -> int:
+        """The number of batches from ``start`` on, of all ranks together."""
+        return max(0, self.total - self.start)
+
     def rounds(self) -> int:
         """Return the number of batches that each rank gets; without ``pad``, those with the most."""
-        left = max(0, self.total - self.start)
-        return left // self.ranks if self.drop_last else -(-left // self.ranks)
+        return self.left // self.ranks if self.drop_last else -(-self.left // self.ranks)
 
     def count(self) -> int:
         """Return the number of batches that this rank gets, all its workers together."""
