@@ -189,6 +189,7 @@ def test_rows_or_one_line(step: str, source: Path, tmp_path: Path) -> None:
     refusal = _refusal(step, source, tmp_path)
     assert "\n" not in refusal
     named = [*(path.name for path in files_of(source)), "column '", "its files have no columns"]
+    named.append("a row group takes")  # too much for memory=, of the dataset
     assert not refusal or any(name in refusal for name in named), f"names no file: {refusal}"
 
 

@@ -43,7 +43,7 @@ def written(name: str, **options: Any) -> bytes:
 
 
 def read_pages(path: Path) -> pa.Array | None:
-    """Return the column as it is read from its pages, lists without their lengths."""
+    """Return the column as it is read from its pages, lists without their lengths; None where it is not."""
     file = pq.ParquetFile(path)
     leaf = leaf_of(file.metadata, "t", file.schema_arrow.field(0).type)
     assert leaf is not None
@@ -55,6 +55,8 @@ def read_pages(path: Path) -> pa.Array | None:
             return None if values is None else pa.array(np.array(values)).view(pa.binary(values.itemsize))
         arrays = Reader(BufferPool()).byte_arrays(descriptor, chunk, leaf)
         return None if arrays is None else views_of(arrays).cast(pa.binary())
+    except page_format.MoreValues:
+        return None  # the loader refuses it
     finally:
         os.close(descriptor)
 
