@@ -130,7 +130,7 @@ def test_epochs_differ_and_come_again(shop: Path) -> None:
         ds.set_epoch(-1)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.deep)])
 def test_persistent_workers_resume_and_see_the_epoch(shop: Path, context: str) -> None:
     """However they are started: with spawn and forkserver the dataset is pickled."""
     ds = ParquetDataset(shop, batch_size=100, columns=["id"], lanes=2)

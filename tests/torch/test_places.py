@@ -49,6 +49,7 @@ def ids_of(batches: Any) -> list[int]:
 
 
 EVERY_ROW = list(range(ROWS))
+STEPS = (5, BATCHES, BATCHES + 5, 2 * BATCHES, 2 * BATCHES + 1)  # after which a loop is left
 
 
 def train(data: ParquetDataset, loader: Any, first: int, steps: int = 10**9) -> Iterator[tuple[int, int]]:
@@ -62,8 +63,14 @@ def train(data: ParquetDataset, loader: Any, first: int, steps: int = 10**9) -> 
                 return
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [5, BATCHES, BATCHES + 5, 2 * BATCHES, 2 * BATCHES + 1])
+@pytest.mark.parametrize(
+    ("steps", "workers"),
+    [
+        *((steps, 0) for steps in STEPS),
+        (BATCHES, 2),
+        *(pytest.param(steps, 2, marks=pytest.mark.deep) for steps in STEPS if steps != BATCHES),
+    ],
+)
 def test_a_loop_with_stateful_dataloader_repeats_no_epoch(table: Path, workers: int, steps: int) -> None:
     """``dataset.epoch`` does not know of the loader's state before it iterates: other epochs than its are refused."""
     data = dataset(table)
