@@ -515,6 +515,11 @@ def test_memory_too_small_is_advised(shop: Path) -> None:
         next(iter(ds))
 
 
+def test_a_window_that_takes_more_than_memory_gives_a_warning(shop: Path) -> None:
+    with pytest.warns(UserWarning, match=r"window=8 takes about .*, more than memory="):
+        next(iter(ParquetDataset(shop, window=8, memory=1000)))
+
+
 def test_pieces_resume_too(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": range(50_000), "x": np.random.rand(50_000)}), tmp_path / "a.parquet")
     how: dict[str, Any] = {"batch_size": 1000, "memory": 2_500_000}

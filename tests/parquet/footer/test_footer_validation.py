@@ -310,3 +310,15 @@ def test_schemas_are_distinguished_by_their_metadata_and_units() -> None:
         assert (footer_in(other, "x", size=None)[1].metadata or {})[b"k"] == b"b"
         for unit in ("ns", "us"):
             assert footer_in(plain, "x", unit, size=None)[1].types == [pa.timestamp(unit)]
+
+
+def test_a_footer_too_long_is_refused_unread() -> None:
+    asked = []
+
+    def read(offset: int, length: int) -> bytes:
+        asked.append(length)
+        return bytes(length - 8) + (300 << 20).to_bytes(4, "little") + b"PAR1"
+
+    with pytest.raises(ParquetError, match=r"^a\.parquet: .*a footer of 314,572,800 bytes"):
+        footer.read_tail(read, 600 << 20, "a.parquet")
+    assert sum(asked) < 1 << 20
