@@ -14,17 +14,19 @@ def count_and_number() -> tuple[int, int]:
     Neither is imported for it, and JAX is only asked where that does not start its devices. Where both know of several
     processes and disagree, UsageError is raised.
     """
-    found = {name: place for name, place in (("torch.distributed", _of_torch()), ("JAX", _of_jax())) if place[0] > 1}
+    places = {"torch.distributed": of_torch() or (1, 0), "JAX": _of_jax()}
+    found = {name: place for name, place in places.items() if place[0] > 1}
     if len(set(found.values())) > 1:
         said = " and ".join(f"{name} says {number} of {count}" for name, (count, number) in found.items())
         raise UsageError("num_replicas and rank", f"this process has two numbers: {said}", "give both options")
     return next(iter(found.values()), (1, 0))
 
 
-def _of_torch() -> tuple[int, int]:
+def of_torch() -> tuple[int, int] | None:
+    """Return the number of ranks of torch.distributed and this one; None where it is not initialised."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 1, 0
+        return None
     return distributed.get_world_size(), distributed.get_rank()
 
 

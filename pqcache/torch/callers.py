@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
 from types import FrameType
 
 from torch.utils.data import DataLoader
@@ -50,17 +51,14 @@ def check_dividing(ranks: int) -> None:
 
     Called where a dataset is iterated and where its epoch is set; Accelerate's loaders do the latter on every rank.
     """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and ranks > 1:
-        if _place_of(frame) in _DIVIDES:
-            raise UsageError(
-                "Accelerate's loader",
-                f"it divides the batches among the processes, as the dataset does for its {ranks} ranks: "
-                "rows would be left out",
-                "use pqcache.torch.Loader(dataset), which prepare() leaves as it is, or give the dataset "
-                f"num_replicas=1 and rank=0; {_TRAINER}",
-            )
-        frame = frame.f_back
+    if ranks > 1 and any(_place_of(frame) in _DIVIDES for frame in outward(sys._getframe(2))):
+        raise UsageError(
+            "Accelerate's loader",
+            f"it divides the batches among the processes, as the dataset does for its {ranks} ranks: "
+            "rows would be left out",
+            "use pqcache.torch.Loader(dataset), which prepare() leaves as it is, or give the dataset "
+            f"num_replicas=1 and rank=0; {_TRAINER}",
+        )
 
 
 def keeps_order() -> bool:
@@ -68,22 +66,16 @@ def keeps_order() -> bool:
 
     A forked worker still has the frames of the process that it was forked from; others find it in their pickle.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outward(sys._getframe(1)):
         if frame.f_code.co_name == "__init__" and frame.f_globals.get("__name__") in _STARTS_WORKERS:
             return bool(getattr(frame.f_locals.get("loader"), "in_order", True))
-        frame = frame.f_back
     return True
 
 
 def restored_by_torchdata() -> bool:
     """Return whether a loader of torchdata calls: it restores states when an iteration begins."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith("torchdata."):
-            return True
-        frame = frame.f_back
-    return False
+    modules = (str(frame.f_globals.get("__name__", "")) for frame in outward(sys._getframe(1)))
+    return any(module.startswith("torchdata.") for module in modules)
 
 
 def reads_ahead() -> bool:
@@ -91,12 +83,7 @@ def reads_ahead() -> bool:
 
     Called where an iteration begins.
     """
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if _place_of(frame) == _READS_AHEAD:
-            return True
-        frame = frame.f_back
-    return False
+    return any(_place_of(frame) == _READS_AHEAD for frame in outward(sys._getframe(2)))
 
 
 def check_skipping() -> None:
@@ -115,8 +102,7 @@ def check_skipping() -> None:
 
 def warn_of_lost_place() -> None:
     """Warn where the epoch is set by a loader of Accelerate's own, which does not save a place in the dataset."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+    for frame in outward(sys._getframe(2)):
         if _place_of(frame) in _FORGETS and not getattr(frame.f_locals["self"], "use_stateful_dataloader", False):
             message = (
                 "Accelerate's own loader does not keep the place in this dataset: save_state() loses it, and "
@@ -124,6 +110,12 @@ def warn_of_lost_place() -> None:
             )
             warnings.warn(message, UserWarning, stacklevel=3)
             return
+
+
+def outward(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame, and those that it was called from, the nearest first."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
 from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.processes import of_torch
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import FILES
@@ -37,9 +38,7 @@ def ranks_and_rank(chosen: tuple[int, int] | None, of_trainer: tuple[int, int] |
         return chosen
     if get_worker_info() is not None and of_trainer is not None:
         return of_trainer
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(), dist.get_rank()
-    return 1, 0
+    return of_torch() or (1, 0)
 
 
 def started_as_one_of() -> int:
@@ -47,7 +46,7 @@ def started_as_one_of() -> int:
 
     It sets RANK and WORLD_SIZE for each. Without ``init_process_group`` each of them would read every row.
     """
-    if dist.is_available() and dist.is_initialized():
+    if of_torch() is not None:
         return 1
     world = os.environ.get("WORLD_SIZE", "")
     return int(world) if "RANK" in os.environ and world.isdecimal() else 1
@@ -122,7 +121,7 @@ def gather_shares(data: LocalDataset, loader: RowGroupLoader) -> NodeShares | No
     shard = parse_shard(heading.shard)
     if shard.nodes == 1:
         return None
-    if not (dist.is_available() and dist.is_initialized()) or get_worker_info() is not None:
+    if of_torch() is None or get_worker_info() is not None:
         raise UsageError(
             f"{data.cache or data.root}",
             f"holds share {shard} alone, and how many batches the other nodes have is known through torch.distributed",

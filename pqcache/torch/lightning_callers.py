@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
 from pqcache.errors import UsageError
+from pqcache.torch.callers import outward
 from pqcache.torch.progress import Progress
 
 _FIT = ("pytorch", "loops.fit_loop", "_FitLoop")  # package, module, class
@@ -145,13 +147,11 @@ def _find(place: tuple[str, str, str], *functions: str) -> Any:
     """Return the object of which one of these methods is among the callers, or None; also in code of users."""
     package, module, name = place
     modules = f"lightning.{package}.{module}", f"{package}_lightning.{module}", f"lightning_{package}.{module}"
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not _calls_users(frame):
+    for frame in takewhile(lambda frame: not _calls_users(frame), outward(sys._getframe(2))):
         if frame.f_code.co_name in functions and frame.f_globals.get("__name__") in modules:
             found = frame.f_locals.get("self")
             if any(kind.__name__ == name for kind in type(found).__mro__):
                 return found
-        frame = frame.f_back
     return None
 
 

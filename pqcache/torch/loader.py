@@ -111,7 +111,7 @@ class Loader(DataLoader[Any]):
             timeout=timeout,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
-            collate_fn=_unchanged if collate_fn is None else collate_fn,
+            collate_fn=unchanged if collate_fn is None else collate_fn,
         )
 
     @property  # type: ignore[override]
@@ -257,7 +257,8 @@ def _check(dataset: object, refused: Mapping[str, Any]) -> None:
         raise UsageError("Loader", "the dataset has batch_size=None and yields rows", "give the dataset a batch_size")
 
 
-def _unchanged(batch: Any) -> Any:
+def unchanged(batch: Any) -> Any:
+    """Return a batch as it is, where DataLoader would convert it."""
     return batch
 
 

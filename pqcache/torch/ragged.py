@@ -180,7 +180,7 @@ def to_device(value: Any, device: torch.device | str, non_blocking: bool = False
 
 
 def pin_tensors(value: Any) -> Any:
-    """Return a value with its tensors in pinned memory, wherever ``moved`` finds them."""
+    """Return a value with its tensors in pinned memory, wherever `to_device` finds them."""
     return _changed(value, "pin_memory", lambda inner: inner.pin_memory())
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_utils import get_last_checkpoint
 
 from pqcache.errors import UsageError
-from pqcache.torch.loader import Loader
+from pqcache.torch.loader import Loader, unchanged
 from pqcache.torch.resumable import ResumableDataset
 
 PLACE = "pqcache.json"  # the state of the loader, in a checkpoint beside the files of the Trainer
@@ -128,7 +128,7 @@ class _TrainerLoader(DataLoader[Any]):
 
     def __init__(self, loader: Loader, skipped: int) -> None:
         self.loader = loader
-        super().__init__(_RestOfEpoch(loader, skipped), batch_size=None, collate_fn=_unchanged)
+        super().__init__(_RestOfEpoch(loader, skipped), batch_size=None, collate_fn=unchanged)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return iter(self.loader)
@@ -233,7 +233,3 @@ def _check_arguments(trainer: Any, dataset: ResumableDataset, batch_size: str) -
         raise UsageError(
             f"{batch_size}={said}", f"the dataset has batch_size={rows[0]}", "leave it out, or say the same"
         )
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
