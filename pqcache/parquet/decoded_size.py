@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.footer import thrift_fields
 from pqcache.parquet.footer.thrift import Struct
+from pqcache.parquet.nested import leaves_of
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.row_group_stats import top_level_names
 from pqcache.system.disk import open_regular
@@ -126,17 +127,12 @@ def _bound_of_texts(descriptor: int, chunk: pq.ColumnChunkMetaData, by_page: boo
 def _coded_values(pages: Iterator[tuple[Struct, int, int]], chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     """Return how many values of a chunk are in its dictionary, and the bytes of its other pages."""
     found = coded = plain = 0
-    for header, _, _ in pages:
-        about = header.get(page_format.DATA) or header.get(page_format.DATA_V2)
-        if about is None:
-            continue
-        encoding = page_format.ENCODING if page_format.DATA in header else page_format.ENCODING_V2
-        count = about[1][page_format.COUNT][1]
-        found += count
-        if about[1][encoding][1] == thrift_fields.PLAIN:
-            plain += header[page_format.UNCOMPRESSED][1]
+    for page in _data_pages(pages):
+        found += page.values
+        if page.encoding == thrift_fields.PLAIN:
+            plain += page.bytes
         else:
-            coded += count
+            coded += page.values
     if found != chunk.num_values:
         raise page_format.NotRead("another number of values than the footer says")
     return coded, plain
@@ -171,8 +167,9 @@ def densest_rows(path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group
         with _descriptor(path) as descriptor:
             for chunk in chunks:
                 if not _repeats(chunk):
-                    sizes += _over(ranges, list(_pages(descriptor, chunk)))
-    except page_format.NotRead as error:
+                    pages = _data_pages(page_format.page_bodies(descriptor, chunk))
+                    sizes += _over(ranges, [(page.values, page.bytes) for page in pages])
+    except (page_format.NotRead, LookupError) as error:
         log.debug("%s: row group %d: long texts next to each other are not looked for: %s", path, group, error)
     times = float(sizes.max() / sizes.mean()) if sizes.any() else 1.0
     return times if times > _HARDLY else 1.0
@@ -185,12 +182,25 @@ def _over(ranges: npt.NDArray[np.float64], parts: Sequence[tuple[int, int]]) -> 
     return sizes
 
 
-def _pages(descriptor: int, chunk: pq.ColumnChunkMetaData) -> Iterator[tuple[int, int]]:
-    """Yield the number of values of each page, and its bytes after decompression."""
-    for header, _, _ in page_format.page_bodies(descriptor, chunk):
-        about = header.get(page_format.DATA) or header.get(page_format.DATA_V2)
-        if about is not None:
-            yield about[1][page_format.COUNT][1], header[page_format.UNCOMPRESSED][1]
+class _DataPage(NamedTuple):
+    """What the header of a page says: its number of values, its ``bytes`` after decompression, and its encoding."""
+
+    values: int
+    bytes: int
+    encoding: int
+
+
+def _data_pages(pages: Iterator[tuple[Struct, int, int]]) -> Iterator[_DataPage]:
+    """Return those of a chunk's pages that hold its values."""
+    for header, _, _ in pages:
+        for kind, encoding in (
+            (page_format.DATA, page_format.ENCODING),
+            (page_format.DATA_V2, page_format.ENCODING_V2),
+        ):
+            if kind in header:
+                about = header[kind][1]
+                yield _DataPage(about[page_format.COUNT][1], header[page_format.UNCOMPRESSED][1], about[encoding][1])
+                break
 
 
 def _chunks(
@@ -235,7 +245,12 @@ def _text_bytes(
 
 
 def _texts(array: pa.Array) -> int:
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    return sum(map(_texts_of_leaf, leaves_of(array)))
+
+
+def _texts_of_leaf(array: pa.Array) -> int:
+    if isinstance(array, pa.ExtensionArray):
+        return _texts(array.storage)
     kind = array.type
     if pa.types.is_dictionary(kind):
         values = array.dictionary
@@ -243,12 +258,6 @@ def _texts(array: pa.Array) -> int:
         lengths = pc.fill_null(pc.binary_length(_not_views(values)), 0).to_numpy(zero_copy_only=False)
         numbers = array.indices.drop_null().to_numpy()
         return int(np.bincount(numbers, minlength=len(lengths)) @ lengths.astype(np.int64)) if len(numbers) else 0
-    if pa.types.is_struct(kind):
-        return sum(map(_texts, array.flatten()))
-    if pa.types.is_map(kind):
-        return _texts(array.keys) + _texts(array.items)
-    if pa.types.is_nested(kind):
-        return _texts(array.flatten())
     if not len(array) or pa.types.is_null(kind):
         return 0
     return int(pc.sum(pc.binary_length(_not_views(array))).as_py() or 0)

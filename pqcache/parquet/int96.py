@@ -14,6 +14,7 @@ import pyarrow.types as pt
 
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.source_footer import SourceFooter
+from pqcache.parquet.nested import with_changed_types
 
 LeafPlace = tuple[str, int]
 """A leaf: its top-level column, and its position within that."""
@@ -53,18 +54,7 @@ def int96_as_int64(schema: pa.Schema, kept: Collection[LeafPlace]) -> pa.Schema:
 
 
 def _type_as_int64(kind: pa.DataType, name: str, places: Iterator[int], kept: Collection[LeafPlace]) -> pa.DataType:
-    def inner(field: pa.Field) -> pa.Field:
-        return field.with_type(_type_as_int64(field.type, name, places, kept))
-
-    if pt.is_struct(kind):
-        return pa.struct([inner(field) for field in kind.fields])
-    if pt.is_map(kind):
-        return pa.map_(inner(kind.key_field), inner(kind.item_field), kind.keys_sorted)
-    if pt.is_fixed_size_list(kind):
-        return pa.list_(inner(kind.value_field), kind.list_size)
-    if pt.is_large_list(kind):
-        return pa.large_list(inner(kind.value_field))
-    if pt.is_list(kind):
-        return pa.list_(inner(kind.value_field))
+    if pt.is_nested(kind):
+        return with_changed_types(kind, lambda inner: _type_as_int64(inner, name, places, kept))
     place = name, next(places)
     return pa.int64() if pt.is_timestamp(kind) and place not in kept else kind

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
+from pqcache.parquet.nested import leaves_of
 
 _NS_PER_US = 1000
 _US_PER_DAY = 86_400_000_000
@@ -71,7 +72,7 @@ def int96_values(batches: Iterable[pa.RecordBatch]) -> Int96Values:
     """Return what is among the INT96 times in ``batches``, of columns that are read as their stored bytes."""
     finer = farther = unreadable = False
     for batch in batches:
-        for leaf in _leaves(batch):
+        for leaf in _stored_times(batch):
             stored = np.frombuffer(leaf.buffers()[1] or b"", _STORED, len(leaf), leaf.offset * _STORED.itemsize)
             days = stored["day"].astype(np.int64) - _UNIX_DAY
             far = np.abs(days) > _MAX_DAYS
@@ -82,18 +83,7 @@ def int96_values(batches: Iterable[pa.RecordBatch]) -> Int96Values:
     return Int96Values(finer=finer, farther=farther, unreadable=unreadable)
 
 
-def _leaves(batch: pa.RecordBatch) -> Iterator[pa.Array]:
-    def leaves(array: pa.Array) -> Iterator[pa.Array]:
-        if pt.is_struct(array.type):
-            for child in array.flatten():
-                yield from leaves(child)
-        elif pt.is_map(array.type):
-            yield from leaves(array.keys)
-            yield from leaves(array.items)
-        elif pt.is_nested(array.type):
-            yield from leaves(array.flatten())
-        elif array.type == pa.binary(_STORED.itemsize):
-            yield array.drop_null()
-
-    for column in batch.columns:
-        yield from leaves(column)
+def _stored_times(batch: pa.RecordBatch) -> Iterator[pa.Array]:
+    for leaf in chain.from_iterable(map(leaves_of, batch.columns)):
+        if leaf.type == pa.binary(_STORED.itemsize):
+            yield leaf.drop_null()

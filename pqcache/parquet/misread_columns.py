@@ -16,7 +16,8 @@ import pyarrow.types as pt
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.footer.stored_bytes import local_stored_bytes_metadata
 from pqcache.parquet.int96_unit import REPAIR, UNREADABLE, int96_values
-from pqcache.parquet.row_group_stats import leaves_in, top_level_names
+from pqcache.parquet.nested import leaves_in, leaves_of
+from pqcache.parquet.row_group_stats import top_level_names
 
 
 def check_read_right(
@@ -115,13 +116,4 @@ def _batches(file: pq.ParquetFile, leaf: int, groups: Sequence[int]) -> Iterator
 
 
 def _holds_values(batch: pa.RecordBatch) -> bool:
-    def holds(array: pa.Array) -> bool:
-        if pt.is_struct(array.type):
-            return any(holds(child) for child in array.flatten())
-        if pt.is_map(array.type):
-            return holds(array.keys) or holds(array.items)
-        if pt.is_nested(array.type):
-            return holds(array.flatten())
-        return bool(array.null_count < len(array))
-
-    return any(holds(column) for column in batch.columns)
+    return any(leaf.null_count < len(leaf) for column in batch.columns for leaf in leaves_of(column))

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.footer.footer import not_parquet, read_local_tail
 from pqcache.parquet.footer.footer_validation import check_footer
+from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.null_counts import counts_dictionaries, null_count
 from pqcache.parquet.schema_merge import without_views
 from pqcache.parquet.sound_statistics import is_sound, type_ordered
@@ -158,20 +159,6 @@ def top_level_names(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
     if len(names) != metadata.num_columns:
         return [metadata.schema.column(i).path.split(".")[0] for i in range(metadata.num_columns)]
     return names
-
-
-def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield the leaf types of a column of type ``kind``, in Parquet's order."""
-    if pa.types.is_struct(kind):
-        for i in range(kind.num_fields):
-            yield from leaves_in(kind.field(i).type)
-    elif pa.types.is_map(kind):
-        yield from leaves_in(kind.key_type)
-        yield from leaves_in(kind.item_type)
-    elif pa.types.is_nested(kind):
-        yield from leaves_in(kind.value_type)
-    else:
-        yield kind
 
 
 def field_key(path: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
+from pqcache.parquet.nested import with_changed_types
 
 _UNITS = ("s", "ms", "us", "ns")
 _FLOATS = {pa.float16(): 11, pa.float32(): 24, pa.float64(): 53}  # bits of an integer that each holds exactly
@@ -134,23 +135,9 @@ def _merged_type(a: pa.DataType, b: pa.DataType) -> pa.DataType:
 
 def without_views(kind: pa.DataType) -> pa.DataType:
     """Return a type with strings and binary in place of views, of which Arrow joins and takes little."""
-
-    def changed(field: pa.Field) -> pa.Field:
-        return field.with_type(without_views(field.type))
-
     if pt.is_string_view(kind):
         return pa.string()
-    if pt.is_binary_view(kind):
-        return pa.binary()
-    if pt.is_struct(kind):
-        return pa.struct([changed(field) for field in kind.fields])
-    if pt.is_map(kind):
-        return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
-    if pt.is_fixed_size_list(kind):
-        return pa.list_(changed(kind.value_field), kind.list_size)
-    if pt.is_list(kind):
-        return pa.list_(changed(kind.value_field))
-    return pa.large_list(changed(kind.value_field)) if pt.is_large_list(kind) else kind
+    return pa.binary() if pt.is_binary_view(kind) else with_changed_types(kind, without_views)
 
 
 def with_fields(kind: pa.DataType, other: pa.DataType) -> pa.DataType:
@@ -235,9 +222,6 @@ def merge_schemas(named: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.DataType:
-    def field(inner: pa.Field) -> pa.Field:
-        return inner.with_type(_working_type(inner.type, False, stored))
-
     if stored and isinstance(kind, pa.BaseExtensionType):
         return _working_type(kind.storage_type, top, stored)
     if pt.is_dictionary(kind):
@@ -247,17 +231,11 @@ def _working_type(kind: pa.DataType, top: bool, stored: bool = False) -> pa.Data
         return pa.string()
     if pt.is_binary_view(kind):
         return pa.binary()
-    if pt.is_struct(kind):
-        return pa.struct([field(inner) for inner in kind.fields])
-    if pt.is_map(kind):
-        return pa.map_(field(kind.key_field), field(kind.item_field), kind.keys_sorted)
-    if pt.is_fixed_size_list(kind):
-        return pa.list_(field(kind.value_field), kind.list_size)
-    if pt.is_large_list(kind) or pt.is_large_list_view(kind):
-        return pa.large_list(field(kind.value_field))
-    if _is_list(kind):
-        return pa.list_(field(kind.value_field))
-    return kind
+    if pt.is_list_view(kind):
+        kind = pa.list_(kind.value_field)
+    elif pt.is_large_list_view(kind):
+        kind = pa.large_list(kind.value_field)
+    return with_changed_types(kind, lambda inner: _working_type(inner, False, stored))
 
 
 def working_schema(schema: pa.Schema) -> pa.Schema:

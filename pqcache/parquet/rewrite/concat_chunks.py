@@ -35,11 +35,11 @@ from pqcache.parquet.footer.thrift_fields import (
     UNCOMPRESSED,
     VALUES,
 )
+from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.page_index import boundary_order
 from pqcache.parquet.pages.write_binary import EncodedColumn, is_direct, pages_of
 from pqcache.parquet.pages.write_lists import length_of, pages_of_lists
 from pqcache.parquet.pages.write_numbers import is_plain, pages_of_numbers
-from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.system.buffer_pool import BufferPool
 
 log = logging.getLogger("pqcache.parquet")

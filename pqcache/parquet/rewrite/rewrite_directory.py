@@ -25,6 +25,7 @@ from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, one_of
 from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform
 from pqcache.parquet.key_values import conflicts, range_index, with_spark
 from pqcache.parquet.misread_columns import check_read_right
+from pqcache.parquet.nested import leaves_in
 from pqcache.parquet.pages.long_values import LongColumns, long_columns_of
 from pqcache.parquet.rewrite.external_shuffle import shuffle_rows
 from pqcache.parquet.rewrite.file_writer import (
@@ -39,7 +40,6 @@ from pqcache.parquet.rewrite.prefetch import ReadTask, join_small_batches, prefe
 from pqcache.parquet.rewrite.row_group_writer import WriterSettings, write_row_groups
 from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupRange, read_batches, row_group_ranges
 from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files
-from pqcache.parquet.row_group_stats import leaves_in
 from pqcache.parquet.schema_merge import merge_schemas, working_schema
 from pqcache.system.disk import fsync_path, link_or_copy
 

@@ -1,0 +1,64 @@
+"""What is inside of nested types and arrays: structs, maps and lists of any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+_LISTS = (
+    (pt.is_list, pa.list_),
+    (pt.is_large_list, pa.large_list),
+    (pt.is_list_view, pa.list_view),
+    (pt.is_large_list_view, pa.large_list_view),
+)
+
+
+def leaves_in(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yield the leaf types of a column of type ``kind``, in Parquet's order."""
+    if pt.is_struct(kind):
+        for i in range(kind.num_fields):
+            yield from leaves_in(kind.field(i).type)
+    elif pt.is_map(kind):
+        yield from leaves_in(kind.key_type)
+        yield from leaves_in(kind.item_type)
+    elif pt.is_nested(kind):
+        yield from leaves_in(kind.value_type)
+    else:
+        yield kind
+
+
+def leaves_of(array: pa.Array) -> Iterator[pa.Array]:
+    """Yield the arrays inside of one that are not nested themselves; of lists and maps, the items that are not null.
+
+    Extension arrays are not looked into.
+    """
+    if pt.is_struct(array.type):
+        for child in array.flatten():
+            yield from leaves_of(child)
+    elif pt.is_map(array.type):
+        yield from leaves_of(array.keys)
+        yield from leaves_of(array.items)
+    elif pt.is_nested(array.type):
+        yield from leaves_of(array.flatten())
+    else:
+        yield array
+
+
+def with_changed_types(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return a struct, map or list with ``change`` made to the types of its fields or items, and other types as is."""
+
+    def changed(field: pa.Field) -> pa.Field:
+        return field.with_type(change(field.type))
+
+    if pt.is_struct(kind):
+        return pa.struct([changed(field) for field in kind.fields])
+    if pt.is_map(kind):
+        return pa.map_(changed(kind.key_field), changed(kind.item_field), kind.keys_sorted)
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(changed(kind.value_field), kind.list_size)
+    for is_list, make in _LISTS:
+        if is_list(kind):
+            return make(changed(kind.value_field))
+    return kind
