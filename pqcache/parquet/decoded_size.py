@@ -41,14 +41,26 @@ _HARDLY = 1.25
 _OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
 
 
-def decoded_bytes(
-    path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]
-) -> dict[str, int]:
+class StoredRowGroup(NamedTuple):
+    """A row group of a file whose footer is known: its ``number`` there, and the file's columns as Arrow has them."""
+
+    path: Path
+    metadata: pq.FileMetaData
+    schema: pa.Schema
+    number: int
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self.metadata.row_group(self.number).num_rows)
+
+
+def decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> dict[str, int]:
     """Return how many bytes each of the columns of a row group takes in Arrow, or somewhat more."""
     total, texts = dict.fromkeys(names, 0), dict[str, list[str]]()
-    with _descriptor(path) as descriptor:
-        for name, number, chunk in _chunks(metadata, schema, group, names):
-            total[name] += _fixed(metadata, number, metadata.row_group(group).num_rows, chunk)
+    with _descriptor(group.path) as descriptor:
+        for name, number, chunk in _chunks(group, names):
+            total[name] += _fixed(group, number, chunk)
             if chunk.physical_type == "BYTE_ARRAY":
                 if not _repeats(chunk):
                     total[name] += chunk.total_uncompressed_size
@@ -57,21 +69,19 @@ def decoded_bytes(
                 else:
                     texts.setdefault(name, []).append(chunk.path_in_schema)
     for name, leaves in texts.items():
-        total[name] += sum(size for _, size in _text_bytes(path, metadata, group, leaves, _ROWS))
+        total[name] += sum(size for _, size in _text_bytes(group, leaves, _ROWS))
     return total
 
 
-def most_decoded_bytes(
-    path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]
-) -> int | None:
+def most_decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> int | None:
     """Return what columns of a row group take in Arrow at most, from footer and dictionaries; None where these differ.
 
     This is more than `decoded_bytes` where few values are long, and takes less time.
     """
     total = 0
-    with _descriptor(path) as descriptor:
-        for _, number, chunk in _chunks(metadata, schema, group, names):
-            total += _fixed(metadata, number, metadata.row_group(group).num_rows, chunk)
+    with _descriptor(group.path) as descriptor:
+        for _, number, chunk in _chunks(group, names):
+            total += _fixed(group, number, chunk)
             if chunk.physical_type == "BYTE_ARRAY":
                 if not _repeats(chunk):
                     total += chunk.total_uncompressed_size
@@ -152,25 +162,26 @@ def _longest(data: bytes, count: int) -> int:
     return int(longest)
 
 
-def densest_rows(path: Path, metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]) -> float:
+def densest_rows(group: StoredRowGroup, names: Sequence[str]) -> float:
     """Return how many times as long as the average row the longest texts next to each other are.
 
     These are of a 64th of the row group; 1 where they are hardly longer.
     """
-    rows = metadata.row_group(group).num_rows
-    ranges = np.linspace(0, 1, min(_RANGES, max(1, rows)) + 1)
+    ranges = np.linspace(0, 1, min(_RANGES, max(1, group.rows)) + 1)
     sizes = np.zeros(len(ranges) - 1)
-    chunks = [c for _, _, c in _chunks(metadata, schema, group, names) if c.physical_type == "BYTE_ARRAY"]
+    chunks = [c for _, _, c in _chunks(group, names) if c.physical_type == "BYTE_ARRAY"]
     coded = [chunk.path_in_schema for chunk in chunks if _repeats(chunk)]
-    sizes += _over(ranges, list(_text_bytes(path, metadata, group, coded, max(1, rows // _RANGES))))
+    sizes += _over(ranges, list(_text_bytes(group, coded, max(1, group.rows // _RANGES))))
     try:
-        with _descriptor(path) as descriptor:
+        with _descriptor(group.path) as descriptor:
             for chunk in chunks:
                 if not _repeats(chunk):
                     pages = _data_pages(page_format.page_bodies(descriptor, chunk))
                     sizes += _over(ranges, [(page.values, page.bytes) for page in pages])
     except (page_format.NotRead, LookupError) as error:
-        log.debug("%s: row group %d: long texts next to each other are not looked for: %s", path, group, error)
+        log.debug(
+            "%s: row group %d: long texts next to each other are not looked for: %s", group.path, group.number, error
+        )
     times = float(sizes.max() / sizes.mean()) if sizes.any() else 1.0
     return times if times > _HARDLY else 1.0
 
@@ -203,20 +214,18 @@ def _data_pages(pages: Iterator[tuple[Struct, int, int]]) -> Iterator[_DataPage]
                 break
 
 
-def _chunks(
-    metadata: pq.FileMetaData, schema: pa.Schema, group: int, names: Sequence[str]
-) -> Iterator[tuple[str, int, pq.ColumnChunkMetaData]]:
-    row_group, wanted = metadata.row_group(group), frozenset(names)
-    for number, top in enumerate(top_level_names(metadata, schema)):
+def _chunks(group: StoredRowGroup, names: Sequence[str]) -> Iterator[tuple[str, int, pq.ColumnChunkMetaData]]:
+    row_group, wanted = group.metadata.row_group(group.number), frozenset(names)
+    for number, top in enumerate(top_level_names(group.metadata, group.schema)):
         if top in wanted:
             yield top, number, row_group.column(number)
 
 
-def _fixed(metadata: pq.FileMetaData, number: int, rows: int, chunk: pq.ColumnChunkMetaData) -> int:
+def _fixed(group: StoredRowGroup, number: int, chunk: pq.ColumnChunkMetaData) -> int:
     """Return the bytes of a chunk's values but for texts, of where texts and lists end, and of which are null."""
-    kind, leaf, values = chunk.physical_type, metadata.schema.column(number), chunk.num_values
+    kind, leaf, values = chunk.physical_type, group.metadata.schema.column(number), chunk.num_values
     width = leaf.length if kind == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(kind, _END)
-    ends = rows + (leaf.max_repetition_level - 1) * values if leaf.max_repetition_level else 0
+    ends = group.rows + (leaf.max_repetition_level - 1) * values if leaf.max_repetition_level else 0
     return int(values * width + ends * _END + leaf.max_definition_level * (values // 8 + 1))
 
 
@@ -225,13 +234,11 @@ def _repeats(chunk: pq.ColumnChunkMetaData) -> bool:
     return bool(chunk.has_dictionary_page or not _ONCE.issuperset(chunk.encodings))
 
 
-def _text_bytes(
-    path: Path, metadata: pq.FileMetaData, group: int, leaves: Sequence[str], rows: int
-) -> Iterator[tuple[int, int]]:
+def _text_bytes(group: StoredRowGroup, leaves: Sequence[str], rows: int) -> Iterator[tuple[int, int]]:
     """Yield the rows of parts of a row group, at most ``rows`` each, and the bytes of the texts of ``leaves``."""
     if not leaves:
         return
-    row_group = metadata.row_group(group)
+    row_group = group.metadata.row_group(group.number)
     chunks = [row_group.column(number) for number in range(row_group.num_columns)]
     chunks = [chunk for chunk in chunks if chunk.path_in_schema in leaves]
     stored = sum(chunk.total_uncompressed_size for chunk in chunks)
@@ -239,8 +246,8 @@ def _text_bytes(
     if not all(chunk.has_dictionary_page for chunk in chunks):
         rows = min(rows, _OF_PREFIXES)
     coded = [chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page]
-    with pq.ParquetFile(path, metadata=metadata, read_dictionary=coded, pre_buffer=False) as file:
-        for batch in file.iter_batches(rows, [group], list(leaves), use_threads=False):
+    with pq.ParquetFile(group.path, metadata=group.metadata, read_dictionary=coded, pre_buffer=False) as file:
+        for batch in file.iter_batches(rows, [group.number], list(leaves), use_threads=False):
             yield batch.num_rows, sum(map(_texts, batch.columns))
 
 

@@ -11,13 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pqcache.parquet.decoded_size import StoredRowGroup, most_decoded_bytes
 from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
 from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, checked_columns
-from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes, most_bytes
+from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes, unknown_sizes
 from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.buffer_pool import Arena, BufferPool
@@ -112,15 +113,21 @@ class RowGroupLoader:
         plan, most = self.plan, self.most
         if most is None or not self._known.names:
             return
-        names, row_group = list(self._known.names), int(plan.row_groups[number])
-        share = min(1.0, plan.piece_rows / int(self.reader.rows[number])) if plan.piece_rows else 1.0
-        if not all(self._known.numbers(name)[row_group] for name in names):
+        known, reader, row_group = self._known, self.reader, int(plan.row_groups[number])
+        share = min(1.0, plan.piece_rows / int(reader.rows[number])) if plan.piece_rows else 1.0
+        if missing := unknown_sizes(known.names, known, row_group):
             fitting, limit = self._fitting.numbers("bytes"), most.bytes / share  # which each was found to fit into
-            if 0 < fitting[row_group] <= limit or most_bytes(plan, number, names) <= limit:
-                fitting[row_group] = fitting[row_group] or int(limit)
+            if 0 < fitting[row_group] <= limit:
                 return
-        size = share * find_sizes(plan, number, names, self._known)
-        check_decoded(size, most, self.reader.path(number), int(self.reader.row_group[number]))
+            with reader.opened(number) as (file, path):
+                group = StoredRowGroup(path, file.metadata, file.schema_arrow, int(reader.row_group[number]))
+                bound = most_decoded_bytes(group, list(known.names))
+                if bound is not None and bound <= limit:
+                    fitting[row_group] = fitting[row_group] or int(limit)
+                    return
+                find_sizes(group, missing, known, row_group)
+        size = share * sum(int(known.numbers(name)[row_group]) - 1 for name in known.names)
+        check_decoded(size, most, reader.path(number), int(reader.row_group[number]))
 
     @cached_property
     def sequence_columns(self) -> tuple[SequenceColumn, ...]:

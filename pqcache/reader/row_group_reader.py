@@ -88,7 +88,7 @@ class RowGroupReader:
         """
         if not self.forms:
             return []
-        with self._opened(number) as (file, path):
+        with self.opened(number) as (file, path):
             wanted = self._present(file, number, path, [form.name for form in self.forms])
             found: dict[str, ColumnData] = {}
             if not self.piece_rows:
@@ -128,7 +128,7 @@ class RowGroupReader:
             return [], np.zeros(0, np.int64)
         names = [form.name for form in self.forms]
         rows = int(self.rows[number])
-        with self._opened(number) as (file, path):
+        with self.opened(number) as (file, path):
             if self.piece_rows:
                 parts = self._parts(file, number, columns, rows)
                 positions = self._checked(path, number, choose(parts), count)[low:high]
@@ -152,7 +152,7 @@ class RowGroupReader:
 
     def parts(self, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """Yield all rows of a row group, ``rows`` at a time: those of ``columns`` that its file has, as it has them."""
-        with self._opened(number) as (file, _):
+        with self.opened(number) as (file, _):
             yield from self._parts(file, number, columns, rows)
 
     def _parts(self, file: pq.ParquetFile, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
@@ -237,7 +237,7 @@ class RowGroupReader:
                     right.numbers(name)[row] = 1
 
     @contextmanager
-    def _opened(self, number: int) -> Iterator[tuple[pq.ParquetFile, Path]]:
+    def opened(self, number: int) -> Iterator[tuple[pq.ParquetFile, Path]]:
         """Open the file of a row group; what goes wrong with it raises ParquetError by name."""
         path = self.path(number)
         try:

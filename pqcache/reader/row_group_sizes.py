@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.decoded_size import decoded_bytes, densest_rows, most_decoded_bytes
+from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows
 from pqcache.parquet.dense import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
@@ -57,13 +56,9 @@ def known_sizes(plan: ReadPlan) -> SharedNumbers:
 def density(plan: ReadPlan, number: int) -> float:
     """Return how many times as long as the average row the longest rows next to each other are in a row group."""
     names = [form.name for form in plan.file_forms if form.kind != "fixed"]
-    opened, path, group = _opened(plan, number)
-    try:
-        with opened as file:
-            names = [name for name in names if name in file.schema_arrow.names]
-            return densest_rows(path, file.metadata, file.schema_arrow, group, names) if names else 1.0
-    except (pa.ArrowException, OSError) as error:
-        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
+    with _opened(plan, number) as (_, group):
+        names = [name for name in names if name in group.schema.names]
+        return densest_rows(group, names) if names else 1.0
 
 
 def _is_varied(plan: ReadPlan, name: str) -> bool:
@@ -84,7 +79,9 @@ def _bytes(
     varied = [form.name for form in forms if form.name in known.names]
     looked_at = _looked_at(plan, varied)
     for number in looked_at:
-        find_sizes(plan, number, varied, known)
+        if missing := unknown_sizes(varied, known, int(plan.row_groups[number])):
+            with _opened(plan, number) as (_, group):
+                find_sizes(group, missing, known, int(plan.row_groups[number]))
     for form in forms:
         items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
         if form.kind == "fixed":
@@ -116,30 +113,15 @@ def _looked_at(plan: ReadPlan, names: Sequence[str]) -> Ints:
     return np.intersect1d(first, np.concatenate([apart, np.argsort(-most, kind="stable")[:_LOOKED_AT], [0]]))
 
 
-def find_sizes(plan: ReadPlan, number: int, names: Sequence[str], known: SharedNumbers) -> int:
-    """Return how many bytes columns ``names`` of a row group of the plan take, and remember it."""
-    row_group = int(plan.row_groups[number])
-    missing = [name for name in names if not known.numbers(name)[row_group]]
-    if missing:
-        opened, path, group = _opened(plan, number)
-        try:
-            with opened as file:
-                for name, size in decoded_bytes(path, file.metadata, file.schema_arrow, group, missing).items():
-                    known.numbers(name)[row_group] = 1 + size
-        except (pa.ArrowException, OSError) as error:
-            raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
-    return sum(int(known.numbers(name)[row_group]) - 1 for name in names)
+def unknown_sizes(names: Iterable[str], known: SharedNumbers, row_group: int) -> list[str]:
+    """Return those of columns ``names`` of which no size is remembered for a row group of the index."""
+    return [name for name in names if not known.numbers(name)[row_group]]
 
 
-def most_bytes(plan: ReadPlan, number: int, names: Sequence[str]) -> float:
-    """Return how many bytes columns ``names`` of a row group take at most; see `most_decoded_bytes`."""
-    opened, path, group = _opened(plan, number)
-    try:
-        with opened as file:
-            found = most_decoded_bytes(path, file.metadata, file.schema_arrow, group, names)
-    except (pa.ArrowException, OSError) as error:
-        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
-    return math.inf if found is None else found
+def find_sizes(group: StoredRowGroup, names: Sequence[str], known: SharedNumbers, row_group: int) -> None:
+    """Find out how many bytes columns take that are stored as ``group``, and remember it for that of the index."""
+    for name, size in decoded_bytes(group, names).items():
+        known.numbers(name)[row_group] = 1 + size
 
 
 def _list_bytes(plan: ReadPlan, name: str) -> Ints:
@@ -157,13 +139,18 @@ def _list_bytes(plan: ReadPlan, name: str) -> Ints:
     return sizes
 
 
-def _opened(plan: ReadPlan, number: int) -> tuple[pq.ParquetFile, Path, int]:
-    """Return the open file of a row group of the plan, its path, and the row group's number in it."""
+@contextmanager
+def _opened(plan: ReadPlan, number: int) -> Iterator[tuple[pq.ParquetFile, StoredRowGroup]]:
+    """Open the file of a row group of the plan; what goes wrong with it raises ParquetError."""
     index, row_group = plan.data.index, int(plan.row_groups[number])
     path = plan.data.root / index.paths[int(index.numbers("file")[row_group])]
     try:
         check_regular(path)
-        return pq.ParquetFile(path, pre_buffer=False), path, int(index.numbers("row_group")[row_group])
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            yield (
+                file,
+                StoredRowGroup(path, file.metadata, file.schema_arrow, int(index.numbers("row_group")[row_group])),
+            )
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
 
@@ -175,16 +162,12 @@ def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
     """
     if not names or not len(plan.row_groups):
         return None
-    opened, path, number = _opened(plan, 0)
-    try:
-        with opened as file:
-            present = [name for name in names if name in file.schema_arrow.names]
-            batches, left = [], _SAMPLE_ROWS
-            for batch in file.iter_batches(_SAMPLE_AT_ONCE, [number], present, use_threads=False):
-                batches.append(batch)
-                left -= batch.num_rows
-                if left <= 0 or sum(some.nbytes for some in batches) > _SAMPLE_BYTES:
-                    break
-    except (pa.ArrowException, OSError) as error:
-        raise ParquetError(path, f"cannot be read ({first_line(error)})", "open the dataset again") from error
+    with _opened(plan, 0) as (file, group):
+        present = [name for name in names if name in group.schema.names]
+        batches, left = [], _SAMPLE_ROWS
+        for batch in file.iter_batches(_SAMPLE_AT_ONCE, [group.number], present, use_threads=False):
+            batches.append(batch)
+            left -= batch.num_rows
+            if left <= 0 or sum(some.nbytes for some in batches) > _SAMPLE_BYTES:
+                break
     return pa.Table.from_batches(batches) if batches else None

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
 from pqcache.parquet import decoded_size
-from pqcache.parquet.decoded_size import decoded_bytes, most_decoded_bytes
+from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, most_decoded_bytes
 from pqcache.reader import row_group_reader
 from pqcache.reader.memory_budget import (
     DecodeBudget,
@@ -210,8 +210,8 @@ def test_what_rows_take_is_known_before_they_are_decoded(
         write_statistics=False,  # which are in the headers of pages
     )
     with pq.ParquetFile(path) as file:
-        size = decoded_bytes(path, file.metadata, file.schema_arrow, 0, ["t"])["t"]
-        most = most_decoded_bytes(path, file.metadata, file.schema_arrow, 0, ["t"])
+        group = StoredRowGroup(path, file.metadata, file.schema_arrow, 0)
+        size, most = decoded_bytes(group, ["t"])["t"], most_decoded_bytes(group, ["t"])
         table = file.read()
         taken = pa.concat_tables([table.slice(i, 1) for i in range(table.num_rows)]).combine_chunks().nbytes
     assert taken <= size + 64

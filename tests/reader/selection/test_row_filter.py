@@ -258,13 +258,13 @@ def cache(lake: Path) -> Path:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Every row group that is opened from here on: its file and its number there."""
     found: list[tuple[str, int]] = []
-    inner = RowGroupReader._opened
+    inner = RowGroupReader.opened
 
     def noted(self: RowGroupReader, group: int) -> Any:
         found.append((str(self.path(group).relative_to(self.data.root)), int(self.row_group[group])))
         return inner(self, group)
 
-    monkeypatch.setattr(RowGroupReader, "_opened", noted)
+    monkeypatch.setattr(RowGroupReader, "opened", noted)
     return found
 
 
