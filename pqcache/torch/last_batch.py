@@ -8,7 +8,7 @@ make the last ones so.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.torch.ragged import Ragged, part
+from pqcache.torch.ragged import Ragged, change_inside, part
 
 
 @contextmanager
@@ -58,27 +58,19 @@ def is_last(share: EpochShare) -> bool:
 
 def filled(value: Any, rows: int, size: int) -> Any:
     """Return a batch in which what has ``rows`` rows has ``size``: its own rows again and again."""
-    if isinstance(value, Mapping):
-        return _like(value, {name: filled(inner, rows, size) for name, inner in value.items()})
-    if isinstance(value, torch.Tensor | np.ndarray | Ragged):
-        has_rows = len(value.shape) > 0 if isinstance(value, torch.Tensor | np.ndarray) else True
-        return part(_repeated(value, -(-size // rows)), 0, size) if has_rows and len(value) == rows else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(filled(inner, rows, size) for inner in value))
-    if isinstance(value, tuple):
-        return tuple(filled(inner, rows, size) for inner in value)
-    if isinstance(value, list):
-        if len(value) == rows and not any(isinstance(inner, torch.Tensor) for inner in value):
-            return (value * -(-size // rows))[:size]
-        return [filled(inner, rows, size) for inner in value]
-    return value
 
+    def has_rows(inner: Any) -> bool:
+        if isinstance(inner, torch.Tensor | np.ndarray):
+            return len(inner.shape) > 0 and len(inner) == rows
+        if isinstance(inner, list):
+            return len(inner) == rows and not any(isinstance(item, torch.Tensor) for item in inner)
+        return isinstance(inner, Ragged) and len(inner) == rows
 
-def _like(value: Mapping[str, Any], columns: dict[str, Any]) -> Any:
-    """Return columns as what ``value`` is: a Batch with its position, a dict, or a class that is made of one."""
-    position = getattr(value, "position", None)
-    kind: Any = type(value)
-    return kind(columns) if position is None else kind(columns, position)
+    def fill(inner: Any) -> Any:
+        times = -(-size // rows)
+        return (inner * times)[:size] if isinstance(inner, list) else part(_repeated(inner, times), 0, size)
+
+    return change_inside(value, has_rows, fill)
 
 
 def _repeated(value: Any, times: int) -> Any:

@@ -176,30 +176,36 @@ def to_device(value: Any, device: torch.device | str, non_blocking: bool = False
 
     Objects of other classes move themselves where they have ``to``, and are returned as they are where not.
     """
-    return _changed(value, "to", lambda inner: inner.to(device, non_blocking=non_blocking))
+    return change_inside(value, _has("to"), lambda inner: inner.to(device, non_blocking=non_blocking))
 
 
 def pin_tensors(value: Any) -> Any:
     """Return a value with its tensors in pinned memory, wherever `to_device` finds them."""
-    return _changed(value, "pin_memory", lambda inner: inner.pin_memory())
+    return change_inside(value, _has("pin_memory"), lambda inner: inner.pin_memory())
 
 
-def _changed(value: Any, method: str, change: Callable[[Any], Any]) -> Any:
-    """Return a value with ``change``, which calls ``method``, made to all that has it; containers keep their type."""
-    if isinstance(value, (str, bytes, type)):
-        return value
-    if callable(getattr(value, method, None)):  # a tensor, Ragged, Batch, or what a transform made
+def _has(method: str) -> Callable[[Any], bool]:
+    """Return a condition for tensors, Ragged, Batch and what a transform made, that they have a method."""
+    return lambda value: not isinstance(value, type) and callable(getattr(value, method, None))
+
+
+def change_inside(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+    """Return a value with ``change`` made to all inside of it that it ``applies`` to; containers keep their type.
+
+    Containers are mappings, lists, tuples and dataclasses; where it applies to one, that is not looked into.
+    """
+    if applies(value):
         return change(value)
     if isinstance(value, Mapping):
-        return _like(value, {name: _changed(inner, method, change) for name, inner in value.items()})
+        return _like(value, {name: change_inside(inner, applies, change) for name, inner in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a namedtuple
-        return type(value)(*(_changed(inner, method, change) for inner in value))
+        return type(value)(*(change_inside(inner, applies, change) for inner in value))
     if isinstance(value, (list, tuple)):
-        return _like(value, [_changed(inner, method, change) for inner in value])
-    if dataclasses.is_dataclass(value):
+        return _like(value, [change_inside(inner, applies, change) for inner in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, _changed(getattr(value, field.name), method, change))
+            object.__setattr__(made, field.name, change_inside(getattr(value, field.name), applies, change))
         return made
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,6 +15,11 @@ from pqcache.torch.batch import Position
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round
 
 Pair = namedtuple("Pair", ["x", "y"])
+
+
+@dataclass(frozen=True)
+class Columns:
+    x: torch.Tensor
 
 
 def test_what_has_rows_is_filled_up_with_them() -> None:
@@ -36,6 +42,7 @@ def test_what_a_transform_returns_is_filled_up() -> None:
     x = torch.arange(3)
     assert [len(v) for v in filled((x, np.arange(3), ["a", "b", "c"]), 3, 4)] == [4, 4, 4]
     assert filled(Pair(x, [x, x]), 3, 4).y[1].tolist() == [0, 1, 2, 0]
+    assert filled(Columns(x), 3, 4).x.tolist() == [0, 1, 2, 0]
     other = {"weight": torch.tensor(2.0), "table": torch.zeros(5, 3), "name": "batch", "lengths": np.array(3)}
     assert all(filled(other, 3, 4)[name] is value for name, value in other.items()), "not rows"
 
