@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.frameworks.ranks import note
-from tests.test_docs import environment
+from tests.frameworks.ranks import note, run_python
 
 Found = list[dict[str, Any]]  # by rank, then by scene
 
@@ -31,10 +30,7 @@ def run_scenes(module: str, directory: Path, before: list[str], after: list[str]
         out.mkdir()
         said = {**options, "ranks": ranks, "scenes": scenes, "out": out, "state": directory / f"state-{ranks}"}
         (out / "options.json").write_text(json.dumps(said, default=str))
-    command = [sys.executable, "-m", "tests.frameworks.forked_ranks", module, *map(str, outs)]
-    env = {**environment(), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    run_python(["-m", "tests.frameworks.forked_ranks", module, *map(str, outs)], directory)
     found: dict[int, Found] = {1: [{}], 2: [{}, {}]}
     for out, (ranks, _) in zip(outs, runs, strict=True):
         for rank in range(ranks):
@@ -42,38 +38,36 @@ def run_scenes(module: str, directory: Path, before: list[str], after: list[str]
     return found
 
 
-def _play(module: Any, options: dict[str, Any], rank: int, port: int) -> None:
-    if options["ranks"] > 1:
-        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": options["ranks"], "LOCAL_WORLD_SIZE": options["ranks"]}
-        os.environ.update({name: str(value) for name, value in ranks.items()}, MASTER_PORT=str(port))
-    scenes = module.Scenes(options)
-    note(options, rank, {name: getattr(scenes, name)() for name in options["scenes"]})
+def fork_ranks(ranks: int, play: Callable[[int], None]) -> bool:
+    """Call ``play(rank)`` in so many forked processes; return whether all of them ended well.
 
-
-def _run(module: Any, out: Path) -> bool:
-    """Run the scenes of one directory on forked ranks; return whether all of them ended well."""
-    options = json.loads((out / "options.json").read_text())
+    They have the environment that torchrun gives its processes; one that is alone, nothing of it.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    ranks = {_fork(module, options, rank, port) for rank in range(options["ranks"])}
-    while ranks:
+    running = {_fork(play, rank, ranks, port) for rank in range(ranks)}
+    while running:
         pid, status = os.wait()
-        ranks.discard(pid)
+        running.discard(pid)
         if status:  # the others may wait for it forever
-            for other in ranks:
+            for other in running:
                 os.kill(other, signal.SIGKILL)
             return False
     return True
 
 
-def _fork(module: Any, options: dict[str, Any], rank: int, port: int) -> int:
+def _fork(play: Callable[[int], None], rank: int, ranks: int, port: int) -> int:
     """Return the process id of a forked rank."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        _play(module, options, rank, port)
+        if ranks > 1:
+            of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+            of_torchrun |= {"GROUP_RANK": 0, "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in of_torchrun.items()}, TORCHELASTIC_RUN_ID="test")
+        play(rank)
         code = 0
     finally:
         if code:
@@ -81,6 +75,17 @@ def _fork(module: Any, options: dict[str, Any], rank: int, port: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run(module: Any, out: Path) -> bool:
+    """Run the scenes of one directory on forked ranks; return whether all of them ended well."""
+    options = json.loads((out / "options.json").read_text())
+
+    def play(rank: int) -> None:
+        scenes = module.Scenes(options)
+        note(options, rank, {name: getattr(scenes, name)() for name in options["scenes"]})
+
+    return fork_ranks(options["ranks"], play)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ import json
 import logging
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from pqcache.torch import Loader, ParquetDataset
+from tests.frameworks.forked_ranks import fork_ranks
 
 BATCH = 310  # 21 batches of 6,300 rows: two ranks repeat one
 
@@ -211,37 +212,14 @@ def run_cases(stage: dict[str, Any], rank: int) -> None:
     (Path(stage["out"]) / f"{stage['name']}-{rank}.json").write_text(json.dumps(found))
 
 
-def run_rank(stage: dict[str, Any], rank: int, port: int) -> None:
+def main(path: str) -> int:
+    """Run all stages; return how many of them did not end well."""
     logging.getLogger("lightning").setLevel(logging.ERROR)
-    ranks = stage["ranks"]
-    if ranks > 1:  # what torchrun sets
-        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
-        os.environ.update({name: str(value) for name, value in world.items()})
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test")
-    run_cases(stage, rank)
-
-
-def main(path: str) -> None:
     torch.set_num_threads(1)
     multiprocessing.set_forkserver_preload(["lightning", "pqcache.torch"])
-    for stage in json.loads(Path(path).read_text()):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        children = []
-        for rank in range(stage["ranks"]):
-            child = os.fork()
-            if child == 0:
-                try:
-                    run_rank(stage, rank, port)
-                finally:
-                    traceback.print_exception(*sys.exc_info())
-                    sys.stderr.flush()
-                    os._exit(0)
-            children.append(child)
-        for child in children:
-            os.waitpid(child, 0)
+    stages = json.loads(Path(path).read_text())
+    return sum(not fork_ranks(stage["ranks"], partial(run_cases, stage)) for stage in stages)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1]))

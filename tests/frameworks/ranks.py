@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pqcache.errors import UsageError
 from tests.test_docs import environment
 
 
@@ -21,12 +23,26 @@ def run_ranks(script: Path, directory: Path, ranks: int, **options: Any) -> list
     for old in out.iterdir():
         old.unlink()
     (directory / "options.json").write_text(json.dumps({**options, "out": str(out)}, default=str))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-    command += [f"--nproc-per-node={ranks}", str(script), str(directory / "options.json")]
-    env = {**environment(), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    command = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={ranks}"]
+    run_python([*command, str(script), str(directory / "options.json")], directory, timeout=280)
     return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def run_python(words: list[str], directory: Path, timeout: float = 500) -> None:
+    """Run ``python WORDS...`` in a directory, so that its ranks find one another on this machine alone."""
+    env = {**environment(), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+
+
+def refusal(read: Callable[[], object]) -> str:
+    """Return what is said where reading raises UsageError, else an empty text; from within a script."""
+    try:
+        read()
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def note(options: dict[str, Any], rank: int, found: dict[str, Any]) -> None:

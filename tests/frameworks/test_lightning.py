@@ -7,8 +7,6 @@ trainings that resume from them. Tests look at what their cases found.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from tests import ROOT
 from tests.datasets import write_shop
 from tests.frameworks.conftest import ROWS
 from tests.frameworks.lightning_script import BATCH
+from tests.frameworks.ranks import run_python
 from tests.scripts import run_script
 from tests.test_docs import environment
 
@@ -138,11 +137,8 @@ def found(rows_table: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
         for options in stage["cases"].values():
             options["table"] = str(rows_table)
     (root / "stages.json").write_text(json.dumps(plan))
-    command = [sys.executable, str(HERE / "lightning_script.py"), str(root / "stages.json")]
-    env = {**environment(), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=500)
+    run_python([str(HERE / "lightning_script.py"), str(root / "stages.json")], root)
     files = {stage["name"]: [root / f"{stage['name']}-{rank}.json" for rank in range(stage["ranks"])] for stage in plan}
-    assert all(file.exists() for paths in files.values() for file in paths), done.stderr[-4000:]
     ranks = {name: [json.loads(path.read_text()) for path in paths] for name, paths in files.items()}
     results = {case: [rank[case] for rank in ranks[stage["name"]]] for stage in plan for case in stage["cases"]}
     results["spawned"] = [{"seen": json.loads(path.read_text())} for path in sorted(root.glob("saved/forked-*.json"))]

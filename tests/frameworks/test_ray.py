@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import ray.train
@@ -23,12 +22,11 @@ from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader
 from torch.utils.data import DataLoader
 
-from pqcache.errors import UsageError
 from pqcache.torch import Loader, ParquetDataset
 from tests import ROOT
 from tests.datasets import write_shop
 from tests.frameworks.conftest import ROWS
-from tests.frameworks.ranks import note
+from tests.frameworks.ranks import note, refusal
 from tests.test_docs import blocks_of, environment
 
 BATCH = 64
@@ -39,7 +37,7 @@ ROUNDS = 50  # of two ranks: 99 batches, and the first one again
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
     """A cluster of this machine alone, of which nothing is left."""
-    before = set(processes_below(os.getpid()))
+    before = set(processes_below(psutil.Process()))
     with tempfile.TemporaryDirectory(prefix="ray") as directory:  # a short name, as sockets are in it
         ray.init(
             num_cpus=4,
@@ -51,30 +49,28 @@ def cluster() -> Iterator[None]:
             _temp_dir=directory,
         )
         assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
-        of_ray = set(processes_below(os.getpid())) - before  # other tests start processes too, which outlive it
+        of_ray = set(processes_below(psutil.Process())) - before  # other tests start processes too, which outlive it
         yield
         started = of_ray.union(*map(processes_below, of_ray))
         ray.shutdown()
-        deadline = time.monotonic() + 30
-        while left := [pid for pid in started if is_alive(pid)]:
-            assert time.monotonic() < deadline, f"processes are left: {left}"
-            time.sleep(0.1)
+        _, left = psutil.wait_procs(started, timeout=30)
+        left = [process for process in left if is_alive(process)]
+        assert not left, f"processes are left: {left}"
 
 
-def processes_below(pid: int) -> list[int]:
-    """Return the ids of the processes that this one has started, and of those that they have."""
-    found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *processes_below(child)]
-    return found
+def processes_below(process: psutil.Process) -> list[psutil.Process]:
+    """Return the processes that this one has started, and those that they have."""
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """Return whether a process runs, and is not only waited for."""
     try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
@@ -86,15 +82,6 @@ def epochs_of(loader: Any, dataset: ParquetDataset | None = None) -> list[list[l
             dataset.set_epoch(epoch)
         found.append([batch["id"].tolist() for batch in loader])
     return found
-
-
-def refusal(call: Callable[[], object]) -> str:
-    """Return the error that a call raises."""
-    try:
-        call()
-    except UsageError as error:
-        return str(error)
-    return ""
 
 
 def fail_once(options: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
-from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, ParquetDataset
+from tests.frameworks.ranks import refusal
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -28,15 +27,6 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 def ids(batches: Any) -> list[int]:
     return [i for batch in batches for i in batch["id"].reshape(-1).tolist()]
-
-
-def refused(read: Callable[[], Any]) -> str:
-    """Return what is said where reading raises UsageError, else an empty string."""
-    try:
-        read()
-    except UsageError as error:
-        return str(error)
-    return ""
 
 
 class Scenes:
@@ -81,7 +71,7 @@ class Scenes:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
                     epochs: list[Any] = []
-                    error = refused(lambda: epochs.extend(ids(loader) for _ in range(2)))  # noqa: B023
+                    error = refusal(lambda: epochs.extend(ids(loader) for _ in range(2)))  # noqa: B023
                 said = [str(each.message) for each in caught if "keep the place" in str(each.message)]
                 found[f"{name} {size}"] = {"error": error, "epochs": epochs, "said": said}
         return found
@@ -96,7 +86,7 @@ class Scenes:
         return found
 
     def skipped(self) -> str:
-        return refused(lambda: skip_first_batches(self.configure("default").prepare(Loader(self.dataset())), 3))
+        return refusal(lambda: skip_first_batches(self.configure("default").prepare(Loader(self.dataset())), 3))
 
     def accumulated(self) -> list[int]:
         """The batches after which the optimizer made a step."""

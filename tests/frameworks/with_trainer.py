@@ -11,9 +11,9 @@ import torch
 import transformers
 from transformers import TrainerCallback, TrainingArguments
 
-from pqcache.errors import UsageError
 from pqcache.torch import Mix, ParquetDataset
 from pqcache.torch.trainer import Trainer
+from tests.frameworks.ranks import refusal
 
 
 class Line(torch.nn.Module):
@@ -88,11 +88,7 @@ class Scenes:
         }
 
     def error(self, *names: Any, **options: Any) -> str:
-        try:
-            self.train("refused", *names, max_steps=3, **options)
-        except UsageError as error:
-            return str(error)
-        return ""
+        return refusal(lambda: self.train("refused", *names, max_steps=3, **options))
 
     def whole(self) -> dict[str, Any]:
         """Runs that nothing interrupts."""
@@ -167,23 +163,16 @@ class Scenes:
         }
         found["naive"] = self.error(transformers.Trainer)
         found["naive workers"] = self.error(transformers.Trainer, dataloader_num_workers=2)
-        try:
-            arguments = self.arguments("refused", max_steps=1)
-            Trainer(model=Line(), args=arguments, train_dataset=self.dataset(), data_collator=collator).train()
-        except UsageError as error:
-            found["data_collator"] = str(error)
-        try:
-            same = self.dataset()
-            Trainer(model=Line(), args=self.arguments("refused"), train_dataset=same, eval_dataset=same).evaluate()
-        except UsageError as error:
-            found["eval_dataset"] = str(error)
+        once, many = self.arguments("refused", max_steps=1), self.arguments("refused")
+        collated = Trainer(model=Line(), args=once, train_dataset=self.dataset(), data_collator=collator)
+        found["data_collator"] = refusal(collated.train)
+        same = self.dataset()
+        found["eval_dataset"] = refusal(
+            Trainer(model=Line(), args=many, train_dataset=same, eval_dataset=same).evaluate
+        )
         parts = {"a": self.dataset(filters="id < 1000"), "b": self.dataset(filters="id >= 1000")}
         for name, dataset in {"pad=False": self.dataset(shuffle=False, pad=False), "mix": Mix(parts)}.items():
-            try:
-                Trainer(model=Line(), args=self.arguments("refused"), eval_dataset=dataset).get_eval_dataloader()
-                found[name] = ""
-            except UsageError as error:
-                found[name] = str(error)
+            found[name] = refusal(Trainer(model=Line(), args=many, eval_dataset=dataset).get_eval_dataloader)
         found["pad=False in training"] = self.error(dataset=self.dataset(pad=False))
         return found
 

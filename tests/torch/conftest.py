@@ -1,5 +1,31 @@
-"""Makes the forkserver of multiprocessing import torch once, for all processes that tests start with it."""
+"""A small table that many tests read; and torch is imported once for all processes that tests start by forkserver."""
+
+from __future__ import annotations
 
 import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 multiprocessing.set_forkserver_preload(["pqcache.torch", "tests.torch.ranks"])
+
+ROWS = 500
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of one file with 500 rows in 10 row groups: ``id`` from 0, and ``tokens``, lists of up to 4."""
+    root = tmp_path_factory.mktemp("table")
+    ids = np.arange(ROWS)
+    columns = {"id": ids, "tokens": pa.array([list(range(i % 5)) for i in ids], pa.list_(pa.int32()))}
+    pq.write_table(pa.table(columns), root / "a.parquet", row_group_size=50)
+    return root
+
+
+def ids_of(batches: Any) -> list[int]:
+    """Return the ids of all batches."""
+    return [i for batch in batches for i in batch["id"].tolist()]

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,27 +18,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, callers
+from tests.torch.conftest import ROWS, ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
-
-ROWS = 500
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("table")
-    ids = np.arange(ROWS)
-    columns = {"id": ids, "tokens": pa.array([list(range(i % 5)) for i in ids], pa.list_(pa.int32()))}
-    pq.write_table(pa.table(columns), root / "a.parquet", row_group_size=50)
-    return root
 
 
 def dataset(table: Path, **options: Any) -> ParquetDataset:
     return ParquetDataset(table, **{"batch_size": 32, "seed": 3, "lanes": 4, **options})
-
-
-def ids_of(batches: Any) -> list[int]:
-    return [i for batch in batches for i in batch["id"].tolist()]
 
 
 def plain_dict(batch: Batch) -> dict[str, Any]:

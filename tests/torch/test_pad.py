@@ -7,9 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -17,26 +14,16 @@ from torch.utils.data import DataLoader
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch import Loader, Mix, ParquetDataset
+from tests.torch.conftest import ROWS, ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
-ROWS, BATCHES = 500, 16
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("table")
-    pq.write_table(pa.table({"id": np.arange(ROWS)}), root / "a.parquet", row_group_size=50)
-    return root
+BATCHES = 16
 
 
 def dataset(table: Path, ranks: int, rank: int, **options: Any) -> ParquetDataset:
     chosen = {"batch_size": 32, "shuffle": False, "pad": False, "num_replicas": ranks, "rank": rank, **options}
     return ParquetDataset(table, **chosen)
-
-
-def ids_of(batches: Any) -> list[int]:
-    return [i for batch in batches for i in batch["id"].tolist()]
 
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (3, 0), (3, 2), (5, 0), (20, 0)])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -35,6 +36,24 @@ def check_sizes(result: RewriteResult, limit: int) -> list[float]:
     fills = [size / limit for size, _ in sizes[:-1]]
     assert all(fill >= 0.95 for fill in fills), fills
     return fills
+
+
+def rewrite_80_mb(directory: Path, options: RewriteOptions) -> tuple[RewriteResult, int]:
+    """Rewrite one row group of 8,000 rows and 80 MB, in ``a.parquet``, to ``out``; return also the peak in Arrow."""
+    rng = np.random.default_rng(6)
+    source = directory / "a.parquet"
+    blobs = [rng.bytes(10_000) for _ in range(8_000)]
+    pq.write_table(pa.table({"id": range(8_000), "b": blobs}), source, use_dictionary=False, compression="none")
+    assert pq.read_metadata(source).num_row_groups == 1
+    del blobs
+    before = pa.total_allocated_bytes()
+    peak = 0
+
+    def sample(done: int) -> None:
+        nonlocal peak
+        peak = max(peak, pa.total_allocated_bytes() - before)
+
+    return rewrite_directory([source], directory / "out", options, sample), peak
 
 
 def check_spans(path: Path) -> None:

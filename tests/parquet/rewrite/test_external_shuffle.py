@@ -21,6 +21,7 @@ from pqcache.parquet.rewrite.source_reader import RowBatch, row_batch
 from pqcache.store.config import read_config
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
+from tests.parquet.rewrite.rewriting import rewrite_80_mb
 
 KB = 1 << 10
 LIMIT = 32 * KB
@@ -109,19 +110,7 @@ def test_rows_are_mixed_as_well_as_by_a_global_shuffle(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    rng = np.random.default_rng(6)
-    source = tmp_path / "a.parquet"
-    blobs = [rng.bytes(10_000) for _ in range(8_000)]
-    pq.write_table(pa.table({"id": range(8_000), "b": blobs}), source, use_dictionary=False, compression="none")
-    del blobs
-    before = pa.total_allocated_bytes()
-    peak = 0
-
-    def sample(done: int) -> None:
-        nonlocal peak
-        peak = max(peak, pa.total_allocated_bytes() - before)
-
-    result = rewrite_directory([source], tmp_path / "out", RewriteOptions(row_group_size=1 << 20, shuffle=1), sample)
+    result, peak = rewrite_80_mb(tmp_path, RewriteOptions(row_group_size=1 << 20, shuffle=1))
     assert 0 < peak < 40 << 20  # of 80 MB
     assert sum(output.rows for output in result.outputs) == 8_000
     assert sorted(ids_of(tmp_path / "out")) == list(range(8_000))

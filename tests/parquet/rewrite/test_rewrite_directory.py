@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.parquet.rewrite.rewrite_directory import rewrite_directory
 from tests.examples import examples
 from tests.parquet.rewrite.rewriting import (
     KB,
@@ -25,6 +24,7 @@ from tests.parquet.rewrite.rewriting import (
     check_sizes,
     group_sizes,
     rewrite,
+    rewrite_80_mb,
     table_of,
 )
 
@@ -169,21 +169,8 @@ def test_files_roll_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_big_row_group_is_read_in_pieces(tmp_path: Path) -> None:
-    rng = np.random.default_rng(6)
-    source = tmp_path / "a.parquet"
-    blobs = [rng.bytes(10_000) for _ in range(8_000)]
-    pq.write_table(pa.table({"blob": blobs}), source, use_dictionary=False, compression="none")
-    del blobs
-    before = pa.total_allocated_bytes()
-    peak = 0
-
-    def sample(done: int) -> None:
-        nonlocal peak
-        peak = max(peak, pa.total_allocated_bytes() - before)
-
-    result = rewrite_directory([source], tmp_path / "out", RewriteOptions(row_group_size=1 << 20), sample)
+    result, peak = rewrite_80_mb(tmp_path, RewriteOptions(row_group_size=1 << 20))
     check_sizes(result, 1 << 20)
-    assert pq.read_metadata(source).num_row_groups == 1
     assert 0 < peak < 30 << 20
 
 
