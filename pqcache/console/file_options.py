@@ -26,6 +26,24 @@ AllFiles = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
+Version = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="* Take this version of a Delta table, or the snapshot of an Iceberg table with this ID; '' for the "
+        "newest again. Default: the newest.",
+        rich_help_panel=SELECTION,
+    ),
+]
+AsOf = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="* Take the version that a Delta or Iceberg table had at this time, like 2026-11-01T04:00:00Z; '' for the "
+        "newest again.",
+        rich_help_panel=SELECTION,
+    ),
+]
 OnceAsFiles = Annotated[
     bool,
     typer.Option(

@@ -31,6 +31,8 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
     if found.source:
         console.print(f"  source       {escape(found.source)}")
         console.print(f"  snapshot     {escape(found.snapshot or '?')}, {_age(found.created)} old")
+    if found.version is not None:
+        console.print(escape(f"  table        {found.version}"))
     if found.shard is not None:
         console.print(f"  share        {found.shard} of listing {found.listing}")
     partitions = format_count(len(found.partitions), "partition")

@@ -118,6 +118,8 @@ def print_sync(report: SyncReport) -> None:
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.shard is not None:
         held += f", share {report.shard}"
+    if report.version is not None:
+        held += f", version {report.version}"
     if report.published:
         text = f"synced {changes}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:

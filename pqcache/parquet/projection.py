@@ -136,7 +136,7 @@ def _place_row_group(
     result[1] = (LIST, Items(STRUCT, [moved[leaf] for leaf in leaves]))
     result[2] = (I64, sum(number_of(metas[leaf], 6, name) for leaf in leaves))
     result.pop(4, None)
-    if sorting := _sorting(group, leaves):
+    if sorting := kept_sorting(group, leaves):
         result[4] = (LIST, Items(STRUCT, sorting))
     if 5 in result:
         result[5] = (I64, position)
@@ -161,7 +161,7 @@ def _byte_range(meta: Struct, limit: int, extra: int, name: str) -> ByteRange:
     return ByteRange(start, min(size + extra, limit - start) if size else 0)
 
 
-def _sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:
+def kept_sorting(group: Struct, leaves: Sequence[int]) -> list[Struct]:
     """Return the sorting columns that still hold: up to the first that is gone."""
     position_of = {leaf: position for position, leaf in enumerate(leaves)}
     kept: list[Struct] = []

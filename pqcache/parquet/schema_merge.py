@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
+from pqcache.parquet.dense import dense_in
 from pqcache.parquet.nested import with_changed_types
 
 _UNITS = ("s", "ms", "us", "ns")
@@ -162,6 +163,54 @@ def promoted(one: pa.Schema, other: pa.Schema) -> pa.Schema:
     except (pa.ArrowTypeError, pa.ArrowInvalid):
         plain = [pa.schema([f.with_type(without_views(f.type)) for f in s], s.metadata) for s in (one, other)]
         return pa.unify_schemas(plain, promote_options="permissive")
+
+
+def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
+    """Return one schema for all files; types that do not widen without loss raise ParquetError by file."""
+    result: pa.Schema | None = None
+    first = ""
+    for path, schema in schemas:
+        if result is None:
+            result, first = schema, path
+            continue
+        here, there = dense_in(schema), dense_in(result)
+        for name in here.keys() & there.keys():
+            if here[name] != there[name]:
+                raise ParquetError(
+                    path,
+                    f"column {name!r} is stored as {here[name].text}, and as {there[name].text} in {first}",
+                    f"make them alike with 'pqcache repartition --dense {name}'",
+                )
+        try:
+            result = promoted(result, schema)
+        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            raise ParquetError(
+                path, f"its schema does not fit {first} ({error})", "rewrite one of them with the other's types"
+            ) from error
+    return result if result is not None else pa.schema([])
+
+
+def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
+    """Return the schema of files as that of their table: with the columns that none has yet, and its wider numbers.
+
+    All other types are as in the files.
+    """
+    fields = [field.with_type(_as_wide(field.type, table, field.name)) for field in files]
+    missing = [_optional(field) for field in table if field.name not in files.names]
+    return pa.schema([*fields, *missing], files.metadata) if len(table) else files
+
+
+def _as_wide(kind: pa.DataType, table: pa.Schema, name: str) -> pa.DataType:
+    """Return the type of a column of ``table`` where it is a number that holds each of ``kind``, else ``kind``."""
+    wanted = table.field(name).type if name in table.names else kind
+    if wanted == kind or not all(pt.is_primitive(t) or pt.is_decimal(t) for t in (kind, wanted)):
+        return kind
+    try:
+        both = _merged_type(kind, wanted)
+    except _Differ:
+        return kind
+    number = pt.is_integer(wanted) or pt.is_floating(wanted) or pt.is_decimal(wanted)
+    return wanted if number and both == wanted else kind
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -18,6 +18,7 @@ from pqcache.store.layout import CONFIG
 from pqcache.store.ownership import file_mode
 from pqcache.store.shard import parse_shard
 from pqcache.store.tables.data_files import FileRules
+from pqcache.store.tables.table import VersionRule
 from pqcache.system.disk import open_plain, write_durably
 from pqcache.units import parse_duration, parse_size
 
@@ -47,6 +48,8 @@ class Config:
     checksum: bool = False
     as_files: bool = False
     all_files: bool = False
+    version: str | None = None
+    as_of: str | None = None
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     compression: str | None = None
     compat: bool = False
@@ -63,6 +66,8 @@ class Config:
         if self.hdfs_driver not in (HDFS_NATIVE, HDFS3):
             raise UsageError(f"--hdfs-driver {self.hdfs_driver}", f"choose {HDFS_NATIVE} or {HDFS3}")
         parse_max_delete(self.max_delete)
+        if self.version is not None and self.as_of is not None:
+            raise UsageError("--version", "and --as-of name two versions", "give one of them, and '' for the other")
         if self.shard is not None:
             parse_shard(self.shard)
         self.rewrite()
@@ -71,6 +76,11 @@ class Config:
     def file_rules(self) -> FileRules:
         """Which files of the source are taken."""
         return FileRules(as_files=self.as_files, all_files=self.all_files, marker=self.marker)
+
+    @property
+    def version_rule(self) -> VersionRule:
+        """Which version of a table is taken."""
+        return VersionRule(version=self.version, as_of=self.as_of)
 
     def rewrite(self) -> RewriteOptions | None:
         """Return how files are rewritten, or None when they are taken as they come."""
@@ -132,6 +142,8 @@ def read_config(cache: Path) -> Config:
             checksum=document.get("checksum", False) is True,
             as_files=document.get("as_files", False) is True,
             all_files=document.get("all_files", False) is True,
+            version=None if "version" not in document else str(document["version"]),
+            as_of=None if "as_of" not in document else str(document["as_of"]),
             options={str(k): str(v) for k, v in document.get("options", {}).items()},
             compression=document.get("compression"),
             compat=document.get("compat", False) is True,
@@ -187,6 +199,8 @@ def write_config(cache: Path, config: Config) -> None:
         "checksum": config.checksum or None,
         "as_files": config.as_files or None,
         "all_files": config.all_files or None,
+        "version": config.version,
+        "as_of": config.as_of,
         "options": dict(config.options) or None,
         "compression": config.compression,
         "compat": config.compat or None,

@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from pqcache.errors import SourceError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -59,10 +61,11 @@ def infer_type(values: Iterable[str | None]) -> pa.DataType:
     return pa.int64() if present and all(map(_is_integer, present)) else pa.string()
 
 
-def partition_table(directories: Sequence[str]) -> pa.Table:
-    """Return one row per directory and one column per partition column, types inferred from all of them.
+def partition_table(directories: Sequence[str], schema: pa.Schema | None = None) -> pa.Table:
+    """Return one row per directory and one column per partition column.
 
-    A directory that lacks one of the columns has a null there.
+    Types are those in ``schema``, that of a table; of columns that are not in it they are inferred from all values.
+    A directory that lacks one of the columns has a null there. A value that is none of its type raises SourceError.
     """
     import pyarrow as pa
 
@@ -72,7 +75,9 @@ def partition_table(directories: Sequence[str]) -> pa.Table:
     for name in names:
         values = [row.get(name) for row in rows]
         kind = infer_type(values)
-        if pa.types.is_integer(kind):
+        if schema is not None and name in schema.names:
+            columns[name] = _typed(values, schema.field(name).type, name)
+        elif pa.types.is_integer(kind):
             columns[name] = pa.array([None if v is None else int(v) for v in values], kind)
         else:
             columns[name] = pa.array(values, kind)
@@ -81,13 +86,23 @@ def partition_table(directories: Sequence[str]) -> pa.Table:
     return pa.table(columns)
 
 
-def partitions_of(paths: Sequence[str]) -> pa.Table:
-    """Return one row per file and one column per partition column."""
+def _typed(values: Sequence[str | None], kind: pa.DataType, name: str) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return pa.array(values, pa.string()).cast(kind)
+    except pa.ArrowException as error:
+        reason = f"is {kind} in the table, and a value in a path is not ({error})"
+        raise SourceError(f"column {name!r}", reason, "check the table with the engine that wrote it") from error
+
+
+def partitions_of(paths: Sequence[str], schema: pa.Schema | None = None) -> pa.Table:
+    """Return one row per file and one column per partition column; ``schema`` is as for `partition_table`."""
     import pyarrow as pa
 
     directories = [parent(path) for path in paths]
     position = {directory: i for i, directory in enumerate(dict.fromkeys(directories))}
-    table = partition_table(list(position))
+    table = partition_table(list(position), schema)
     if not table.num_columns:
         return partition_table([""] * len(paths))
     return table.take(pa.array([position[directory] for directory in directories], pa.int64()))

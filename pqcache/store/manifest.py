@@ -9,11 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _INODE = "inode:"
+_COMMITTED = "committed:"
+_SHAPED = "committed-shaped:"
 
 
 def local_tag(inode: int, ctime_ns: int) -> str:
     """Return the tag of a file on a local file system, where no ETag begins like it."""
     return f"{_INODE}{inode}:{ctime_ns}"
+
+
+def committed_tag(digest: str, shaped: bool) -> str:
+    """Return the tag of a file that the log of a table names, where no ETag begins like it.
+
+    ``digest`` is of its URL and of all that the table makes of its rows and columns; ``shaped`` says that this is
+    something: that a copy of it has not the file's bytes.
+    """
+    return f"{_SHAPED if shaped else _COMMITTED}{digest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,11 @@ class Identity:
     def shared_tag(self) -> str:
         """The tag if all machines see the same one, else empty."""
         return "" if self.tag.startswith(_INODE) else self.tag
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether a copy of the file has other bytes than the file, since its table renames columns or deletes rows."""
+        return self.tag.startswith(_SHAPED)
 
     def is_still(self, now: Identity) -> bool:
         """Return whether a file that was recorded as this is unchanged; without a tag on one side, as far as known."""
@@ -77,6 +93,26 @@ class Totals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TableVersion:
+    """The version of a Delta or Iceberg table that a listing is of.
+
+    Attributes:
+        format: ``Delta`` or ``Iceberg``.
+        version: the number of the version, or the ID of the snapshot.
+        time: when it was committed, in ISO 8601.
+        schema: the table's schema, partition columns included, as a serialized Arrow schema.
+    """
+
+    format: str
+    version: str
+    time: str
+    schema: bytes = b""
+
+    def __str__(self) -> str:
+        return f"{self.format} version {self.version} of {self.time}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SnapshotMetadata:
     """What a snapshot is made from.
 
@@ -85,12 +121,14 @@ class SnapshotMetadata:
         where: the condition that its rows satisfy, None for all.
         shard: the node whose share it is, like ``0/3``, or None for all of the source.
         listing: the digest of the files that were divided among nodes, equal for all nodes that divided the same.
+        table: the version of the table that the source is; None for a directory of files.
     """
 
     source: str
     where: str | None = None
     shard: str | None = None
     listing: str | None = None
+    table: TableVersion | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pqcache.errors import DamagedError
 from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import Manifest, SourceFile, Totals
+from pqcache.store.manifest import Manifest, SourceFile, TableVersion, Totals
 from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import read_regular
@@ -29,7 +29,8 @@ class Summary:
     """What a manifest says, all files together.
 
     ``sources`` is a digest of the ``source_files`` source files' paths and identities, ``held`` one of the snapshot's
-    own paths and sizes. ``recipe`` is that of every file, None where they differ.
+    own paths and sizes. ``recipe`` is that of every file, None where they differ. ``table`` is what `table_digest`
+    returns.
     """
 
     sources: str
@@ -38,6 +39,7 @@ class Summary:
     recipe: str | None
     shard: str | None
     totals: Totals
+    table: str | None = None
 
 
 def summarize(manifest: Manifest) -> Summary:
@@ -51,7 +53,15 @@ def summarize(manifest: Manifest) -> Summary:
         recipe=recipes.pop() if len(recipes) == 1 else None,
         shard=manifest.shard,
         totals=manifest.totals,
+        table=table_digest(manifest.table),
     )
+
+
+def table_digest(table: TableVersion | None) -> str | None:
+    """Return a digest of the format and the schema of a table, which can change while no file does."""
+    if table is None:
+        return None
+    return blake2b(table.format.encode() + b"\0" + table.schema, digest_size=16).hexdigest()
 
 
 def write_summary(manifest: Manifest, path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from pqcache.errors import CacheError, DamagedError
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, TableVersion
 from pqcache.system.disk import check_regular
 
 FORMAT = 2  # 1 had recipes that were not JSON
@@ -37,6 +39,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
         "where": manifest.where,
         "shard": manifest.shard,
         "listing": manifest.listing,
+        "table": None if manifest.table is None else _as_json(manifest.table),
     }
     schema = _SCHEMA.with_metadata({"pqcache": json.dumps(about)})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
@@ -70,10 +73,32 @@ def _read(path: Path, with_files: bool) -> Manifest:
         raise CacheError(path, "permission denied", "make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError) as error:
         raise DamagedError(path, f"the manifest cannot be read ({error})", "the next sync builds it again") from error
-    where, shard, listing = about.get("where"), about.get("shard"), about.get("listing")
     return Manifest(
-        files=files, source=about["source"], created=about["created"], where=where, shard=shard, listing=listing
+        files=files,
+        source=about["source"],
+        created=about["created"],
+        where=about.get("where"),
+        shard=about.get("shard"),
+        listing=about.get("listing"),
+        table=_table_of(about.get("table")),
     )
+
+
+def schema_of_table(table: TableVersion | None) -> pa.Schema | None:
+    """Return the schema of a version of a table; None where it is none, or where the schema is not known."""
+    return None if table is None or not table.schema else pa.ipc.read_schema(pa.py_buffer(table.schema))
+
+
+def _as_json(table: TableVersion) -> dict[str, str]:
+    return {**asdict(table), "schema": base64.b64encode(table.schema).decode()}
+
+
+def _table_of(values: dict[str, str] | None) -> TableVersion | None:
+    """Return a table's version as a manifest has it, without fields of later versions of pqcache."""
+    if values is None:
+        return None
+    schema = base64.b64decode(values["schema"])
+    return TableVersion(format=values["format"], version=values["version"], time=values["time"], schema=schema)
 
 
 def _batch(entries: Sequence[FileEntry], schema: pa.Schema) -> pa.RecordBatch:

@@ -17,14 +17,15 @@ uncompressed         int64     size of its pages after decompression
 ``C:min``, ``C:max`` type of C from the file's statistics; null where unknown or unsound. ``C.x:field_min`` of structs
 ==================== ========= ==========================================================================
 
-The schema's metadata holds the dataset's Arrow schema. Partition values are not repeated: they are in the path.
+The schema's metadata holds the dataset's Arrow schema, and that of the table that it is of, for the types of partition
+columns and for columns that no file has yet. Partition values are not repeated: they are in the path.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,14 +38,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
-from pqcache.parquet.dense import dense_in, is_alike
+from pqcache.parquet.dense import is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
-from pqcache.parquet.schema_merge import promoted
+from pqcache.parquet.schema_merge import unify, with_table_columns
 from pqcache.store.hive import parent, partition_values, partitions_of
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 FORMAT = 1
+NO_SCHEMA = pa.schema([])
 _BATCH = 8_192  # files, or row groups, handled at once
 
 
@@ -52,14 +54,15 @@ _BATCH = 8_192  # files, or row groups, handled at once
 class Index:
     """Every row group of a dataset, in path order and then in file order.
 
-    ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the
-    schema of the columns in the files. ``uniform`` says that every file has just this schema; an index of an early
-    version does not know.
+    ``table`` has one row per row group; see the module's docstring for its columns. ``data_schema`` is the schema of
+    the columns in the files. ``uniform`` says that every file has just this schema; an index of an early version does
+    not know. ``table_schema`` is that of the Delta or Iceberg table that the files are of, else without columns.
     """
 
     paths: tuple[str, ...]
     table: pa.Table
     data_schema: pa.Schema
+    table_schema: pa.Schema = NO_SCHEMA
     uniform: bool = False
 
     def __len__(self) -> int:
@@ -101,7 +104,7 @@ class Index:
 
     @cached_property
     def _partitions(self) -> pa.Table:
-        return partitions_of(self.paths)
+        return partitions_of(self.paths, self.table_schema)
 
     def _is_mixed(self, name: str) -> bool:
         """Return whether a partition column is in some of the files whose paths do not have it."""
@@ -113,8 +116,9 @@ class Index:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The dataset's columns: those in the files, then the partition columns, whose path value wins."""
-        fields = [f for f in self.data_schema if f.name not in self.partitions.column_names]
+        """The dataset's columns: those of files and table, then the partition columns, whose path value wins."""
+        columns = with_table_columns(self.data_schema, self.table_schema)
+        fields = [field for field in columns if field.name not in self.partitions.column_names]
         return pa.schema([*fields, *self.partitions.schema], self.data_schema.metadata)
 
     @cached_property
@@ -142,9 +146,9 @@ class Index:
         return total
 
 
-def build_index(root: Path, paths: Sequence[str], jobs: int = 8) -> Index:
+def build_index(root: Path, paths: Sequence[str], jobs: int = 8, table_schema: pa.Schema = NO_SCHEMA) -> Index:
     """Build the index of the Parquet files ``paths`` below ``root`` by reading their footers."""
-    builder = IndexBuilder()
+    builder = IndexBuilder(table_schema)
     ordered = sorted(paths)
     with ForkSafeThreadPool(jobs) as pool:
         footers = pool.map(lambda path: read_footer(root / path), ordered)
@@ -157,10 +161,11 @@ class IndexBuilder:
     """Collects files in any order and makes an index of them.
 
     Rows are collected in lists per schema and packed into Arrow tables every few thousand row groups, so that there
-    are few tables however many files.
+    are few tables however many files. ``table_schema`` is that of the table that the files are of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, table_schema: pa.Schema = NO_SCHEMA) -> None:
+        self._table_schema = table_schema
         self._lock = threading.Lock()
         self._ids: dict[str, int] = {}
         self._schemas: list[tuple[str, pa.Schema]] = []
@@ -202,6 +207,7 @@ class IndexBuilder:
             paths=tuple(paths),
             table=table.combine_chunks(),
             data_schema=schema,
+            table_schema=self._table_schema,
             uniform=uniform,
         )
 
@@ -218,7 +224,12 @@ class IndexBuilder:
         """Write what ``finish`` would return to ``path``, a few files at a time; the caller makes it durable."""
         uniform = self.is_uniform(paths, previous)
         parts, schema, columns = self._gather(paths, previous)
-        with _writer(path, paths, schema, columns, uniform) as write:
+        about = {
+            "pqcache": json.dumps({"format": FORMAT, "uniform": uniform}),
+            "pqcache.schema": schema.serialize().to_pybytes(),
+            "pqcache.table_schema": self._table_schema.serialize().to_pybytes(),
+        }
+        with _writer(path, paths, columns, about) as write:
             for block in _merged(parts, len(paths), columns):
                 write(block)
 
@@ -304,42 +315,13 @@ def _schema_of_kept(previous: Index, part: _IndexPart) -> pa.Schema:
     return pa.schema(fields, previous.data_schema.metadata)
 
 
-def unify(schemas: Iterable[tuple[str, pa.Schema]]) -> pa.Schema:
-    """Return one schema for all files; types that do not widen without loss raise ParquetError by file."""
-    result: pa.Schema | None = None
-    first = ""
-    for path, schema in schemas:
-        if result is None:
-            result, first = schema, path
-            continue
-        here, there = dense_in(schema), dense_in(result)
-        for name in here.keys() & there.keys():
-            if here[name] != there[name]:
-                raise ParquetError(
-                    path,
-                    f"column {name!r} is stored as {here[name].text}, and as {there[name].text} in {first}",
-                    f"make them alike with 'pqcache repartition --dense {name}'",
-                )
-        try:
-            result = promoted(result, schema)
-        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-            raise ParquetError(
-                path, f"its schema does not fit {first} ({error})", "rewrite one of them with the other's types"
-            ) from error
-    return result if result is not None else pa.schema([])
-
-
 @contextmanager
 def _writer(
-    path: Path, paths: Sequence[str], data: pa.Schema, columns: pa.Schema, uniform: bool
+    path: Path, paths: Sequence[str], columns: pa.Schema, about: Mapping[str, str | bytes]
 ) -> Iterator[Callable[[pa.Table], None]]:
     """Yield a function that appends rows; file numbers become codes into a dictionary of the paths."""
     names = pa.array(paths, pa.string())
     field = pa.field("file", pa.dictionary(pa.int32(), pa.string()))
-    about = {
-        "pqcache": json.dumps({"format": FORMAT, "uniform": uniform}),
-        "pqcache.schema": data.serialize().to_pybytes(),
-    }
     schema = columns.set(0, field).with_metadata(about)
     written = 0
 
@@ -373,6 +355,8 @@ def read_index(path: Path) -> Index:
                 "upgrade pqcache, or sync into a new directory",
             )
         schema = pa.ipc.read_schema(pa.py_buffer(metadata[b"pqcache.schema"]))
+        of_table = metadata.get(b"pqcache.table_schema")  # not in an index from before there were any
+        table_schema = NO_SCHEMA if of_table is None else pa.ipc.read_schema(pa.py_buffer(of_table))
         codes = pa.chunked_array([chunk.indices for chunk in table["file"].chunks], pa.int32())
         paths = tuple(dictionary.to_pylist())
     except PermissionError as error:
@@ -386,6 +370,7 @@ def read_index(path: Path) -> Index:
         paths=paths,
         table=numbered,
         data_schema=schema,
+        table_schema=table_schema,
         uniform=about.get("uniform") is True,
     )
 

@@ -18,13 +18,13 @@ What holds for every method of both:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from pqcache.errors import SourceError, UsageError
-from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.manifest import Identity, SourceFile, TableVersion
 
 TIMEOUT = 30.0  # seconds without a byte
 FIRST_ANSWER_TIMEOUT = 10.0  # seconds: a server that is down must not take three tries of TIMEOUT
@@ -91,6 +91,12 @@ def reads_versions(source: Source | None) -> bool:
 def lists_only_data_files(source: Source) -> bool:
     """Return whether each file in a listing of ``source`` is the dataset's, as such a driver says by an attribute."""
     return getattr(source, "lists_only_data_files", False)
+
+
+def version_of(source: Source | None) -> TableVersion | None:
+    """Return the version of the table that ``source`` lists; None where it is none, or has no versions."""
+    version: TableVersion | None = getattr(source, "table_version", None)
+    return version
 
 
 class LocalFiles(Source, Protocol):
@@ -210,7 +216,10 @@ def path_below(root: str, path: str) -> str:
 
 
 def file_url(source: Source, path: str) -> str:
-    """Return the URL of one of a source's files; a source may be that one file."""
+    """Return the URL of one of a source's files; a source may be that one file, or a table, whose files say it."""
+    url_of: Callable[[str], str] | None = getattr(source, "url_of", None)
+    if url_of is not None:
+        return url_of(path)
     return source.url if source.url.endswith(f"/{path}") else f"{source.url}/{path}"
 
 

@@ -18,13 +18,14 @@ from pqcache.events import OnEvent, ignore
 from pqcache.parquet.dense import as_list
 from pqcache.parquet.misread_columns import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.drivers.registry import open_source
 from pqcache.store.hive import parent
 from pqcache.store.inspect.summary import read_remote_index
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
 from pqcache.store.sync.listing import list_source
 from pqcache.store.tables.data_files import FileRules
+from pqcache.store.tables.open_table import open_table
+from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import local_path, redact, url_scheme
 from pqcache.system.disk import check_regular
 from pqcache.units import format_size
@@ -110,7 +111,7 @@ def open_inspected_dataset(
         with lease:
             entries = snapshot.manifest().files
             return InspectedDataset(snapshot.index(), [entry.size for entry in entries], snapshot.path)
-    source = open_source(text, options)
+    source = open_table(text, OpenOptions(store=options or {}, as_files=rules is not None and rules.as_files))
     try:
         files = sorted(list_source(source, on_event, rules=rules).files, key=lambda file: file.path)
         index = read_remote_index(source, files, jobs, on_event)

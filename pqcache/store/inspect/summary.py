@@ -19,15 +19,17 @@ from pqcache.parquet.dense import as_list, dense_of
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
-from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent
 from pqcache.store.keys.lookup import columns_indexed
 from pqcache.store.manifest import SourceFile
-from pqcache.store.row_group_index import Index, IndexBuilder
+from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
 from pqcache.store.sync.download.remote_footer import read_remote_footer
 from pqcache.store.sync.listing import list_source
 from pqcache.store.tables.data_files import FileRules
+from pqcache.store.tables.open_table import open_table
+from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import url_scheme
 from pqcache.units import BLOCK_SIZE, parse_count, parse_size
 
@@ -104,6 +106,7 @@ class Inspection:
     keys: tuple[str, ...] = ()
     shard: str | None = None
     listing: str | None = None
+    version: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values."""
@@ -140,9 +143,10 @@ def inspect(
     size = None if block_size is None else parse_size(block_size)
     if cache is not None:
         return _inspect_cache(cache, size)
-    source = open_source(text, options)
+    source = open_table(text, OpenOptions(store=options or {}, as_files=as_files))
     try:
         listing = list_source(source, on_event, rules=FileRules(as_files=as_files, all_files=all_files))
+        table = version_of(source)
         files = sorted(listing.files, key=lambda file: file.path)
         index = read_remote_index(source, files, parse_count(jobs), on_event)
         encodings = encodings_of([read_remote_footer(source, file) for file in files[:1]])
@@ -158,7 +162,7 @@ def inspect(
         encodings=encodings,
     )
     kind = "directory" if url_scheme(text) in ("", "file") else "remote"
-    return _describe(dataset, source.url, kind)
+    return replace(_describe(dataset, source.url, kind), version=None if table is None else str(table))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,12 +206,14 @@ def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
         shard=manifest.shard,
         listing=manifest.listing,
         keys=keys,
+        version=None if manifest.table is None else str(manifest.table),
     )
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:
     """Build the index of a source's files from their footers, ``jobs`` at a time."""
-    builder = IndexBuilder()
+    table = schema_of_table(version_of(source))
+    builder = IndexBuilder(NO_SCHEMA if table is None else table)
     on_event(Started("read", len(files), "files"))
     with ThreadPoolExecutor(jobs) as pool:
         footers = pool.map(lambda file: read_remote_footer(source, file), files)

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pqcache.errors import UsageError
+from pqcache.store.drivers.base import Source
 from pqcache.store.tables.data_files import FileRules
+from pqcache.store.tables.open_table import open_table
+from pqcache.store.tables.table import VersionRule
+from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import check_url, local_path, redact, url_scheme
 
 
@@ -17,7 +21,7 @@ class Endpoints:
     """A source and a target by URL or absolute path, with the store options of each, which may hold secrets.
 
     On HDFS the target's files get blocks of ``block_size`` bytes, None for the cluster's own. ``rules`` say which files
-    of the source are taken.
+    of the source are taken, ``rule`` which version of a table.
     """
 
     source: str
@@ -26,6 +30,12 @@ class Endpoints:
     target_options: Mapping[str, str]
     block_size: int | None
     rules: FileRules = field(default_factory=FileRules)
+    rule: VersionRule = field(default_factory=VersionRule)
+
+    def open_source(self) -> Source:
+        """Return the opened source."""
+        options = OpenOptions(store=self.source_options, as_files=self.rules.as_files, rule=self.rule)
+        return open_table(self.source, options)
 
 
 def make_endpoints(source: str, target: str, options: Mapping[str, str], block_size: int | None) -> Endpoints:

@@ -19,7 +19,7 @@ from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.parquet.rewrite.rewrite_directory import KnownOfSources
 from pqcache.store.drivers.base import Source, StagedFile, Target, file_url
-from pqcache.store.drivers.registry import open_source, open_target
+from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.repartition.endpoints import Endpoints
@@ -118,7 +118,7 @@ def run_job(job: PartitionJob) -> DirectoryResult:
             "install the same on all workers",
         )
     with ExitStack() as stack:
-        source = open_source(job.endpoints.source, job.endpoints.source_options)
+        source = job.endpoints.open_source()
         stack.callback(source.close)
         target = open_target(job.endpoints.target, job.endpoints.target_options, job.endpoints.block_size)
         stack.callback(target.close)

@@ -17,7 +17,7 @@ from pqcache.events import Advanced, Rewrote, Started, Warned
 from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source, Target
-from pqcache.store.drivers.registry import open_source, open_target
+from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
@@ -101,7 +101,7 @@ def repartition_to(
     with ExitStack() as stack:
         target = open_target(endpoints.target, endpoints.target_options, endpoints.block_size)
         stack.callback(target.close)
-        source = open_source(endpoints.source, endpoints.source_options)
+        source = endpoints.open_source()
         stack.callback(source.close)
         jobs = _jobs(source, endpoints, rewrite, dense, options)
         complete, incomplete = with_retries(lambda: read_records(target), target.url, _RETRIES, options.on_event)

@@ -77,20 +77,20 @@ def build_snapshot(
             job = job if job.rewrite.keep_int96 else replace(job, table=uniform_table_schema(known.data_schema))
         take_over_or_remove(cache, job.workdir, *keys_of(job))
         check_space(cache.path, plan, tree_size(job.workdir))
-        index = IndexBuilder()
+        index = IndexBuilder(job.table_schema)
         built = list(_make_files(job, index))
         if origin is not None:
             origin.confirm([*(item.entry for item in built), *_kept(plan)])
         target, entries = _assemble(job, job.workdir / "snapshot", built)
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
             target, entries, known, plan = _unify(job, target, entries)
-            index = IndexBuilder()
+            index = IndexBuilder(job.table_schema)
         index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
         manifest = _write_metadata(job, target, entries)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
     remove_tree(job.workdir)
-    return RunResult(plan=plan, published=snapshot, totals=manifest.totals)
+    return RunResult(plan=plan, published=snapshot, totals=manifest.totals, table=metadata.table)
 
 
 def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Path, list[FileEntry], Index, Plan]:
@@ -113,7 +113,7 @@ def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Pa
         target, entries = _assemble(again, job.workdir / "unified", list(_make_files(again, IndexBuilder())))
         redone = {directory.directory: directory for directory in plan.directories}
         done = replace(done, directories=tuple(d if d.rewrite else redone[d.directory] for d in done.directories))
-    return target, entries, build_index(target, [entry.path for entry in entries]), done
+    return target, entries, build_index(target, [e.path for e in entries], table_schema=job.table_schema), done
 
 
 def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
@@ -220,6 +220,7 @@ def _write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) ->
         where=job.metadata.where,
         shard=job.metadata.shard,
         listing=job.metadata.listing,
+        table=job.metadata.table,
     )
     readable = 0o444  # by those who can read all the files: minima and maxima are values of theirs
     for entry in entries:
@@ -256,7 +257,7 @@ def _entry(job: SnapshotJob, copy: Downloaded) -> FileEntry:
     recipe, file, metadata = job.plan.recipe.text, copy.file, copy.metadata
     return FileEntry(
         path=file.path,
-        size=job.download_path(file).stat().st_size if recipe else file.identity.size,
+        size=job.download_path(file).stat().st_size if recipe or file.identity.is_shaped else file.identity.size,
         rows=metadata.num_rows,
         row_groups=metadata.num_row_groups,
         sources=(file,),

@@ -15,7 +15,7 @@ from pqcache.store.drivers.base import TIMEOUT
 from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.history import append_history, read_history, unrecorded
-from pqcache.store.manifest import Totals
+from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.plan import Plan
 from pqcache.store.tmp_directory import discard
@@ -88,11 +88,15 @@ class CacheRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds."""
+    """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
+
+    ``table`` is the version of the table that the source is.
+    """
 
     plan: Plan
     published: Snapshot | None
     totals: Totals
+    table: TableVersion | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,8 @@ class SyncReport:
 
     File counts are of source files, ``fetched_bytes`` of what was downloaded, ``bytes``, ``rows``, ``files`` and
     ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
-    kept, like ``0/3``, or None; files that now belong to another node count as removed.
+    kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
+    Delta or Iceberg table that the source is, or None.
     """
 
     cache: str
@@ -121,6 +126,7 @@ class SyncReport:
     bytes: int
     seconds: float
     shard: str | None = None
+    version: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -170,4 +176,5 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         bytes=totals.size,
         seconds=options.watch.seconds,
         shard=run.config.shard,
+        version=None if result.table is None else result.table.version,
     )

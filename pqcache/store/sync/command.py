@@ -15,10 +15,9 @@ from pqcache.errors import UsageError, disk_errors
 from pqcache.events import OnEvent, Warned, ignore
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
-from pqcache.store.drivers.base import TIMEOUT, Source
-from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.base import TIMEOUT, Source, version_of
 from pqcache.store.drivers.retries import RETRIES
-from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary
+from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary, table_digest
 from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
@@ -35,6 +34,9 @@ from pqcache.store.sync.listing import Listing, ListSource, list_source
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.source_modes import limit_to_source
+from pqcache.store.tables.open_table import open_table
+from pqcache.store.tables.table_log import OpenOptions
+from pqcache.store.tables.table_source import TableSource
 from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
 from pqcache.units import parse_count, parse_duration, parse_size
 
@@ -57,6 +59,8 @@ def sync(
     checksum: bool | None = None,
     as_files: bool | None = None,
     all_files: bool | None = None,
+    version: str | int | None = None,
+    as_of: str | None = None,
     jobs: str | int = JOBS,
     retries: str | int = RETRIES,
     timeout: str | float = TIMEOUT,
@@ -91,6 +95,9 @@ def sync(
         as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
             does not count; and those of a directory whose files are of another kind for the greater part.
         all_files: take every file that is not hidden, whatever its name; one that is not Parquet is an error.
+        version: the version of a Delta table, or the ID of an Iceberg table's snapshot, to take instead of the newest;
+            an empty text for the newest again.
+        as_of: the time, in ISO 8601, whose version of such a table is taken.
         jobs: files downloaded at once.
         retries: how often what fails for a passing reason is tried again.
         timeout: time without a byte after which a server counts as unavailable.
@@ -131,6 +138,8 @@ def sync(
         "checksum": checksum,
         "as_files": as_files,
         "all_files": all_files,
+        "version": None if version is None else str(version),
+        "as_of": as_of,
     }
     url, place = (None, source) if cache is None else (os.fspath(source), cache)
     if url is not None:
@@ -207,8 +216,24 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
 
 
 def _open(request: _Request, config: Config) -> Source:
-    known = {**config.options, **request.store_options}
-    return open_source(request.url or config.source, known, request.run.timeout, config.hdfs_driver)
+    source = open_table(
+        request.url or config.source,
+        OpenOptions(
+            store={**config.options, **request.store_options},
+            timeout=request.run.timeout,
+            hdfs_driver=config.hdfs_driver,
+            as_files=config.as_files,
+            rule=config.version_rule,
+            retries=request.run.retries,
+            on_event=request.run.on_event,
+        ),
+    )
+    if isinstance(source, TableSource) and source.reads_versions and (config.marker or config.settle):
+        source.close()
+        given = "--marker" if config.marker else "--settle"
+        reason = "is a table, whose files are complete when they are committed"
+        raise UsageError(source.url, f"{reason}; {given} is for directories", f"leave it out with {given} ''")
+    return source
 
 
 def _list(source: Source, config: Config, retries: int, memory: ContentMemory, on_event: OnEvent) -> Listing:
@@ -220,24 +245,27 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
     recipe = recipe_for(run.config, listing.subset.recipe)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY:
-        summary = _unchanged(run.current, listing, recipe, run.config.shard)
+        summary = _unchanged(run.current, listing, recipe, run.config.shard, table_digest(version_of(source)))
     if summary is not None:
         plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
-        return RunResult(plan=plan, published=None, totals=summary.totals)
+        return RunResult(plan=plan, published=None, totals=summary.totals, table=version_of(source))
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)
 
 
-def _unchanged(current: Snapshot, listing: Listing, recipe: Recipe, shard: str | None) -> Summary | None:
+def _unchanged(
+    current: Snapshot, listing: Listing, recipe: Recipe, shard: str | None, table: str | None
+) -> Summary | None:
     """Return the summary of ``current`` if it proves that there is nothing to do, else None.
 
     It does where the source files are those that the snapshot was made of, all by the same recipe, and its own files
-    exist at their sizes. Markers and settling do not matter then: what waits is kept as it is held, which is as it is
-    listed. A share also depends on the files of other nodes, and is always computed again.
+    exist at their sizes; ``table`` is the digest of their table's schema. Markers and settling do not matter then: what
+    waits is kept as it is held, which is as it is listed. A share also depends on the files of other nodes, and is
+    always computed again.
     """
     summary = None if shard is not None else read_summary(current)
-    if summary is None or summary.shard is not None or summary.recipe != recipe.text:
+    if summary is None or summary.shard is not None or summary.recipe != recipe.text or summary.table != table:
         return None
     same = summary.sources == digest_of_sources(listing.files) and summary.held == digest_of_held(current.path)
     return summary if same else None

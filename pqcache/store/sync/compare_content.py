@@ -62,7 +62,8 @@ def compare_content(
 
 def _is_copy(entry: FileEntry) -> bool:
     """Return whether an entry has the bytes of one source file."""
-    return not entry.recipe and [file.path for file in entry.sources] == [entry.path]
+    copied = [file.path for file in entry.sources if not file.identity.is_shaped]
+    return not entry.recipe and copied == [entry.path]
 
 
 def _checksum_at(source: Source, file: SourceFile) -> str:

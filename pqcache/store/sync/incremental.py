@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete
 from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.config import Config, write_config
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
+from pqcache.store.manifest_digest import table_digest
 from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
@@ -34,6 +35,7 @@ from pqcache.store.sync.safety_checks import (
     files_to_take,
 )
 from pqcache.store.sync.snapshot_job import Origin
+from pqcache.store.tables.table_source import TableSource
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
 from pqcache.units import format_count
@@ -86,11 +88,17 @@ class _Attempt:
             raise SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
         if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(run.cache.path, config)
-        same = manifest is not None and (manifest.shard, manifest.listing) == (config.shard, digest)
+        table = version_of(self.source)
+        same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == (
+            config.shard,
+            digest,
+            table_digest(table),
+        )
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
-            return RunResult(plan=plan, published=None, totals=manifest.totals if manifest is not None else Totals())
+            totals = manifest.totals if manifest is not None else Totals()
+            return RunResult(plan=plan, published=None, totals=totals, table=table)
         metadata = SnapshotMetadata(
-            source=redact(config.source), where=config.where, shard=config.shard, listing=digest
+            source=redact(config.source), where=config.where, shard=config.shard, listing=digest, table=table
         )
 
         def confirm(entries: Sequence[FileEntry]) -> None:
@@ -116,6 +124,8 @@ class _Attempt:
     def check_unchanged_after(self, error: PqcacheError) -> None:
         """Raise _ListingDiffers if what went wrong may be due to a change of the source, else ``error``."""
         manifest = self._tagged_manifest()
+        if isinstance(error, Vanished) and isinstance(self.source, TableSource):
+            self.source.take_newer()  # what the version had was removed, but a newer one may be complete
         self.check_unchanged(manifest, files_to_sync(self.listing, self.rules, manifest))
         raise error
 

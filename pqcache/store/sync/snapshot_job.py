@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
+from pqcache.store.manifest_file import schema_of_table
+from pqcache.store.row_group_index import NO_SCHEMA
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import ByteCounter, CacheRun
 from pqcache.store.sync.download.subset import Subset
@@ -64,6 +66,12 @@ class SnapshotJob:
     def rewrite(self) -> RewriteOptions | None:
         """How files are rewritten, or None when they are taken as they come."""
         return self.run.config.rewrite()
+
+    @cached_property
+    def table_schema(self) -> pa.Schema:
+        """The schema of the table that the source is, without any columns where it is none."""
+        found = schema_of_table(self.metadata.table)
+        return NO_SCHEMA if found is None else found
 
     @property
     def on_event(self) -> ByteCounter:

@@ -132,6 +132,16 @@ def table_above(root: str) -> FoundTable | None:
     return None
 
 
+def is_log(directory: str, name: str) -> bool:
+    """Return whether a file ``name`` in ``directory``, one of `LOGS`, shows a table."""
+    return _LOG_FILES[LOGS[directory]].fullmatch(name) is not None
+
+
+def refuse_part(url: str, format_: str, evidence: str) -> None:
+    """Raise UsageError: ``url`` is a part of a table of a format, as the file ``evidence`` shows."""
+    raise _error(FoundTable(format_, "", evidence), url, f"is a part of {format_} ({printable(evidence)})")
+
+
 def _error(table: FoundTable, subject: str, what: str) -> UsageError:
     reason, advice = _REASONS[table.format]
     return UsageError(

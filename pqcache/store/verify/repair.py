@@ -11,8 +11,7 @@ from pqcache.errors import CacheError, CacheLocked, SourceIncomplete, UsageError
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.registry import open_source
-from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata
+from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, TableVersion
 from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.apply import build_snapshot
@@ -25,6 +24,9 @@ from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
 from pqcache.store.sync.snapshot_job import Origin
+from pqcache.store.tables.open_table import open_table
+from pqcache.store.tables.table import VersionRule
+from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import format_count
@@ -52,7 +54,7 @@ def repair(
     with ExitStack() as stack, disk_errors(cache.path):
         stack.enter_context(cache.lock(options.wait, options.on_event))
         config = read_config(cache.path)
-        source = _open(config, store_options)
+        source = _open(config, store_options, manifest.table)
         stack.callback(source.close)
         if cache.current() != snapshot:
             raise CacheLocked(cache.path, "another run has published meanwhile", "verify again")
@@ -68,7 +70,11 @@ def repair(
             options=replace(options, watch=Stopwatch()),
         )
         metadata = SnapshotMetadata(
-            source=redact(config.source), where=config.where, shard=manifest.shard, listing=manifest.listing
+            source=redact(config.source),
+            where=config.where,
+            shard=manifest.shard,
+            listing=manifest.listing,
+            table=manifest.table,
         )
         origin = Origin(source=source, subset=subset, confirm=partial(_check_unchanged, cache, manifest))
         result = build_snapshot(run, plan, metadata, origin=origin, reindex=True)
@@ -135,5 +141,12 @@ def changes_at_source(
     return tuple(sorted((*plan.added, *plan.changed, *plan.removed)))
 
 
-def _open(config: Config, store_options: Mapping[str, str]) -> Source:
-    return open_source(config.source, {**config.options, **store_options}, hdfs_driver=config.hdfs_driver)
+def _open(config: Config, store_options: Mapping[str, str], table: TableVersion | None = None) -> Source:
+    """Open the source of a cache, of a table at a version."""
+    options = OpenOptions(
+        store={**config.options, **store_options},
+        hdfs_driver=config.hdfs_driver,
+        as_files=config.as_files,
+        rule=config.version_rule if table is None else VersionRule(version=table.version),
+    )
+    return open_table(config.source, options)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,14 +22,17 @@ from pqcache.errors import ParquetError, SourceUnavailable, UsageError
 from pqcache.filters.expression import Condition, condition_columns
 from pqcache.filters.pruning import TruthValues, prune_row_groups
 from pqcache.filters.sql import parse_condition
+from pqcache.parquet.column_mapping import TableColumn
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.footer import MAGIC
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.footer.thrift import I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.mapped_footer import as_in_table
 from pqcache.parquet.projection import ByteRange, Projection, number_of, project, top_elements
 from pqcache.parquet.rewrite.file_writer import write_errors
 from pqcache.parquet.row_group_stats import columns_table, footer_in, row_group_columns
 from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.file_shape import FileShape, shape_of
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
 from pqcache.store.sync.download.filter_rows import MatchingRows, condition_schema, write_matching
@@ -69,10 +73,12 @@ def download_columns(
 ) -> None:
     """Write the columns and rows of ``file`` that ``subset`` asks for to ``target``, durably.
 
-    Without a condition on its own columns, or where min and max decide it, the chunks are copied byte for byte.
-    Otherwise row groups that cannot match are not downloaded, those of which every row must match are copied, and the
-    rest is decoded and filtered. No row left makes a file without rows. Memory is bounded by the footer and, while
-    rows are filtered, by a row group of the new file.
+    Without a condition on its own columns and without deleted rows, or where min and max decide it, the chunks are
+    copied byte for byte. Otherwise row groups that cannot match are not downloaded, those of which every row must
+    match are copied, and the rest is decoded and filtered. No row left makes a file without rows. Memory is bounded by
+    the footer and, while rows are filtered, by a row group of the new file.
+
+    Of a table's file, ``subset`` names columns as the table does, and rows that the table has deleted are left out.
 
     What is downloaded lies in ``<target's name>.<key>`` until it is complete; called again after an error, with equal
     arguments, it continues there. While rows are filtered, that needs space beside ``target``.
@@ -99,19 +105,26 @@ def download_columns(
 
     partitions = subset.partitions.get(parent(file.path), {})
     end = read_end(file_url(source, file.path), file.identity.size, read)
+    shape = shape_of(source, file.path) or FileShape()
+    if shape.columns is not None:
+        end = _as_in_table(end, shape.columns)
     wanted = _wanted(end, subset.columns, {*partitions, *subset.types})
     present = set(map(str.lower, end.columns))
     nulls = {name: pa.scalar(None, kind) for name, kind in subset.types.items() if name.lower() not in present}
     partitions = {**nulls, **partitions}
-    groups: Sequence[int] = range(len(footer.row_groups_of(end.fields, end.name)))
-    every = True
+    count = len(footer.row_groups_of(end.fields, end.name))
+    some, whole = np.ones(count, np.bool_), np.ones(count, np.bool_)  # row groups with wanted rows, and with no others
     used: set[str] = set()
     if subset.where:
         condition = _condition(end, subset, partitions)
         used = {name for name in condition_columns(condition) if name not in partitions}
         truth = prune_row_groups_of_file(end, condition, partitions, used)
-        groups = np.flatnonzero(truth.some).tolist()
-        every = bool(truth.every[groups].all())
+        some, whole = truth.some, truth.every
+    kept = _kept_rows(end, shape)
+    some = some & np.array([rows is None or bool(rows.any()) for rows in kept], np.bool_)
+    whole = whole & np.array([rows is None for rows in kept], np.bool_)
+    groups = np.flatnonzero(some).tolist()
+    every = bool(whole[groups].all())
     needed = wanted if every else [keep or name in used for keep, name in zip(wanted, end.columns, strict=True)]
     projection = project(end.fields, needed, groups, end.limit, end.name)
     part = target.with_name(f"{target.name}.{_key(end, projection)}")
@@ -120,12 +133,12 @@ def download_columns(
         if every:
             os.replace(part, target)
             return
-    assert subset.where is not None
     rows = MatchingRows(
         where=subset.where,
         partitions=partitions,
         columns=[keep for keep, copied in zip(wanted, needed, strict=True) if copied],
-        every=truth.every[groups].tolist(),
+        every=whole[groups].tolist(),
+        kept=[kept[group] for group in groups],
         types=subset.types,
     )
     filtered = part.with_name(f"{part.name}.rows")
@@ -145,9 +158,34 @@ def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) 
     if 8 in fields:
         raise ParquetError(name, "columns are encrypted, which cannot be read", "decrypt it first")
     check_footer(tail.footer, name, size)
+    columns = _columns_of(fields, name)
+    return FileEnd(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=columns)
+
+
+def _as_in_table(end: FileEnd, columns: Sequence[TableColumn]) -> FileEnd:
+    """Return the end of a file with the columns of its table, under their names there."""
+    fields = as_in_table(end.fields, columns, end.name)
+    return replace(end, fields=fields, columns=_columns_of(fields, end.name))
+
+
+def _columns_of(fields: Struct, name: str) -> tuple[str, ...]:
     schema = footer.schema_of(fields, name)
-    columns = [schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name)]
-    return FileEnd(name=name, tail=tail.data, start=tail.start, limit=tail.limit, fields=fields, columns=tuple(columns))
+    return tuple(schema[first].get(4, (0, b""))[1].decode("utf-8", "replace") for first in top_elements(schema, name))
+
+
+def _kept_rows(end: FileEnd, shape: FileShape) -> list[npt.NDArray[np.bool_] | None]:
+    """Return for each row group of a file which of its rows are not deleted; None where none is."""
+    counts = [number_of(group, 3, end.name) for group in footer.row_groups_of(end.fields, end.name)]
+    if shape.deleted_rows is None:
+        return [None] * len(counts)
+    deleted = shape.deleted_rows()
+    if len(deleted) and not 0 <= int(deleted.min()) <= int(deleted.max()) < sum(counts):
+        reason = f"its table deletes row {int(deleted.max()):,} of it, and it has {sum(counts):,}"
+        raise ParquetError(end.name, reason, "check the table with the engine that wrote it")
+    kept = np.ones(sum(counts), np.bool_)
+    kept[deleted] = False
+    parts = np.split(kept, np.cumsum(counts)[:-1]) if counts else []
+    return [None if part.all() else part for part in parts]
 
 
 def prune_row_groups_of_file(

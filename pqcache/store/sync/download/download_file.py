@@ -35,6 +35,7 @@ from pqcache.errors import (
 )
 from pqcache.events import Advanced, OnEvent, ignore
 from pqcache.store.drivers.base import LocalFiles, ReadIntoSource, Source, file_url
+from pqcache.store.drivers.file_shape import shape_of
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.sync.download.subset import EVERYTHING, Subset
@@ -183,7 +184,7 @@ def _download_version(transfer: _Transfer) -> Downloaded:
     file, options = transfer.file, transfer.options
 
     def receive() -> tuple[str, bytes]:
-        if not options.subset.is_all:
+        if not options.subset.is_all or shape_of(transfer.source, file.path) is not None:
             _download_subset(transfer)
             return checksum_of(transfer.part), b""
         received = _download_rest(transfer)
@@ -359,7 +360,9 @@ def _footer(transfer: _Transfer, tail: bytes) -> tuple[pq.FileMetaData, pa.Schem
     complete = len(tail) >= 12 and int.from_bytes(tail[-8:-4], "little") + 12 <= len(tail)
     url = file_url(transfer.source, transfer.file.path)
     try:
-        end = tail if complete else read_local_tail(transfer.part).data
-        return footer_in(end, url, size=transfer.file.identity.size)
+        if complete:
+            return footer_in(tail, url, size=transfer.file.identity.size)
+        local = read_local_tail(transfer.part)
+        return footer_in(local.data, url, size=local.size)
     except ParquetError as error:
         raise error.renamed(transfer.part, url) from error

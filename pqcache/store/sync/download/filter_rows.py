@@ -12,8 +12,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
@@ -61,17 +62,19 @@ class MatchingRows:
     """Which rows and columns of a Parquet file are kept.
 
     Attributes:
-        where: the condition.
+        where: the condition; None where rows are left out only since they are deleted.
         partitions: the values of the partition columns; they win over columns of the file.
         columns: for each top-level column, whether to keep it; the others serve the condition only.
         every: for each row group, whether all its rows are known to match.
+        kept: for each row group, which of its rows are not deleted; None where none is.
         types: of columns in other files, which may have more fields.
     """
 
-    where: str
+    where: str | None
     partitions: Mapping[str, pa.Scalar]
     columns: Sequence[bool]
     every: Sequence[bool]
+    kept: Sequence[npt.NDArray[np.bool_] | None]
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
 
 
@@ -95,10 +98,7 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
         check_read_right(opened.path, opened.metadata, opened.schema, nanoseconds=False)
     except ParquetError as error:
         raise error.renamed(source, name) from error
-    known = condition_schema(opened.schema, rows.partitions, rows.types)
-    condition = parse_condition(rows.where, known)
-    columns = pa.schema([known.field(name) for name in condition_columns(condition) if name not in rows.partitions])
-    expression = expression_of(condition, rows.partitions)
+    matching = _matching(opened.schema, rows, name)
     with write_errors(target):
         target.unlink(missing_ok=True)
     disk = ThreadPoolExecutor(WRITERS, thread_name_prefix="pqcache-disk")
@@ -111,10 +111,10 @@ def write_matching(source: Path, target: Path, rows: MatchingRows, name: str, st
                 output.flush()
                 output.copy(group)
                 continue
-            for table in _tables(opened, group, name):
+            for table in _tables(opened, group, name, rows.kept[group]):
                 if stopped():
                     raise KeyboardInterrupt
-                output.add(_filtered(table, columns, expression, name).select(output.positions), group)
+                output.add(matching(table).select(output.positions), group)
         output.flush()
         output.finish()
     except BaseException as error:
@@ -262,8 +262,8 @@ def _encodings_of(
     )
 
 
-def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
-    """Yield the rows of a row group in batches of bounded size."""
+def _tables(source: SourceFooter, group: int, name: str, kept: npt.NDArray[np.bool_] | None) -> Iterator[pa.Table]:
+    """Yield the rows of a row group that are ``kept``, None for all, in batches of bounded size."""
     metadata = source.metadata.row_group(group)
     width = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
     rows = min(max(1, _BATCH // width), _MAX_BATCH_ROWS)
@@ -272,8 +272,11 @@ def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
     try:
         with open_parquet(source.path, source.int96) as file:
             for batch in file.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
+                table = cast_to_schema(pa.Table.from_batches([batch]), schema, name)
+                if kept is not None and not (here := kept[found : found + batch.num_rows]).all():
+                    table = table.take(pa.array(np.flatnonzero(here)))
                 found += batch.num_rows
-                yield cast_to_schema(pa.Table.from_batches([batch]), schema, name)
+                yield table
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(name, f"cannot be decoded ({first_line(error)})", "fetch the file again") from error
     if found != metadata.num_rows:
@@ -284,9 +287,17 @@ def _tables(source: SourceFooter, group: int, name: str) -> Iterator[pa.Table]:
         )
 
 
-def _filtered(table: pa.Table, columns: pa.Schema, expression: pc.Expression, name: str) -> pa.Table:
-    """Return the rows for which ``expression`` on ``columns`` is true, in order."""
-    kept = rows_where(cast_to_schema(table.select(columns.names), columns, name), expression)
-    if len(kept) == table.num_rows:
-        return table
-    return table.take(kept)
+def _matching(schema: pa.Schema, rows: MatchingRows, name: str) -> Callable[[pa.Table], pa.Table]:
+    """Return a function that gives the rows of a table for which the condition is true, in order."""
+    if rows.where is None:
+        return lambda table: table
+    known = condition_schema(schema, rows.partitions, rows.types)
+    condition = parse_condition(rows.where, known)
+    columns = pa.schema([known.field(name) for name in condition_columns(condition) if name not in rows.partitions])
+    expression = expression_of(condition, rows.partitions)
+
+    def matching(table: pa.Table) -> pa.Table:
+        kept = rows_where(cast_to_schema(table.select(columns.names), columns, name), expression)
+        return table if len(kept) == table.num_rows else table.take(kept)
+
+    return matching

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pqcache.parquet.footer.footer import Tail, read_tail
+from pqcache.parquet.footer import thrift
+from pqcache.parquet.footer.footer import Tail, footer_and_magic, read_tail
+from pqcache.parquet.mapped_footer import as_in_table
 from pqcache.parquet.row_group_stats import footer_in
 from pqcache.store.drivers.base import Source, file_url, read_range
+from pqcache.store.drivers.file_shape import shape_of
 from pqcache.store.manifest import SourceFile
 
 
@@ -18,9 +21,14 @@ def read_remote_footer(source: Source, file: SourceFile, int96: str = "ns") -> t
 
 
 def read_remote_tail(source: Source, file: SourceFile) -> Tail:
-    """Return the end of a file, with all of its footer."""
+    """Return the end of a file, with all of its footer: of a table's file, that which the table sees."""
 
     def read(offset: int, length: int) -> bytes:
         return read_range(source, file.path, offset, length)
 
-    return read_tail(read, file.identity.size, file_url(source, file.path))
+    url = file_url(source, file.path)
+    tail, shape = read_tail(read, file.identity.size, url), shape_of(source, file.path)
+    if shape is None or shape.columns is None:
+        return tail
+    fields = as_in_table(thrift.decode(tail.footer, url), shape.columns, url)
+    return Tail(footer_and_magic(fields), tail.limit, tail.limit)

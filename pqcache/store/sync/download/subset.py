@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.parquet.rewrite.options import canonical_json
-from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent, partition_table, partition_values
 from pqcache.store.manifest import SourceFile
 
@@ -60,8 +60,11 @@ def select_subset(
         return list(files), EVERYTHING
     import pyarrow as pa  # a plain sync need not wait for it
 
+    from pqcache.store.manifest_file import schema_of_table
+
     directories = sorted({parent(file.path) for file in files})
-    table = partition_table(directories)
+    of_table = schema_of_table(version_of(source))
+    table = partition_table(directories, of_table)
     row_where = None
     in_files: list[tuple[str, ...]] = []
     if where:
@@ -109,9 +112,17 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
 
 
 def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]:
-    """Yield the schemas of the first file, of the last one and of one in between; a damaged first file raises."""
+    """Yield the schemas of the first file, of the last one and of one in between, or that of their table.
+
+    A damaged first file raises.
+    """
+    from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
 
+    of_table = schema_of_table(version_of(source))
+    if of_table is not None:  # which all files are read as
+        yield of_table
+        return
     for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []):
         try:
             yield read_remote_footer(source, file)[1]

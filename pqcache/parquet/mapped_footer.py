@@ -1,0 +1,160 @@
+"""A file's footer as a table sees it: columns under the table's names, without those that the table has dropped.
+
+Delta tables with column mapping and Iceberg tables know a column by a field ID or by a name of its own in files, so
+that it can be renamed or dropped without a file being written. Here only the footer changes, and the pages stay where
+they are: the result describes the same file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pqcache.errors import ParquetError
+from pqcache.parquet.column_mapping import ColumnKind, TableColumn
+from pqcache.parquet.footer import footer
+from pqcache.parquet.footer.thrift import BINARY, I32, I64, LIST, STRUCT, Items, Struct
+from pqcache.parquet.projection import kept_sorting, keyvalues_of, number_of
+
+_REPEATED = (I32, 2)
+_NAMES_IN_KEYVALUES = (b"ARROW:schema", b"pandas", b"org.apache.spark.sql.parquet.row.metadata")
+
+log = logging.getLogger("pqcache.parquet")
+
+
+@dataclass(frozen=True)
+class _Element:
+    """A schema element with those below it; ``leaf`` is the position of a leaf among all leaves."""
+
+    fields: Struct
+    children: tuple[_Element, ...] = ()
+    leaf: int | None = None
+
+    @property
+    def name(self) -> str:
+        return bytes(self.fields.get(4, (BINARY, b""))[1]).decode("utf-8", "replace")
+
+    def flat(self) -> Iterator[_Element]:
+        """Yield the element and all below it, depth first."""
+        yield self
+        for child in self.children:
+            yield from child.flat()
+
+
+@dataclass(frozen=True)
+class _Matcher:
+    """Finds the columns of a table in one file, ``file``, which has field IDs or not."""
+
+    file: str
+    by_id: bool
+
+    def matched(self, elements: Sequence[_Element], columns: Sequence[TableColumn]) -> tuple[_Element, ...]:
+        """Return the elements that are among ``columns``, in the file's order, under the table's names."""
+        found = []
+        for element in elements:
+            column = next((column for column in columns if self._is(column, element)), None)
+            if column is not None:
+                named = {**element.fields, 4: (BINARY, column.name.encode())}
+                found.append(self._with_fields(replace(element, fields=named), column))
+        names = [element.name for element in found]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ParquetError(self.file, f"has two columns for {twice!r} of its table", "write the file again")
+        return tuple(found)
+
+    def _is(self, column: TableColumn, element: _Element) -> bool:
+        if self.by_id and column.field_id is not None:
+            return 9 in element.fields and int(element.fields[9][1]) == column.field_id
+        return element.name in column.stored
+
+    def _with_fields(self, element: _Element, column: TableColumn) -> _Element:
+        """Return ``element`` with the fields of a nested ``column`` under the table's names."""
+        if column.kind is ColumnKind.LEAF or not element.children:
+            return element
+        if column.kind is ColumnKind.STRUCT:
+            kept = self.matched(element.children, column.fields)
+            if not kept:
+                reason = f"none of the fields of column {column.name!r} is one of the table's"
+                raise ParquetError(self.file, reason, "write the table again with the engine that it is from")
+            return replace(element, fields={**element.fields, 5: (I32, len(kept))}, children=kept)
+        wrapper = element.children[0]
+        if column.kind is ColumnKind.LIST and not _wraps_element(wrapper):
+            return replace(element, children=(self._with_fields(wrapper, column.fields[0]),))
+        inner = [self._with_fields(child, of) for child, of in zip(wrapper.children, column.fields, strict=False)]
+        return replace(element, children=(replace(wrapper, children=(*inner, *wrapper.children[len(inner) :])),))
+
+
+def as_in_table(fields: Struct, columns: Sequence[TableColumn], name: str) -> Struct:
+    """Return the footer ``fields`` with the columns of a table only, under its names; the same file's, same offsets.
+
+    Columns that the file lacks are not added. Raises ParquetError about the file ``name`` where its footer is damaged,
+    or where a struct of it has none of the table's fields.
+    """
+    schema = footer.schema_of(fields, name)
+    tree = _tree(schema, name)
+    by_id = any(9 in element for element in schema)
+    kept = _Matcher(name, by_id).matched(tree, columns)
+    elements = [element for column in kept for element in column.flat()]
+    written = [schema[0] | {5: (I32, len(kept))}, *(element.fields for element in elements)]
+    if written == schema:
+        return fields
+    leaves = [element.leaf for element in elements if element.leaf is not None]
+    paths = [leaf.path for leaf in footer.leaves_of(written, name)]
+    groups = [_with_leaves(group, leaves, paths, name) for group in footer.row_groups_of(fields, name)]
+    keyvalues = {key: value for key, value in keyvalues_of(fields).items() if key not in _NAMES_IN_KEYVALUES}
+    log.debug("%s: %d of its %d columns are the table's", name, len(kept), len(tree))
+    orders = fields.get(7)
+    template = {key: value for key, value in fields.items() if key != 7}
+    if orders is not None and len(orders[1].values) == len(footer.leaves_of(schema, name)):
+        template[7] = (LIST, Items(STRUCT, [orders[1].values[leaf] for leaf in leaves]))
+    return footer.make_footer(template, written, groups, number_of(fields, 3, name), keyvalues)
+
+
+def _tree(schema: Sequence[Struct], name: str) -> tuple[_Element, ...]:
+    """Return the top-level columns of a schema as trees."""
+    footer.leaves_of(schema, name)  # raises where the elements are not a tree
+    position, leaf = 1, 0
+
+    def take() -> _Element:
+        nonlocal position, leaf
+        fields = schema[position]
+        position += 1
+        count = fields.get(5, (I32, 0))[1]
+        if not count:
+            leaf += 1
+            return _Element(fields, leaf=leaf - 1)
+        return _Element(fields, tuple(take() for _ in range(count)))
+
+    columns = []
+    while position < len(schema):
+        columns.append(take())
+    return tuple(columns)
+
+
+def _wraps_element(element: _Element) -> bool:
+    """Return whether the repeated element of a list holds the list's element, and is not the element itself.
+
+    These are the rules for lists of old writers in LogicalTypes.md of https://github.com/apache/parquet-format.
+    """
+    alone = element.fields.get(3) == _REPEATED and len(element.children) == 1
+    return alone and element.name != "array" and not element.name.endswith("_tuple")
+
+
+def _with_leaves(group: Struct, leaves: Sequence[int], paths: Sequence[Sequence[bytes]], name: str) -> Struct:
+    """Return a row group with the chunks of these leaves only, under new paths."""
+    metas = footer.columns_of(group, name)
+    if max(leaves, default=-1) >= len(metas):
+        raise ParquetError(name, "the Parquet footer has not one chunk for each column", "fetch the file again")
+    chunks = []
+    for leaf, path in zip(leaves, paths, strict=True):
+        meta = {**metas[leaf], 3: (LIST, Items(BINARY, list(path)))}
+        chunks.append({**group[1][1].values[leaf], 3: (STRUCT, meta)})
+    result = {**group, 1: (LIST, Items(STRUCT, chunks))}
+    result[2] = (I64, sum(number_of(metas[leaf], 6, name) for leaf in leaves))
+    if 6 in result:
+        result[6] = (I64, sum(number_of(metas[leaf], 7, name) for leaf in leaves))
+    result.pop(4, None)
+    if sorting := kept_sorting(group, leaves):
+        result[4] = (LIST, Items(STRUCT, sorting))
+    return dict(sorted(result.items()))

@@ -1,0 +1,99 @@
+"""Opens what a URL names: a table where there is the log of one, or else the files of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from pqcache.errors import SourceNotFound, UsageError
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.manifest import SourceFile
+from pqcache.store.tables.store_files import StoreFiles
+from pqcache.store.tables.table import Table
+from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
+from pqcache.store.tables.table_log import OpenOptions, TableLog
+from pqcache.store.tables.table_source import LocalTableSource, TableSource
+from pqcache.store.urls import redact, url_scheme
+
+_NEVER_TABLES = (".parquet", ".parq", ".pq")  # how the URL of one file ends
+
+
+OpenLog = Callable[[TableLog], Table]
+
+
+def open_table(url: str, options: OpenOptions) -> Source:
+    """Return the source at ``url``: a table where its directory has the log of one, else the files.
+
+    With ``options.as_files`` a directory is never a table.
+
+    Raises:
+        UsageError: an unknown scheme or option, a missing extra, or a version of what has none.
+        SourceError: the store cannot be asked.
+    """
+    source = open_source(url, options.store, options.timeout, options.hdfs_driver)
+    if not (options.as_files or lists_only_data_files(source) or url.lower().endswith(_NEVER_TABLES)):
+        try:
+            table = _table_at(url, source, options)
+        except BaseException:
+            source.close()
+            raise
+        if table is not None:
+            return table
+    if not options.rule.is_newest:
+        source.close()
+        given = "--version" if options.rule.version is not None else "--as-of"
+        raise UsageError(redact(url), f"is no table with versions, for {given}", f"leave {given} out")
+    return source
+
+
+def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | None:
+    """Return the table in the directory that ``source`` is, or None where there is the log of none."""
+    for directory, opener in _openers().items():
+        log = options.open_files(f"{url.rstrip('/')}/{directory}", url)
+        entries = _listed(log, options)
+        if not any(is_log(directory, file.path) for file in entries):
+            log.close()
+            continue
+        files = StoreFiles(source, partial(options.open_files, of=url))
+        found = TableLog(url=source.url, source=log, entries=entries, files=files, options=options)
+        kind = LocalTableSource if url_scheme(url) in ("", "file") else TableSource
+        return kind(opener(found), files, options.rule)
+    _check_not_part(url, options)
+    return None
+
+
+def _openers() -> Mapping[str, OpenLog]:
+    """Return what opens a table, by the name of the directory with its log."""
+    return {}
+
+
+def _check_not_part(url: str, options: OpenOptions) -> None:
+    """Raise UsageError where ``url`` is a partition of a table; of a local one `check_above` looks at its listing."""
+    above, _, name = url.rstrip("/").rpartition("/")
+    if "=" not in name or url_scheme(url) in ("", "file"):
+        return
+    while "=" in above.rpartition("/")[2]:
+        above = above.rpartition("/")[0]
+    for directory in _openers():
+        log = options.open_files(f"{above}/{directory}", url)
+        entries = _listed(log, options)
+        log.close()
+        shown = next((file.path for file in entries if is_log(directory, file.path)), None)
+        if shown is not None:
+            refuse_part(url, LOGS[directory], f"{above}/{directory}/{shown}")
+
+
+def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:
+    """Return the files of a directory, none where it does not exist."""
+    try:
+        return with_retries(
+            lambda: list(log.list()),
+            log.url,
+            min(options.retries, 2),
+            options.on_event,
+            within=FIRST_ANSWER_TIMEOUT / 2,
+        )
+    except SourceNotFound:
+        return []

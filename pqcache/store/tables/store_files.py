@@ -1,0 +1,65 @@
+"""Reads files by their URLs, wherever they are: those of a table may lie in several stores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from threading import Lock
+from urllib.parse import urlsplit
+
+from pqcache.store.drivers.base import Source
+from pqcache.store.urls import local_path, url_scheme
+
+_ALIASES = {"s3a": "s3", "s3n": "s3"}
+
+
+class StoreFiles:
+    """Opens the stores of files when they are first asked for.
+
+    Args:
+        base: the opened source whose files, below ``base.url``, need no other one; None where there is none.
+        open_source: opens the source at a URL.
+    """
+
+    def __init__(self, base: Source | None, open_source: Callable[[str], Source]) -> None:
+        self._base, self._open = base, open_source
+        self._opened: dict[str, Source] = {}
+        self._lock = Lock()
+
+    def locate(self, url: str) -> tuple[Source, str]:
+        """Return the source that a file is read from, and its path there; raises what opening one raises."""
+        url = _usual(url)
+        if self._base is not None and url.startswith(f"{self._base.url}/"):
+            return self._base, url[len(self._base.url) + 1 :]
+        root, path = _root_and_path(url)
+        with self._lock:
+            if root not in self._opened:
+                self._opened[root] = self._open(root)
+            return self._opened[root], path
+
+    def source_at(self, url: str) -> Source:
+        """Return a new source of the directory ``url``, which the caller closes."""
+        return self._open(_usual(url))
+
+    def close(self) -> None:
+        """Close all that was opened, and the base."""
+        for source in (*self._opened.values(), *([] if self._base is None else [self._base])):
+            source.close()
+
+
+def _usual(url: str) -> str:
+    """Return ``url`` in the form in which sources have it."""
+    scheme = url_scheme(url)
+    if scheme == "file" or url.startswith("file:/"):
+        return os.path.abspath(local_path(url if scheme else "file://" + url.removeprefix("file:")))
+    return f"{_ALIASES[scheme]}{url[url.index('://') :]}" if scheme in _ALIASES else url
+
+
+def _root_and_path(url: str) -> tuple[str, str]:
+    """Return the directory or host to open for a file, and the file's path there."""
+    if not url_scheme(url):
+        directory, name = os.path.split(url)
+        return directory, name
+    authority = urlsplit(url.partition("?")[0]).netloc
+    root = f"{url.partition('://')[0]}://{authority}"
+    return root, url[len(root) :].lstrip("/")

@@ -1,0 +1,62 @@
+"""The directory with a table's log, and how a source is opened: what opens a table is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pqcache.events import OnEvent, ignore
+from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, Source
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.manifest import SourceFile
+from pqcache.store.tables.store_files import StoreFiles
+from pqcache.store.tables.table import VersionRule
+from pqcache.store.urls import url_scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenOptions:
+    """How a source is opened.
+
+    Attributes:
+        store: the options of its store (``-o key=value``).
+        timeout: seconds after which a silent server counts as unavailable.
+        hdfs_driver: the driver of ``hdfs://``.
+        as_files: take a table's directory as files.
+        rule: the version of a table that is wanted.
+        retries: how often what fails for a passing reason is tried again.
+        on_event: called with what happens.
+    """
+
+    store: Mapping[str, str] = field(default_factory=dict)
+    timeout: float = TIMEOUT
+    hdfs_driver: str = HDFS_NATIVE
+    as_files: bool = False
+    rule: VersionRule = field(default_factory=VersionRule)
+    retries: int = RETRIES
+    on_event: OnEvent = ignore
+
+    def open_files(self, url: str, of: str) -> Source:
+        """Return the source of the files at ``url``, with the options of the store of ``of`` if it is of its kind."""
+        store = self.store if url_scheme(url) == url_scheme(of) else {}
+        return open_source(url, store, self.timeout, self.hdfs_driver)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLog:
+    """The directory with the log or the metadata of a table.
+
+    Attributes:
+        url: the table's directory.
+        source: the opened directory with the log.
+        entries: its files, as they are listed now.
+        files: reads files of the table's, and others by their URLs.
+        options: how the table is opened.
+    """
+
+    url: str
+    source: Source
+    entries: list[SourceFile]
+    files: StoreFiles
+    options: OpenOptions

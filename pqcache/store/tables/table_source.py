@@ -1,0 +1,133 @@
+"""A source that is a table: its listing is what the table says, and its files may lie anywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from pqcache.errors import SourceError, SourceNotFound
+from pqcache.store.drivers.base import Source, file_url
+from pqcache.store.drivers.file_shape import FileShape
+from pqcache.store.manifest import Identity, SourceFile, TableVersion
+from pqcache.store.tables.store_files import StoreFiles
+from pqcache.store.tables.table import Table, TableFile, TableListing, VersionRule
+
+
+class TableSource:
+    """A Source over a table; see ``pqcache.store.drivers.base.Source``.
+
+    A version of a table is one state of it, so it is read once and listed again as it was, until ``take_newer``. A
+    table without versions is read for each listing.
+    """
+
+    lists_only_data_files = True  # those that the table names
+
+    def __init__(self, table: Table, files: StoreFiles, rule: VersionRule) -> None:
+        self.url = table.url
+        self.reads_versions = table.has_versions  # what was read is what the table says
+        self._table, self._files, self._rule = table, files, rule
+        self._listing: TableListing | None = None
+        self._lock = Lock()
+
+    @property
+    def table_version(self) -> TableVersion | None:
+        """The version that is listed; None where the table has no versions."""
+        return self._known().version
+
+    def list(self) -> Iterator[SourceFile]:
+        with self._lock:
+            if self._listing is None or not self.reads_versions:
+                self._listing = self._table.read()
+            listing = self._listing
+        for file in listing.files.values():
+            yield SourceFile(file.path, file.identity)
+
+    def take_newer(self) -> bool:
+        """Have the next listing look for a newer version; false where another one than the newest was asked for."""
+        with self._lock:
+            if not self._rule.is_newest:
+                return False
+            self._listing = None
+            return True
+
+    def stat(self, path: str) -> Identity:
+        file = self._file(path)
+        source, place = self._files.locate(file.url)
+        now = source.stat(place)
+        if not self.reads_versions:
+            return now
+        if now.size != file.identity.size:
+            reason = f"has {now.size:,} bytes, and {file.identity.size:,} in the log of its table"
+            raise SourceError(file_url(source, place), reason, "check the table with the engine that wrote it")
+        return file.identity
+
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
+        source, place, tag = self._located(path, tag)
+        yield from source.read(place, offset, length, tag)
+
+    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
+        """Fill ``buffer`` again and again; see ``ReadIntoSource``."""
+        source, place, tag = self._located(path, tag)
+        if hasattr(source, "read_into"):
+            yield from source.read_into(buffer, place, offset, length, tag)
+            return
+        for chunk in source.read(place, offset, length, tag):
+            for start in range(0, len(chunk), len(buffer)):
+                part = chunk[start : start + len(buffer)]
+                buffer[: len(part)] = part
+                yield len(part)
+
+    def shape_of(self, path: str) -> FileShape | None:
+        """Return what the table makes of a file's columns and rows."""
+        return self._file(path).shape
+
+    def url_of(self, path: str) -> str:
+        """Return where a file is; its path in the cache may be another one."""
+        return self._file(path).url
+
+    def close(self) -> None:
+        self._table.close()
+        self._files.close()
+
+    def _known(self) -> TableListing:
+        with self._lock:
+            if self._listing is None:
+                self._listing = self._table.read()
+            return self._listing
+
+    def _file(self, path: str) -> TableFile:
+        try:
+            return self._known().files[path]
+        except KeyError:
+            raise SourceNotFound(f"{self.url}/{path}", "is no file of the table", "sync again") from None
+
+    def _located(self, path: str, tag: str) -> tuple[Source, str, str]:
+        """Return the source of a file, its path there, and the tag that it has there."""
+        source, place = self._files.locate(self._file(path).url)
+        return source, place, "" if self.reads_versions else tag
+
+
+class LocalTableSource(TableSource):
+    """A table whose files are on this machine, where modes say who can read them; see ``LocalFiles``."""
+
+    def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
+        """Return the bits for reading that a copy of a file may have; ``known`` is not used."""
+        return self._mode(path, group, {})
+
+    def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
+        """Return what `copy_mode` does for each of ``paths``; empty if everyone can read."""
+        modes: dict[str, int] = {}
+        known: dict[int, dict[str, os.stat_result]] = {}
+        for path in paths:
+            with suppress(SourceNotFound):  # it is gone, which the next sync notices
+                modes[path] = self._mode(path, group, known)
+        return modes if any(mode != 0o444 for mode in modes.values()) else {}
+
+    def _mode(self, path: str, group: int, known: dict[int, dict[str, os.stat_result]]) -> int:
+        source, place = self._files.locate(self._file(path).url)
+        local: Any = source
+        of_source = known.setdefault(id(source), {})
+        return int(local.copy_mode(place, group, of_source)) if hasattr(source, "copy_mode") else 0o444
