@@ -1,8 +1,8 @@
 """A file's footer as a table sees it: columns under the table's names, without those that the table has dropped.
 
 Delta tables with column mapping and Iceberg tables know a column by a field ID or by a name of its own in files, so
-that it can be renamed or dropped without a file being written. Here only the footer changes, and the pages stay where
-they are: the result describes the same file.
+that it can be renamed or dropped without a file being written. Here only the footer changes: the result describes the
+same file.
 """
 
 from __future__ import annotations
