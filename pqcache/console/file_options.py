@@ -1,4 +1,4 @@
-"""The options that say which files of a source are taken; sync remembers its own."""
+"""The options that say which files and partitions of a source are taken; sync remembers its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ import typer
 
 from pqcache.console.help import SELECTION
 
+Newest = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|SIZE|free",
+        help="* Keep only the newest partitions that fit, by their values: N of them, or SIZE bytes at the source, or what "
+        "the disk of the cache has free. Older ones that make way do not count as deleted. '' takes all.",
+        rich_help_panel=SELECTION,
+    ),
+]
 AsFiles = Annotated[
     bool | None,
     typer.Option(

@@ -111,6 +111,7 @@ def print_sync(report: SyncReport) -> None:
         text = f"would sync: {changes}, {format_size(report.fetched_bytes)} to fetch"
         if report.shard is not None:
             text += f" for share {report.shard}"
+        text += _newest(report)
         if report.rewritten:
             text += f", {_directories(report.rewritten)} to rewrite"
         print_line(f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes)
@@ -120,6 +121,7 @@ def print_sync(report: SyncReport) -> None:
         held += f", share {report.shard}"
     if report.version is not None:
         held += f", version {report.version}"
+    held += _newest(report)
     if report.published:
         text = f"synced {changes}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
@@ -127,6 +129,12 @@ def print_sync(report: SyncReport) -> None:
         print_line(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
     else:
         print_line(f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}")
+
+
+def _newest(report: SyncReport) -> str:
+    if report.newest is None or report.newest_of is None:
+        return ""
+    return f", newest {report.newest:,} of {format_count(report.newest_of, 'partition')}"
 
 
 def print_repartition(report: RepartitionReport) -> None:

@@ -15,6 +15,7 @@ from pqcache.errors import CacheError, UsageError
 from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE
 from pqcache.store.layout import CONFIG
+from pqcache.store.newest import FREE, parse_newest
 from pqcache.store.ownership import file_mode
 from pqcache.store.shard import parse_shard
 from pqcache.store.tables.data_files import FileRules
@@ -40,6 +41,7 @@ class Config:
     columns: tuple[str, ...] | None = None
     row_group_size: int | None = None
     shard: str | None = None
+    newest: str | None = None
     keep: int = KEEP
     marker: str | None = None
     settle: float = 0.0
@@ -70,6 +72,12 @@ class Config:
             raise UsageError("--version", "and --as-of name two versions", "give one of them, and '' for the other")
         if self.shard is not None:
             parse_shard(self.shard)
+        if self.newest and parse_newest(self.newest).text == FREE and self.shard is not None:
+            raise UsageError(
+                f"--newest {FREE}",
+                f"excludes --shard {self.shard}, because nodes with other free space would take other partitions",
+                "give a size or a number of partitions",
+            )
         self.rewrite()
 
     @property
@@ -134,6 +142,7 @@ def read_config(cache: Path) -> Config:
             columns=tuple(map(str, document["columns"])) if "columns" in document else None,
             row_group_size=None if size is None else parse_size(size),
             shard=document.get("shard"),
+            newest=str(document["newest"]) if "newest" in document else None,
             keep=int(document.get("keep", KEEP)),
             marker=document.get("marker"),
             settle=parse_duration(document.get("settle", 0.0)),
@@ -191,6 +200,7 @@ def write_config(cache: Path, config: Config) -> None:
         "columns": None if config.columns is None else list(config.columns),
         "row_group_size": None if size is None else _size_text(size),
         "shard": config.shard,
+        "newest": config.newest,
         "keep": config.keep,
         "marker": config.marker,
         "settle": f"{config.settle:f}".rstrip("0").rstrip(".") + "s" if config.settle else None,  # never 1e+06s

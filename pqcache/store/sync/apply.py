@@ -90,7 +90,7 @@ def build_snapshot(
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
     remove_tree(job.workdir)
-    return RunResult(plan=plan, published=snapshot, totals=manifest.totals, table=metadata.table)
+    return RunResult(plan=plan, published=snapshot, totals=manifest.totals)
 
 
 def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Path, list[FileEntry], Index, Plan]:

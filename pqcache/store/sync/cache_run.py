@@ -16,6 +16,7 @@ from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.gc import remove_old_snapshots
 from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.manifest import TableVersion, Totals
+from pqcache.store.newest import NewestPartitions
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.plan import Plan
 from pqcache.store.tmp_directory import discard
@@ -90,13 +91,15 @@ class CacheRun:
 class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
 
-    ``table`` is the version of the table that the source is.
+    ``table`` is the version of the table that the source is, ``newest`` what was taken of its partitions with
+    ``--newest``.
     """
 
     plan: Plan
     published: Snapshot | None
     totals: Totals
     table: TableVersion | None = None
+    newest: NewestPartitions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,8 @@ class SyncReport:
     File counts are of source files, ``fetched_bytes`` of what was downloaded, ``bytes``, ``rows``, ``files`` and
     ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
     kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
-    Delta or Iceberg table that the source is, or None.
+    Delta or Iceberg table that the source is, or None. With ``--newest``, the ``newest`` partitions of ``newest_of`` at
+    the source are taken, else both are None.
     """
 
     cache: str
@@ -127,6 +131,8 @@ class SyncReport:
     seconds: float
     shard: str | None = None
     version: str | None = None
+    newest: int | None = None
+    newest_of: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -177,4 +183,6 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         seconds=options.watch.seconds,
         shard=run.config.shard,
         version=None if result.table is None else result.table.version,
+        newest=result.newest.taken if result.newest is not None else None,
+        newest_of=result.newest.listed if result.newest is not None else None,
     )

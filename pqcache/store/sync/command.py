@@ -31,6 +31,7 @@ from pqcache.store.sync.cache_run import (
     finish_run,
 )
 from pqcache.store.sync.listing import Listing, ListSource, list_source
+from pqcache.store.sync.newest_files import NewestRule, newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
 from pqcache.store.sync.source_modes import limit_to_source
@@ -48,6 +49,7 @@ def sync(
     where: str | None = None,
     columns: Sequence[str] | None = None,
     shard: str | None = None,
+    newest: str | int | None = None,
     row_group_size: str | int | None = None,
     options: Mapping[str, str] | None = None,
     keep: str | int | None = None,
@@ -83,6 +85,9 @@ def sync(
         columns: download only these columns' bytes; an empty list takes all again.
         shard: keep only one node's share, ``"i/n"`` with i from 0: whole partitions or files, about as many bytes
             for each, and every file on exactly one node; an empty string takes all again.
+        newest: keep only the newest partitions that fit, by the order of their values: a number of them, like ``30``;
+            bytes at the source, like ``"500GB"``; or ``"free"``, what the cache's disk has free. Those that are left
+            out when newer ones come do not count as dropped. An empty string takes all again.
         row_group_size: the most bytes on disk of a row group; files are repartitioned after their download.
         options: the store's options, such as ``{"endpoint": "http://..."}``.
         keep: how many snapshots to keep, the new one among them.
@@ -129,6 +134,7 @@ def sync(
         "where": where,
         "columns": None if columns is None else tuple(columns) or "",
         "shard": shard,
+        "newest": None if newest is None else str(newest),
         "row_group_size": None if row_group_size is None else parse_size(row_group_size),
         "keep": None if keep is None else parse_count(keep),
         "marker": marker,
@@ -191,14 +197,14 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     source = _open(request, state.config)
     stack.callback(source.close)
     memory = read_memory(cache.path)
-    list_it = partial(_list, source, state.config, options.retries, memory)
+    list_it = _lister(request, state, source, memory)
     listing = list_it(options.on_event)
     if not options.dry_run and not locked:
         cache.create()
         stack.enter_context(cache.lock(options.wait, options.on_event))
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
             state = _read_state(request)
-            list_it = partial(_list, source, state.config, options.retries, memory)
+            list_it = _lister(request, state, source, memory)
             listing = list_it(options.on_event)
     run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
     result = _run_result(run, source, listing, list_it)
@@ -236,8 +242,22 @@ def _open(request: _Request, config: Config) -> Source:
     return source
 
 
-def _list(source: Source, config: Config, retries: int, memory: ContentMemory, on_event: OnEvent) -> Listing:
-    return list_source(source, on_event, retries, config.where, config.columns, config.file_rules, memory)
+def _lister(request: _Request, state: _CacheState, source: Source, memory: ContentMemory) -> ListSource:
+    """Return what lists the source in this run, always for the same partitions."""
+    rule = newest_rule(state.config, request.cache, state.current)
+    return partial(_list, source, state.config, rule, request.run.retries, memory)
+
+
+def _list(
+    source: Source,
+    config: Config,
+    rule: NewestRule | None,
+    retries: int,
+    memory: ContentMemory,
+    on_event: OnEvent,
+) -> Listing:
+    found = list_source(source, on_event, retries, config.where, config.columns, config.file_rules, memory)
+    return only_newest(found, rule, source.url)
 
 
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
@@ -248,7 +268,8 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
         summary = _unchanged(run.current, listing, recipe, run.config.shard, table_digest(version_of(source)))
     if summary is not None:
         plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
-        return RunResult(plan=plan, published=None, totals=summary.totals, table=version_of(source))
+        table = version_of(source)
+        return RunResult(plan=plan, published=None, totals=summary.totals, table=table, newest=listing.newest)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)

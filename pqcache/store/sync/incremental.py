@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import stat
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete
 from pqcache.events import Listed, OnEvent, Warned
-from pqcache.store.config import Config, write_config
+from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent
 from pqcache.store.layout import SUMMARY
@@ -33,6 +32,7 @@ from pqcache.store.sync.safety_checks import (
     check_deletions,
     check_rows,
     files_to_take,
+    wait_rules,
 )
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.table_source import TableSource
@@ -96,7 +96,7 @@ class _Attempt:
         )
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
             totals = manifest.totals if manifest is not None else Totals()
-            return RunResult(plan=plan, published=None, totals=totals, table=table)
+            return RunResult(plan=plan, published=None, totals=totals)
         metadata = SnapshotMetadata(
             source=redact(config.source), where=config.where, shard=config.shard, listing=digest, table=table
         )
@@ -105,7 +105,7 @@ class _Attempt:
             downloaded = {file.path: file for entry in entries for file in entry.sources}
             self.check_unchanged(manifest, [downloaded.get(file.path, file) for file in files])
             if manifest is not None and guarded:
-                uncompared = self._moved(plan) | _fetched_otherwise(manifest, recipe)
+                uncompared = self._moved(plan) | listing.outside | _fetched_otherwise(manifest, recipe)
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
 
         origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
@@ -138,7 +138,8 @@ class _Attempt:
         changed = manifest.shard != config.shard and config.shard is not None
         was = f"--shard {config.shard} (before: {manifest.shard or 'all'})" if changed else ""
         elsewhere = frozenset(file.path for file in self.listing.files) if config.shard is not None else frozenset()
-        check_deletions(plan, held, url, config.max_delete, elsewhere, was)
+        deleted = tuple(path for path in plan.removed if parent(path) not in self.listing.outside)
+        check_deletions(replace(plan, removed=deleted), held, url, config.max_delete, elsewhere, was)
         otherwise = _fetched_otherwise(manifest, plan.recipe)
         known = frozenset(parent(entry.path) for entry in held) - otherwise  # whose rows will be compared
         check_bytes(files, held, known, url, config.max_delete)
@@ -179,7 +180,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
     for number in range(NEW_LISTINGS + 1):
         try:
             try:
-                return attempt.publish()
+                return replace(attempt.publish(), newest=attempt.listing.newest, table=version_of(source))
             except (Vanished, ParquetError) as error:
                 attempt.check_unchanged_after(error)
         except _ListingDiffers as differs:
@@ -214,7 +215,8 @@ def _compare(run: CacheRun, source: Source, listing: Listing, manifest: Manifest
 
 def files_to_sync(listing: Listing, rules: WaitRules, manifest: Manifest | None) -> list[SourceFile]:
     """Return the source files that a snapshot of ``listing`` is made of, on all nodes together."""
-    return files_to_take(listing.files, listing.paths, manifest.files if manifest is not None else (), rules)
+    files = files_to_take(listing.files, listing.paths, manifest.files if manifest is not None else (), rules)
+    return [file for file in files if parent(file.path) not in listing.outside] if listing.outside else files
 
 
 def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
@@ -233,11 +235,6 @@ def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
         return entry if sources == entry.sources else replace(entry, sources=sources)
 
     return replace(manifest, files=tuple(map(retagged, manifest.files)))
-
-
-def wait_rules(config: Config) -> WaitRules:
-    """Return the rules by which new files wait, as of now."""
-    return WaitRules(config.marker, config.settle, time.time())
 
 
 def plan_for(

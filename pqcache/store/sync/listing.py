@@ -11,6 +11,7 @@ from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
+from pqcache.store.newest import NewestPartitions
 from pqcache.store.shard import listing_digest, owners, parse_shard
 from pqcache.store.sync.download.subset import Subset, select_subset
 from pqcache.store.sync.parquet_detection import ContentMemory, FileMoved, parquet_by_content
@@ -25,11 +26,20 @@ MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error
 
 @dataclass(frozen=True)
 class Listing:
-    """The Parquet files to take, the paths of everything at the source, and what to take of each file."""
+    """The Parquet files to take, the paths of everything at the source, and what to take of each file.
+
+    With ``--newest``, ``newest`` says which partitions are left out; the files of these are not in ``files``.
+    """
 
     files: list[SourceFile]
     paths: list[str]
     subset: Subset
+    newest: NewestPartitions | None = None
+
+    @property
+    def outside(self) -> frozenset[str]:
+        """The directories at the source that are left out, because others are newer."""
+        return self.newest.outside if self.newest is not None else frozenset()
 
 
 ListSource = Callable[[OnEvent], Listing]  # lists one source, always for the same selection

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pqcache.errors import PqcacheError, SourceError, SourceIncomplete
-from pqcache.store.config import MAX_DELETE, parse_max_delete
+from pqcache.store.config import MAX_DELETE, Config, parse_max_delete
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.sync.plan import Plan
@@ -34,6 +35,11 @@ class WaitRules:
     marker: str | None = None
     settle: float = 0.0
     now: float = 0.0
+
+
+def wait_rules(config: Config) -> WaitRules:
+    """Return the rules by which new files wait, as of now."""
+    return WaitRules(config.marker, config.settle, time.time())
 
 
 def files_to_take(
@@ -282,7 +288,7 @@ def check_space(cache: Path, plan: Plan, already: int = 0) -> None:
         raise PqcacheError(
             cache,
             f"needs {format_size(needed)} of free space, has {format_size(free)}",
-            "free some, take fewer partitions with --where, or put the cache on a larger disk",
+            "free some, take fewer partitions with --newest or --where, or put the cache on a larger disk",
         )
 
 

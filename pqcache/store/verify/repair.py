@@ -19,10 +19,12 @@ from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_r
 from pqcache.store.sync.command import sync
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.subset import select_subset
-from pqcache.store.sync.incremental import files_to_sync, find_damaged, plan_for, wait_rules, with_tags
+from pqcache.store.sync.incremental import files_to_sync, find_damaged, plan_for, with_tags
 from pqcache.store.sync.listing import list_source
+from pqcache.store.sync.newest_files import newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import read_memory
 from pqcache.store.sync.plan import Recipe, plan_sync, recipe_for
+from pqcache.store.sync.safety_checks import wait_rules
 from pqcache.store.sync.snapshot_job import Origin
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table import VersionRule
@@ -123,6 +125,7 @@ def changes_at_source(
             rules=config.file_rules,
             memory=read_memory(cache.path),
         )
+        listing = only_newest(listing, newest_rule(config, cache, snapshot), source.url)
         if options.compare == CONTENT:
             comparison = compare_content(source, listing.files, snapshot, manifest.files, options)
     finally:
