@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from pqcache.errors import PqcacheError, UsageError
+from pqcache.errors import UsageError
 from pqcache.store.hive import partition_values
 from pqcache.units import format_size, parse_size
 
@@ -23,19 +23,52 @@ Rank = tuple[tuple[int, int, str], ...]
 
 @dataclass(frozen=True)
 class Newest:
-    """What ``--newest`` asks for, as it was written: a number of partitions, or bytes at the source.
-
-    Without either it is what the disk has free, see `pqcache.store.sync.newest_files`.
-    """
+    """What ``--newest`` asks for, as it was written: a number of partitions, bytes at the source, or neither: `FREE`."""
 
     text: str
     partitions: int | None = None
     size: int | None = None
 
-    def allows(self, partitions: int, size: int) -> bool:
+    def allows(self, taken: Taken) -> bool:
         """Return whether so many partitions of so many bytes together are not too many."""
-        few = self.partitions is None or partitions <= self.partitions
-        return few and (self.size is None or size <= self.size)
+        few = self.partitions is None or taken.partitions <= self.partitions
+        return few and (self.size is None or taken.size <= self.size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeSpace:
+    """What the disk of a cache has for the newest partitions, if each byte at the source takes one there.
+
+    ``held`` is the size of the partitions that the cache holds, which need no more. ``free`` counts with it what will
+    be free when older snapshots are removed, of which the cache keeps ``keep`` with the current one. A tenth of both is
+    left free, and no less than what is used until then: by a new partition, with ``rewrites`` twice, and by those that
+    were left out lately. Partitions older than all that are held are added only while another tenth is free, so that
+    none comes and goes as the free space varies. The newest partition is always allowed; `check_space` refuses it.
+    """
+
+    free: int
+    held: int
+    keep: int
+    rewrites: bool
+    text: str = FREE
+
+    def allows(self, taken: Taken) -> bool:
+        """Return whether there is space for so many bytes."""
+        times = 2 if self.rewrites else 1
+        tenth = (self.free + self.held) // 10
+        reserve = max(tenth, (self.keep + times) * taken.largest) + (0 if taken.fresh else tenth)
+        spare = self.free - reserve
+        return taken.partitions == 1 or taken.size <= self.held + (spare // times if spare > 0 else spare)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Newest partitions: how many, their bytes, those of the largest, and whether the last is not older than all held."""
+
+    partitions: int
+    size: int
+    largest: int
+    fresh: bool
 
 
 @dataclass(frozen=True)
@@ -54,7 +87,7 @@ def parse_newest(text: str) -> Newest:
     (30, True, Newest(text='free', partitions=None, size=None))
     """
     word = text.strip()
-    if word == FREE:
+    if word.lower() == FREE:
         return Newest(FREE)
     number = word.isascii() and word.isdigit()
     try:
@@ -74,41 +107,47 @@ def parse_newest(text: str) -> Newest:
 
 
 def newest_partitions(
-    sizes: Mapping[str, int], newest: Newest, waiting: Collection[str], source: str
+    sizes: Mapping[str, int],
+    limit: Newest | FreeSpace,
+    waiting: Collection[str] = (),
+    held: Collection[str] = (),
 ) -> NewestPartitions:
-    """Return which of the directories of ``sizes``, in bytes, hold the newest partitions that ``newest`` allows.
+    """Return which of the directories of ``sizes``, in bytes, hold the newest partitions that ``limit`` allows.
 
     The first partition that is too much ends them: none that is older is taken in its place. Directories with the same
     values are one partition. One of which all directories are in ``waiting`` does not count, and is outside only
-    where it is older than the first that is too much.
+    where it is older than the first that is too much. ``held`` are the directories that the cache holds.
 
     Raises UsageError where no directory has partition values, and where the newest partition alone is too much.
     """
     names = dict.fromkeys(name for directory in sorted(sizes) for name in partition_values(directory))
     if not names:
-        raise UsageError(
-            f"--newest {newest.text}",
-            f"there are no partitions at {source}, whose order it needs",
-            "leave the option out, or take all with --newest ''",
-        )
+        advice = "leave the option out, or take all of it with --newest ''"
+        raise UsageError(f"--newest {limit.text}", "needs partitions, and the table has none", advice)
     partitions: dict[Rank, list[str]] = {}
     for directory in sizes:
         partitions.setdefault(_rank(directory, names), []).append(directory)
-    taken = total = 0
+    oldest_held = min((_rank(directory, names) for directory in held), default=None)
+    taken = Taken(0, 0, 0, fresh=False)
     outside: set[str] = set()
     for rank in sorted(partitions, reverse=True):
         directories = partitions[rank]
         if not outside and not all(directory in waiting for directory in directories):
-            size = sum(sizes[directory] for directory in directories)
-            if newest.allows(taken + 1, total + size):
-                taken, total = taken + 1, total + size
+            size, fresh = sum(map(sizes.__getitem__, directories)), oldest_held is not None and rank >= oldest_held
+            more = Taken(taken.partitions + 1, taken.size + size, max(taken.largest, size), fresh)
+            if limit.allows(more):
+                taken = more
                 continue
-            if not taken:
-                raise _too_large(newest, min(directories), size)
+            if not taken.partitions:
+                raise UsageError(
+                    f"--newest {limit.text}",
+                    f"the newest partition, {min(directories) or 'the root'}, alone has {format_size(size)}",
+                    "nothing was published, give a larger size or a number of partitions",
+                )
             outside.update(directories)
         elif outside:
             outside.update(directories)
-    return NewestPartitions(taken, len(partitions), frozenset(outside))
+    return NewestPartitions(taken.partitions, len(partitions), frozenset(outside))
 
 
 def _rank(directory: str, names: Iterable[str]) -> Rank:
@@ -121,12 +160,3 @@ def _rank_of(value: str | None) -> tuple[int, int, str]:
     if value is None:
         return (0, 0, "")
     return (1, int(value), value) if _INTEGER.fullmatch(value) else (2, 0, value)
-
-
-def _too_large(newest: Newest, directory: str, size: int) -> PqcacheError:
-    subject = f"--newest {newest.text}"
-    reason = f"the newest partition, {directory or 'the root'}, alone has {format_size(size)}"
-    if newest.text == FREE:
-        allowed = format_size(max(0, newest.size or 0))
-        return PqcacheError(subject, f"{reason}, and {allowed} may be used", "free some space, or use a larger disk")
-    return UsageError(subject, reason, "nothing was published, give a larger size or a number of partitions")

@@ -257,7 +257,7 @@ def _list(
     on_event: OnEvent,
 ) -> Listing:
     found = list_source(source, on_event, retries, config.where, config.columns, config.file_rules, memory)
-    return only_newest(found, rule, source.url)
+    return only_newest(found, rule)
 
 
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:

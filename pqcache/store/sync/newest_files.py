@@ -1,10 +1,6 @@
-"""The files of a source's newest partitions, for ``--newest``: what the cache holds and the disk has decides with it.
+"""The files of a source's newest partitions, for ``--newest``: what the cache holds and its disk has are looked up here.
 
-With ``--newest free`` the bytes at the source count as if each took as much on the disk. Partitions that the cache
-holds need no space. Others are added while a fifth of what is free and held together remains free, of which a sync that
-rewrites files uses half, because their input is on the disk too. Held ones are left out when less than a tenth is
-free. Between the two, new partitions take the place of old ones: so the free space may vary from run to run, and there
-is space for one run's changes beside what older snapshots hold.
+The rule is in `pqcache.store.newest`.
 """
 
 from __future__ import annotations
@@ -12,37 +8,39 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.hive import parent
-from pqcache.store.newest import FREE, Newest, newest_partitions, parse_newest
+from pqcache.store.newest import FREE, FreeSpace, Newest, newest_partitions, parse_newest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.listing import Listing
 from pqcache.store.sync.safety_checks import WaitRules, files_to_take, wait_rules
-
-_ADD, _REMOVE = 5, 10  # partitions are added down to a fifth free, and removed below a tenth
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewestRule:
     """What decides on the newest partitions, the same for all listings of a run.
 
-    ``held`` is the snapshot whose directories are held, None where that must not matter: nodes that share a table have
-    to take the same partitions, whatever each of them holds. ``free`` is in bytes, 0 unless it is needed.
+    ``snapshot`` is the one whose directories are held, None where that must not matter: nodes that share a table have
+    to take the same partitions, whatever each of them holds. ``free`` is what the disk has, in bytes, and None where
+    that does not matter. ``keep`` and ``rewrites`` are as in `FreeSpace`.
     """
 
     newest: Newest
     waits: WaitRules
-    held: Path | None
-    free: int
+    snapshot: Path | None
+    free: int | None
+    keep: int
     rewrites: bool
 
     def holds(self, directory: str) -> bool:
-        """Return whether the current snapshot has files of a partition directory."""
-        return self.held is not None and directory != "" and os.path.isdir(f"{self.held}/{directory}")
+        """Return whether the snapshot has files of a partition directory."""
+        return self.snapshot is not None and directory != "" and os.path.isdir(f"{self.snapshot}/{directory}")
 
 
 def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None) -> NewestRule | None:
@@ -53,13 +51,14 @@ def newest_rule(config: Config, cache: CacheDirectory, current: Snapshot | None)
     return NewestRule(
         newest=newest,
         waits=wait_rules(config),
-        held=current.path if current is not None and config.shard is None else None,
-        free=_free_space(cache) if newest.text == FREE else 0,
+        snapshot=current.path if current is not None and config.shard is None else None,
+        free=_free_space(cache, current, config.keep) if newest.text == FREE else None,
+        keep=config.keep,
         rewrites=config.row_group_size is not None,
     )
 
 
-def only_newest(listing: Listing, rule: NewestRule | None, source: str) -> Listing:
+def only_newest(listing: Listing, rule: NewestRule | None) -> Listing:
     """Return a listing of the newest partitions alone; raises as `newest_partitions`.
 
     A partition that has to wait, and is not held, does not count: it leaves none out before it is taken itself.
@@ -71,36 +70,43 @@ def only_newest(listing: Listing, rule: NewestRule | None, source: str) -> Listi
         sizes[parent(file.path)] += file.identity.size
     ready = {parent(file.path) for file in files_to_take(listing.files, listing.paths, (), rule.waits)}
     waiting = {directory for directory in sizes.keys() - ready if not rule.holds(directory)}
-    newest = rule.newest
-    if newest.text == FREE:
-        held = sum(size for directory, size in sizes.items() if rule.holds(directory))
-        newest = replace(newest, size=allowance(rule.free, held, rule.rewrites))
-    found = newest_partitions(sizes, newest, waiting, source)
+    limit: Newest | FreeSpace = rule.newest
+    held: set[str] = set()
+    if rule.free is not None:
+        held = {directory for directory in sizes if rule.holds(directory)}
+        size = sum(sizes[directory] for directory in held)
+        limit = FreeSpace(free=rule.free, held=size, keep=rule.keep, rewrites=rule.rewrites)
+    found = newest_partitions(sizes, limit, waiting, held)
     files = [file for file in listing.files if parent(file.path) not in found.outside]
     return replace(listing, files=files, newest=found)
 
 
-def allowance(free: int, held: int, rewrites: bool) -> int:
-    """Return how many bytes ``--newest free`` takes, with so many bytes free and so many of the source's held.
+def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> int:
+    """Return the bytes that a run may use, and those that the next runs will free.
 
-    >>> allowance(1000, 0, False), allowance(1000, 0, True), allowance(150, 850, False), allowance(50, 950, False)
-    (800, 400, 850, 900)
+    They are those that are free, the downloads of dead runs, which are taken over, and the files that only the older of
+    the ``keep`` newest snapshots have. What readers keep beyond these is not free.
     """
-    total = free + held
-    more, fewer = free - total // _ADD, total // _REMOVE - free
-    return held + max(0, more) // (2 if rewrites else 1) - max(0, fewer)
-
-
-def _free_space(cache: CacheDirectory) -> int:
-    """Return the bytes that a run may use: those free, and the downloads of dead runs, which are taken over."""
     place = cache.path
     while not place.exists() and place != place.parent:
         place = place.parent
-    free = shutil.disk_usage(place).free
-    for path in cache.tmp_dir.glob("*/fetch/*"):
-        try:
-            status = path.lstat()
-        except FileNotFoundError:  # the run that it belongs to is at work, and this one is a dry run
-            continue
-        free += status.st_blocks * 512 if status.st_nlink == 1 else 0  # others are files of a snapshot
-    return free
+    free = shutil.disk_usage(place).free + sum(
+        size for (_, links), size in _files(cache.tmp_dir.glob("*/fetch")).items() if links == 1
+    )
+    if current is None:
+        return free
+    older = [snapshot.path for snapshot in cache.snapshots() if snapshot.number < current.number]
+    kept = _files(older[len(older) + 1 - keep :] if keep > 1 else [])
+    return free + sum(kept[file] for file in kept.keys() - _files([current.path]))
+
+
+def _files(directories: Iterable[Path]) -> dict[tuple[int, int], int]:
+    """Return the bytes on disk of each file below ``directories``, by its inode and the number of its links."""
+    found = {}
+    for top in directories:
+        for directory, _, names in os.walk(top):
+            for name in names:
+                with suppress(FileNotFoundError):  # a dry run, while another run is at work
+                    status = os.lstat(os.path.join(directory, name))
+                    found[status.st_ino, status.st_nlink] = status.st_blocks * 512
+    return found

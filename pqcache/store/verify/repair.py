@@ -125,7 +125,7 @@ def changes_at_source(
             rules=config.file_rules,
             memory=read_memory(cache.path),
         )
-        listing = only_newest(listing, newest_rule(config, cache, snapshot), source.url)
+        listing = only_newest(listing, newest_rule(config, cache, snapshot))
         if options.compare == CONTENT:
             comparison = compare_content(source, listing.files, snapshot, manifest.files, options)
     finally:
