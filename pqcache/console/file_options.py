@@ -12,8 +12,8 @@ Newest = Annotated[
     str | None,
     typer.Option(
         metavar="N|SIZE|free",
-        help="* Fetch only the newest partitions that fit, by their values: N of them, SIZE bytes at the source, or what "
-        "the disk of the cache has free. Older ones that are left out do not count as deleted. '' fetches all.",
+        help="* Fetch only the newest partitions that fit, by their values: N of them, SIZE bytes at the source, or "
+        "what the disk of the cache has free. Older ones that are left out do not count as deleted. '' fetches all.",
         rich_help_panel=SELECTION,
     ),
 ]

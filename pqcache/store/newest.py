@@ -23,7 +23,7 @@ Rank = tuple[tuple[int, int, str], ...]
 
 @dataclass(frozen=True)
 class Newest:
-    """What ``--newest`` asks for, as it was written: a number of partitions, bytes at the source, or neither: `FREE`."""
+    """What ``--newest`` asks for in ``text``: a number of partitions, bytes at the source, or neither for FREE."""
 
     text: str
     partitions: int | None = None
@@ -63,7 +63,7 @@ class FreeSpace:
 
 @dataclass(frozen=True)
 class Taken:
-    """Newest partitions: how many, their bytes, those of the largest, and whether the last is not older than all held."""
+    """The newest partitions: how many, their bytes, those of the largest; ``fresh`` unless older than all held."""
 
     partitions: int
     size: int

@@ -1,14 +1,11 @@
-"""The files of a source's newest partitions, for ``--newest``: what the cache holds and its disk has are looked up here.
-
-The rule is in `pqcache.store.newest`.
-"""
+"""The files of a source's newest partitions, by what the cache holds and its disk has; see `pqcache.store.newest`."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,23 +87,20 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
     place = cache.path
     while not place.exists() and place != place.parent:
         place = place.parent
-    free = shutil.disk_usage(place).free + sum(
-        size for (_, links), size in _files(cache.tmp_dir.glob("*/fetch")).items() if links == 1
-    )
-    if current is None:
+    free = shutil.disk_usage(place).free
+    free += sum(status.st_blocks * 512 for status in _files(cache.tmp_dir.glob("*/fetch")) if status.st_nlink == 1)
+    if current is None or keep == 1:
         return free
-    older = [snapshot.path for snapshot in cache.snapshots() if snapshot.number < current.number]
-    kept = _files(older[len(older) + 1 - keep :] if keep > 1 else [])
-    return free + sum(kept[file] for file in kept.keys() - _files([current.path]))
+    older = [snapshot.path for snapshot in cache.snapshots() if snapshot.number < current.number][1 - keep :]
+    kept = {status.st_ino: status.st_blocks * 512 for status in _files(older)}
+    shared = {status.st_ino for status in _files([current.path])}
+    return free + sum(size for inode, size in kept.items() if inode not in shared)
 
 
-def _files(directories: Iterable[Path]) -> dict[tuple[int, int], int]:
-    """Return the bytes on disk of each file below ``directories``, by its inode and the number of its links."""
-    found = {}
+def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Yield the status of each file below ``directories``."""
     for top in directories:
         for directory, _, names in os.walk(top):
             for name in names:
                 with suppress(FileNotFoundError):  # a dry run, while another run is at work
-                    status = os.lstat(os.path.join(directory, name))
-                    found[status.st_ino, status.st_nlink] = status.st_blocks * 512
-    return found
+                    yield os.lstat(os.path.join(directory, name))

@@ -1,0 +1,181 @@
+"""Which partitions are the newest, and how many of them fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pqcache.errors import UsageError
+from pqcache.store.config import Config
+from pqcache.store.hive import NULL
+from pqcache.store.newest import FREE, FreeSpace, Newest, newest_partitions, parse_newest
+from tests.examples import examples
+
+words = st.one_of(st.integers(-20, 2000).map(str), st.sampled_from(["007", "2026-11-01", "tmp", "a", NULL, "٣", ""]))
+levels = st.sampled_from(
+    [words.map("a={}".format), st.tuples(words, words).map(lambda values: "a={}/b={}".format(*values))]
+)
+tables = levels.flatmap(lambda paths: st.dictionaries(paths, st.integers(0, 1000), min_size=1, max_size=30))
+sizes_of = {"dt=1": 10, "dt=2": 10, "dt=3": 50, "dt=4": 10, "dt=5": 10}
+
+
+def newest_first(directories: list[str]) -> list[str]:
+    """Return directories in the order in which they are taken, one at a time."""
+    table = dict.fromkeys(directories, 1)
+    taken: list[str] = []
+    for number in range(1, len(table) + 1):
+        outside = newest_partitions(table, Newest("n", partitions=number)).outside
+        taken.extend(table.keys() - outside - set(taken))
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("partitions", "order"),
+    [
+        (["dt=9", "dt=10", "dt=-1"], ["dt=10", "dt=9", "dt=-1"]),
+        (["h=08", "h=9", "h=10"], ["h=10", "h=9", "h=08"]),
+        (["dt=2026-11-02", "dt=2026-11-10", f"dt={NULL}"], ["dt=2026-11-10", "dt=2026-11-02", f"dt={NULL}"]),
+        (["dt=9", "dt=10", "dt=tmp"], ["dt=tmp", "dt=10", "dt=9"]),  # a stray name leaves the others in order
+        (["y=2025/m=12", "y=2026/m=2", "y=2026/m=1"], ["y=2026/m=2", "y=2026/m=1", "y=2025/m=12"]),
+        (["dt=1", "dt=2", "dt=2/h=1"], ["dt=2/h=1", "dt=2", "dt=1"]),  # a column that came later
+        (["dt=1", "dt=2", "region=kr/dt=3"], ["region=kr/dt=3", "dt=2", "dt=1"]),  # above what was there
+        (["", "dt=1"], ["dt=1", ""]),
+        (["dt=a%2Fb", "dt=a%20b"], ["dt=a%2Fb", "dt=a%20b"]),  # as values: '/' is after ' '
+    ],
+)
+def test_the_order_of_partitions(partitions: list[str], order: list[str]) -> None:
+    assert newest_first(partitions) == order
+    assert newest_first(partitions[::-1]) == order
+
+
+@given(tables, st.integers(1, 12) | st.none(), st.integers(1, 4000) | st.none())
+@settings(max_examples=examples(300))
+def test_they_fit_and_one_more_does_not(table: dict[str, int], count: int | None, size: int | None) -> None:
+    limit = Newest("limit", count, size)
+    order = newest_first(list(table))
+    assert sorted(order) == sorted(table)
+    if size is not None and table[order[0]] > size:
+        with pytest.raises(UsageError, match="the newest partition"):
+            newest_partitions(table, limit)
+        return
+    found = newest_partitions(table, limit)
+    taken = order[: found.taken]
+    assert found.listed == len(table)
+    assert found.outside == set(order[found.taken :])  # a row of the newest, without a gap
+    assert len(taken) <= (count or len(table))
+    assert sum(table[name] for name in taken) <= (size or sum(table.values()))
+    if found.outside:
+        more = sum(table[name] for name in order[: found.taken + 1])
+        assert found.taken == count or (size is not None and more > size)
+
+
+@given(tables, st.data())
+@settings(max_examples=examples(100))
+def test_the_order_of_two_does_not_depend_on_others(table: dict[str, int], data: st.DataObject) -> None:
+    some = data.draw(st.lists(st.sampled_from(sorted(table)), unique=True))
+    assert [name for name in newest_first(list(table)) if name in some] == newest_first(some)
+
+
+def test_the_first_that_does_not_fit_ends_them() -> None:
+    found = newest_partitions(sizes_of, Newest("45B", size=45))
+    assert (found.taken, found.outside) == (2, {"dt=1", "dt=2", "dt=3"})
+
+
+def test_what_waits_leaves_nothing_out() -> None:
+    three = Newest("3", partitions=3)
+    assert newest_partitions(sizes_of, three).outside == {"dt=1", "dt=2"}
+    found = newest_partitions(sizes_of, three, waiting={"dt=5"})
+    assert (found.taken, found.outside) == (3, {"dt=1"})
+    assert newest_partitions(sizes_of, Newest("20B", size=20), waiting={"dt=5"}).outside == {"dt=1", "dt=2", "dt=3"}
+    assert newest_partitions(sizes_of, Newest("1", partitions=1), waiting=set(sizes_of)).outside == set()
+
+
+def test_directories_of_one_partition_are_taken_together() -> None:
+    table = {"dt=1/a": 5, "dt=1/b": 5, "dt=2/a": 5, "dt=2/b": 5}
+    assert newest_partitions(table, Newest("1", partitions=1)).outside == {"dt=1/a", "dt=1/b"}
+    assert newest_partitions(table, Newest("15B", size=15)).outside == {"dt=1/a", "dt=1/b"}
+    assert newest_partitions(table, Newest("1", partitions=1), waiting={"dt=2/a"}).taken == 1
+    assert newest_partitions(table, Newest("1", partitions=1), waiting={"dt=2/a", "dt=2/b"}).outside == set()
+
+
+@pytest.mark.parametrize("table", [{"": 5}, {"2026/11": 5, "2026/12": 5}])
+def test_a_table_without_partitions_is_refused(table: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match=r"--newest 3: needs partitions, and the table has none.*--newest ''"):
+        newest_partitions(table, parse_newest("3"))
+
+
+@pytest.mark.parametrize(
+    ("text", "partitions", "size"),
+    [("30", 30, None), (" 4 ", 4, None), ("500GB", None, 500 << 30), ("1.5k", None, 1536), ("10B", None, 10)],
+)
+def test_what_may_be_written(text: str, partitions: int | None, size: int | None) -> None:
+    found = parse_newest(text)
+    assert (found.partitions, found.size) == (partitions, size)
+    assert parse_newest("Free") == Newest(FREE)
+
+
+@given(st.text("0123456789.-+ kGBfreex\n", max_size=6) | st.sampled_from(["9" * 400 + "E", "9" * 5000, "٣", "0GB"]))
+@settings(max_examples=examples(200))
+def test_anything_else_is_refused_by_name(text: str) -> None:
+    try:
+        found = parse_newest(text)
+    except UsageError as error:
+        refused = error
+    else:
+        assert found.text == FREE or (found.partitions or found.size or 0) > 0
+        return
+    assert refused.subject == f"--newest {text!r}"
+    assert refused.advice
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "30x", "2.5", "0GB", "abc", "1_000"])
+def test_what_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--newest"):
+        parse_newest(text)
+
+
+def test_free_space_is_nothing_that_nodes_agree_on() -> None:
+    with pytest.raises(UsageError, match=r"--newest free: excludes --shard 0/2"):
+        Config(source="x", newest=" FREE", shard="0/2")
+    assert Config(source="x", newest="3", shard="0/2").newest == "3"
+
+
+@given(
+    st.lists(st.integers(70, 130), min_size=40, max_size=40),
+    st.integers(900, 6000),
+    st.integers(1, 3),
+    st.booleans(),
+    st.lists(st.integers(0, 2), min_size=30, max_size=30),
+)
+@settings(max_examples=examples(150), deadline=None)
+def test_free_space_lasts_night_after_night(
+    sizes: list[int], disk: int, keep: int, rewrites: bool, nights: list[int]
+) -> None:
+    """Each run fits beside the snapshots that are kept and has the newest; what was left out does not come back."""
+    snapshots: list[set[str]] = []
+    gone: set[str] = set()
+    listed = 10
+    for come in nights:
+        listed = min(len(sizes), listed + come)
+        table = {f"dt={day}": sizes[day] for day in range(listed)}
+        held = snapshots[-1] if snapshots else set()
+        apart = set().union(*snapshots) - held
+        free = disk - sum(table[name] for name in held | apart)
+        space = FreeSpace(
+            free=free + sum(table[name] for name in apart),
+            held=sum(table[name] for name in held),
+            keep=keep,
+            rewrites=rewrites,
+        )
+        taken = table.keys() - newest_partitions(table, space, held=held).outside
+        assert f"dt={listed - 1}" in taken
+        needed = sum(table[name] for name in taken - held) * (2 if rewrites else 1)
+        if come <= 1 or not held:
+            assert needed <= free
+        elif needed > free:
+            return  # two at once are more than was reserved
+        assert not taken & gone
+        gone |= held - taken
+        if taken != held:
+            snapshots = [*snapshots, set(taken)][-keep:]
