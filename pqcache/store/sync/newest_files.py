@@ -13,6 +13,7 @@ from pathlib import Path
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.hive import parent
+from pqcache.store.layout import LEASE
 from pqcache.store.newest import FREE, FreeSpace, Newest, newest_partitions, parse_newest
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.listing import Listing
@@ -88,19 +89,26 @@ def _free_space(cache: CacheDirectory, current: Snapshot | None, keep: int) -> i
     while not place.exists() and place != place.parent:
         place = place.parent
     free = shutil.disk_usage(place).free
-    free += sum(status.st_blocks * 512 for status in _files(cache.tmp_dir.glob("*/fetch")) if status.st_nlink == 1)
+    left = _files(cache.tmp_dir.glob("*/fetch"))
+    free += sum(_bytes(status) for status in left if status.st_nlink == 1)
     if current is None or keep == 1:
         return free
     older = [snapshot.path for snapshot in cache.snapshots() if snapshot.number < current.number][1 - keep :]
-    kept = {status.st_ino: status.st_blocks * 512 for status in _files(older)}
+    kept = {status.st_ino: _bytes(status) for status in _files(older)}
     shared = {status.st_ino for status in _files([current.path])}
     return free + sum(size for inode, size in kept.items() if inode not in shared)
 
 
 def _files(directories: Iterable[Path]) -> Iterator[os.stat_result]:
-    """Yield the status of each file below ``directories``."""
+    """Yield the status of each file below ``directories`` but those of metadata, which each snapshot needs anew."""
     for top in directories:
-        for directory, _, names in os.walk(top):
+        for directory, below, names in os.walk(top):
+            below[:] = [name for name in below if name != parent(LEASE)]
             for name in names:
                 with suppress(FileNotFoundError):  # a dry run, while another run is at work
                     yield os.lstat(os.path.join(directory, name))
+
+
+def _bytes(status: os.stat_result) -> int:
+    """Return how many bytes removing a file frees at least; a download that is not complete may have gaps."""
+    return min(status.st_size, status.st_blocks * 512)
