@@ -43,7 +43,7 @@ def days_of(directory: Path) -> list[int]:
 
 
 def test_thirty_nights(tmp_path: Path) -> None:
-    """A partition comes each night, and the oldest goes, which is no deletion; what one night brings is fetched."""
+    """A partition comes each night, and the oldest goes, which is no deletion; only the new one is fetched."""
     lake, cache = lake_of(tmp_path, range(8, 18)), tmp_path / "cache"
     pqcache.sync(lake, cache, newest=5, max_delete="0")
     for night in range(18, 48):
