@@ -52,6 +52,8 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.repartition.dense_proposals import dense_proposals as dense_proposals
     from pqcache.store.repartition.to_target import RepartitionReport as RepartitionReport
     from pqcache.store.selected_rows import SelectedRows as SelectedRows
+    from pqcache.store.serve.command import CacheServer as CacheServer
+    from pqcache.store.serve.command import serve as serve
     from pqcache.store.snapshot import Snapshot as Snapshot
     from pqcache.store.sync.cache_run import SyncReport as SyncReport
     from pqcache.store.sync.command import sync as sync

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from pqcache.console import examples, parsing
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
+from pqcache.console import serve_options as net
 from pqcache.console.help import Command, CommandGroup
 from pqcache.errors import UsageError
 from pqcache.units import parse_duration, parse_size
@@ -319,6 +321,31 @@ def gc(
             cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
         )
     _print_report(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))
+
+
+@app.command(cls=Command, epilog=examples.SERVE)
+def serve(
+    caches: net.Caches,
+    bind: net.Bind = "127.0.0.1",
+    port: net.Port = 8700,
+    token_file: net.TokenFile = None,
+    connections: net.MaxConnections = 256,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Serve caches to other machines, as sources of their syncs.
+
+    It ends with Ctrl-C or SIGTERM. Clients read pqcache+http://HOST:PORT/NAME, where NAME is that of the directory.
+    """
+    import pqcache
+    from pqcache.console import terminal
+
+    running = pqcache.serve(caches, bind=bind, port=port, token_file=token_file, connections=connections)
+    with running, suppress(KeyboardInterrupt):  # which is how a server ends
+        if not quiet:
+            terminal.print_serving(running)
+        running.wait()
+    if not quiet:
+        terminal.print_served(running)
 
 
 @app.command(cls=Command, epilog=examples.BENCH)

@@ -83,6 +83,17 @@ GC = _examples(
     ),
 )
 
+SERVE = _examples(
+    (
+        "Serve a cache to a cluster, with a token that is in a file",
+        "openssl rand -hex 32 > token; chmod 600 token\npqcache serve cache/shop --bind 10.0.0.7 --token-file token",
+    ),
+    (
+        "On the other nodes",
+        "pqcache sync pqcache+http://10.0.0.7:8700/shop cache/shop -o token_file=$PWD/token",
+    ),
+)
+
 BENCH = _examples(
     ("Measure what a training reads", "pqcache bench cache/shop --columns id,price,tokens --batch-size 1024"),
     ("Measure other numbers of workers", "pqcache bench cache/shop --workers 0,4,12 --seconds 10"),

@@ -11,7 +11,7 @@ from pqcache.errors import UsageError
 
 # the titles of the groups of options, as rich_help_panel of each option
 SELECTION, ROW_GROUPS, SAFETY, VIEW, DESTINATION = "Selection", "Row groups", "Safety", "View", "Destination"
-CHECKS, KEYS, STORE, RUN, OUTPUT = "Checks", "Keys", "Store", "Run", "Output"
+CHECKS, KEYS, STORE, NETWORK, RUN, OUTPUT = "Checks", "Keys", "Store", "Network", "Run", "Output"
 
 
 @dataclass(frozen=True)

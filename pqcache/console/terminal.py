@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need 
     from pqcache.store.keys.command import IndexReport
     from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
+    from pqcache.store.serve.command import CacheServer
     from pqcache.store.sync.cache_run import SyncReport
     from pqcache.store.verify.command import VerifyReport
 
@@ -167,6 +168,18 @@ def print_gc(report: GcReport) -> None:
     removed = format_count(len(report.removed), "snapshot") if report.removed else "nothing"
     kept = f"{format_count(len(report.kept), 'snapshot')}: {', '.join(report.kept)}" if report.kept else "nothing"
     print_line(f"{what} {removed}, kept {kept}")
+
+
+def print_serving(server: CacheServer) -> None:
+    """Print where caches are served, one line for each."""
+    for url in server.urls.values():
+        print_line(f"serving {url} ({'with a token' if server.has_token else 'without a token'})")
+
+
+def print_served(server: CacheServer) -> None:
+    """Print what a server that has ended did."""
+    requests, sent = format_count(server.counts.requests, "request"), format_size(server.counts.bytes)
+    print_line(f"served {requests}, {sent} in {format_seconds(server.seconds)}")
 
 
 def location(path: str, row_group: int | None, column: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,26 +49,43 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest; a missing, damaged or newer one raises CacheError."""
-    return _read(path, with_files=True)
+    return _read(path, lambda: _opened(path))
 
 
 def read_heading(path: Path) -> Manifest:
     """Read a manifest without its files, however many they are; raises as ``read_manifest`` does."""
-    return _read(path, with_files=False)
+    return _read(path, lambda: _opened(path), with_files=False)
 
 
-def _read(path: Path, with_files: bool) -> Manifest:
+def parse_manifest(data: bytes, name: str) -> Manifest:
+    """Return the manifest whose file has the bytes ``data``; raises as ``read_manifest`` does, about ``name``.
+
+    Its values are checked first, as they come from elsewhere: pyarrow would follow offsets wherever they lead.
+    """
+    return _read(name, lambda: pa.BufferReader(data), validate=True)
+
+
+def _opened(path: Path) -> pa.NativeFile:
+    check_regular(path)
+    return pa.OSFile(str(path), "rb")
+
+
+def _read(
+    path: Path | str, open_file: Callable[[], pa.NativeFile], with_files: bool = True, validate: bool = False
+) -> Manifest:
     try:
-        check_regular(path)
-        with pa.OSFile(str(path), "rb") as file, pa.ipc.open_file(file) as reader:
+        with open_file() as file, pa.ipc.open_file(file) as reader:
             about = json.loads((reader.schema.metadata or {}).get(b"pqcache", b"{}"))
             if about.get("format") != FORMAT:
                 found, reason = about.get("format"), f"written in format {about.get('format')}"
                 newer = isinstance(found, int) and found > FORMAT
                 advice = "upgrade pqcache, or sync into a new directory" if newer else "sync into a new directory"
                 raise CacheError(path, f"{reason}, this pqcache reads format {FORMAT}", advice)
-            batches = range(reader.num_record_batches if with_files else 0)
-            files = tuple(entry for i in batches for entry in _entries(reader.get_batch(i)))
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches if with_files else 0)]
+            if validate:
+                for batch in batches:
+                    batch.validate(full=True)
+            files = tuple(entry for batch in batches for entry in _entries(batch))
     except PermissionError as error:
         raise CacheError(path, "permission denied", "make it readable for this user") from error
     except (pa.ArrowInvalid, OSError, ValueError) as error:

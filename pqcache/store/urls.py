@@ -46,7 +46,7 @@ def local_path(url: str) -> str:
 
 def is_secret(option: str) -> bool:
     """Return whether an option of this name must never be stored or shown."""
-    return _SECRET.search(option) is not None
+    return _SECRET.search(option) is not None and option != "token_file"  # which names a file, and is remembered
 
 
 def redact(url: str) -> str:

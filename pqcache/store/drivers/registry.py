@@ -42,7 +42,12 @@ def open_source(
         with _installed(url, "fsspec and requests", "hdfs"):
             from pqcache.store.drivers.webhdfs import WebHdfsSource
         return WebHdfsSource(url, options, timeout)
-    raise UsageError(redact(url), f"unknown scheme {scheme}://", "use hdfs://, webhdfs://, s3://, file:// or a path")
+    if scheme in ("pqcache+http", "pqcache+https"):
+        from pqcache.store.drivers.served_snapshot import ServedSource
+
+        return ServedSource(url, options, timeout)
+    known = "use hdfs://, webhdfs://, s3://, pqcache+http://, file:// or a path"
+    raise UsageError(redact(url), f"unknown scheme {scheme}://", known)
 
 
 def open_target(
@@ -68,6 +73,8 @@ def open_target(
         return S3Target(url, options, timeout)
     if scheme == "webhdfs":
         raise UsageError(redact(url), "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead")
+    if scheme in ("pqcache+http", "pqcache+https"):
+        raise UsageError(redact(url), "a served cache can be read, not written", "write to the machine that serves it")
     raise UsageError(redact(url), f"unknown scheme {scheme}://", "a target is hdfs://, s3://, file:// or a path")
 
 

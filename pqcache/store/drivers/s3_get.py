@@ -14,7 +14,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -24,8 +24,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ClientError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies, percent_encode
-from urllib3.util import wait_for_read
 
+from pqcache.store.drivers.http_connections import HttpConnections
 from pqcache.store.drivers.http_speed_floor import response_class
 
 log = logging.getLogger("pqcache.store")
@@ -59,24 +59,7 @@ class _Template:
     url: str  # before the key
     headers: Mapping[str, str]
     sign: Callable[[AWSRequest], None]
-    connect: Callable[[], http.client.HTTPConnection]
-    idle: list[http.client.HTTPConnection] = field(default_factory=list)
-
-    def connection(self) -> http.client.HTTPConnection:
-        """Return an idle connection that the server has not closed, or a new one."""
-        while True:
-            try:
-                connection = self.idle.pop()
-            except IndexError:
-                return self.connect()
-            if connection.sock is not None and not wait_for_read(connection.sock, 0):
-                return connection
-            connection.close()
-
-    def close(self) -> None:
-        """Close the idle connections."""
-        while self.idle:
-            self.idle.pop().close()
+    connections: HttpConnections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +98,11 @@ class RangeReader:
     def close(self) -> None:
         """Close connections that are not in use."""
         if self._template is not None:
-            self._template.close()
+            self._template.connections.close()
 
     def _send(self, template: _Template, request: AWSRequest) -> Response | None:
         """Return the response to a signed request, or None where the client has to ask."""
-        connection = template.connection()
+        connection = template.connections.take()
         try:
             target = request.url[request.url.index("/", len("https://")) :]
             connection.request("GET", target, headers=dict(request.headers.items()))
@@ -129,9 +112,8 @@ class RangeReader:
             raise
 
         def close() -> None:
-            reusable = response.isclosed() and not response.will_close  # read to its end
-            if reusable and template is self._template:
-                template.idle.append(connection)
+            if template is self._template:
+                template.connections.put_back(connection, response)
             else:
                 response.close()
                 connection.close()
@@ -148,7 +130,7 @@ class RangeReader:
         log.debug("s3: the server answers %d to a GET; asking through botocore's client", response.status)
         if response.status <= 400:  # a redirect, or the bucket is in another region: the client finds out
             self._template = None
-            template.close()
+            template.connections.close()
         return None
 
     def _open_by_client(self, key: str, first: int, last: int, tag: str) -> Response:
@@ -204,7 +186,9 @@ class RangeReader:
             return connection
 
         headers = {name: request.headers[name] for name in sorted(_SHARED_HEADERS & set(request.headers))}
-        return _Template(url=request.url.removesuffix(_quoted(key)), headers=headers, sign=sign, connect=connect)
+        return _Template(
+            url=request.url.removesuffix(_quoted(key)), headers=headers, sign=sign, connections=HttpConnections(connect)
+        )
 
 
 def _obstacle(request: _Unsigned, key: str) -> str:

@@ -8,7 +8,7 @@ records: links and copies of one file in several snapshots have one identity.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -30,15 +30,15 @@ class SnapshotSource:
         self.url = os.path.abspath(os.path.expanduser(local_path(url)))
         self._snapshot, self._below, self._lease = snapshot, below, lease
         self._files = LocalSource(str(snapshot.path / below), {})
-        self._identities: dict[str, Identity] | None = None
+        self._entries: dict[str, FileEntry] | None = None
 
     def list(self) -> Iterator[SourceFile]:
-        for path, identity in self._listed().items():
-            yield SourceFile(path, identity)
+        for path, entry in self._listed().items():
+            yield SourceFile(path, identity_of(entry))
 
     def stat(self, path: str) -> Identity:
         try:
-            return self._listed()[path]
+            return identity_of(self._listed()[path])
         except KeyError:
             raise SourceNotFound(f"{self.url}/{path}", "no such file in the snapshot", "check the path") from None
 
@@ -62,18 +62,10 @@ class SnapshotSource:
         self._files.close()
         self._lease.close()
 
-    def _listed(self) -> dict[str, Identity]:
-        """Return the identity of each file below the path that was named, or of the one file that it names."""
-        if self._identities is None:
-            prefix = f"{self._below}/" if self._below else ""
-            entries = self._snapshot.checked_manifest().files
-            found = {e.path[len(prefix) :]: _identity(e) for e in entries if e.path.startswith(prefix)}
-            if not found:
-                found = {e.path.rpartition("/")[2]: _identity(e) for e in entries if e.path == self._below}
-            if not found and self._below:
-                raise SourceNotFound(self.url, "no such file or directory in the snapshot", "check the path")
-            self._identities = found
-        return self._identities
+    def _listed(self) -> dict[str, FileEntry]:
+        if self._entries is None:
+            self._entries = files_below(self._snapshot.checked_manifest().files, self._below, self.url)
+        return self._entries
 
 
 def open_snapshot(url: str, options: Mapping[str, str]) -> SnapshotSource | None:
@@ -83,7 +75,26 @@ def open_snapshot(url: str, options: Mapping[str, str]) -> SnapshotSource | None
     return None if leased is None else SnapshotSource(url, *leased)
 
 
-def _identity(entry: FileEntry) -> Identity:
+def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str, FileEntry]:
+    """Return the files below a path in a snapshot, or the one file that it names, by their paths relative to ``url``.
+
+    Nothing there raises SourceNotFound about ``url``, but for an empty path.
+    """
+    prefix = f"{below}/" if below else ""
+    found, only = {}, {}
+    for entry in entries:
+        if entry.path.startswith(prefix):
+            found[entry.path[len(prefix) :]] = entry
+        elif entry.path == below:
+            only[entry.path.rpartition("/")[2]] = entry
+    if below and not (found or only):
+        raise SourceNotFound(url, "no such file or directory in the snapshot", "check the path")
+    return found or only
+
+
+def identity_of(entry: FileEntry) -> Identity:
     """Return the identity of a snapshot's file: its checksum, or what it was made of where none is recorded."""
+    if entry.checksum:
+        return Identity(entry.size, 0, entry.checksum)
     made_of = f"{entry.recipe}\0{entry.sources!r}".encode(errors="surrogatepass")
-    return Identity(entry.size, 0, entry.checksum or f"made-of:{blake2b(made_of, digest_size=16).hexdigest()}")
+    return Identity(entry.size, 0, f"made-of:{blake2b(made_of, digest_size=16).hexdigest()}")

@@ -1,0 +1,305 @@
+"""A source that is a snapshot of a cache on another machine, served by ``pqcache serve``: ``pqcache+http://HOST/NAME``.
+
+The snapshot is the one that is current when the source is first listed, and every later listing is of the same one: its
+manifest, checked by its checksum, is the listing. Identities are those of a local snapshot. The server leases the
+snapshot while requests about it come. If it is gone nevertheless, the next listing is of the snapshot that is current
+then.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from pqcache.errors import (
+    CacheError,
+    DamagedError,
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+    first_line,
+)
+from pqcache.store.access_token import TOKEN, checked_token, read_token
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
+from pqcache.store.drivers.http_connections import HttpConnections
+from pqcache.store.drivers.http_speed_floor import MAX_ANSWER, response_class
+from pqcache.store.drivers.snapshot_source import files_below, identity_of
+from pqcache.store.drivers.time_limits import too_slow
+from pqcache.store.manifest import FileEntry, Identity, SourceFile
+from pqcache.store.urls import printable, redact, url_scheme
+from pqcache.system.checksum import checksum_text, new_checksum
+
+SCHEME = "pqcache+http"
+TLS_SCHEME = "pqcache+https"
+PORT = 8700
+PROTOCOL = 1
+OPTIONS = {
+    "token": "the token of the server",
+    "token_file": "a file with the token of the server",
+}
+_PINNED = re.compile(r"snapshots/(\d{8}T\d{6}Z-\d+)(?:/(.*))?")
+_CHUNK = 1 << 20
+_REASON = 4096  # bytes of an answer that says what is wrong
+_ERRORS = (OSError, http.client.HTTPException, ValueError)
+
+
+@dataclass(frozen=True)
+class _Pinned:
+    """A snapshot, and its files by their paths relative to the source."""
+
+    id: str
+    files: Mapping[str, FileEntry]
+
+
+class ServedSource:
+    """A Source over HTTP; see ``pqcache.store.drivers.base.Source``."""
+
+    lists_only_data_files = True  # those of the manifest
+    reads_versions = True
+
+    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
+        check_options(f"{SCHEME}://", options, OPTIONS)
+        self.url = redact(url).rstrip("/")
+        host, _, path = url.partition("://")[2].partition("/")
+        parts = urlsplit(f"//{host}")
+        if "@" in host:
+            raise UsageError(self.url, "has a user", f"give the token with -o token_file=FILE, or {TOKEN}")
+        self._name, _, self._below = path.strip("/").partition("/")
+        if not (parts.hostname and self._name):
+            raise UsageError(self.url, "names no cache", f"write {SCHEME}://HOST:{PORT}/NAME")
+        pinned = _PINNED.fullmatch(self._below)
+        self._fixed = pinned[1] if pinned else ""
+        self._below = (pinned[2] or "") if pinned else self._below
+        self._headers = _headers(_token(options))
+        self._connections = HttpConnections(partial(_connect, url_scheme(url) == TLS_SCHEME, parts, timeout))
+        self._pinned: _Pinned | None = None
+        self._lock = threading.Lock()
+
+    def list(self) -> Iterator[SourceFile]:
+        for path, entry in self._snapshot().files.items():
+            yield SourceFile(path, identity_of(entry))
+
+    def stat(self, path: str) -> Identity:
+        return identity_of(self._entry(self._snapshot(), path))
+
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
+        if length <= 0:
+            return
+        with self._errors(path), self._range(path, offset, length, tag) as response:
+            while length > 0 and (chunk := response.read(min(_CHUNK, length))):
+                length -= len(chunk)
+                yield chunk
+
+    def read_into(self, buffer: memoryview, path: str, offset: int, length: int, tag: str = "") -> Iterator[int]:
+        if length <= 0:
+            return
+        have = 0
+        try:
+            with self._errors(path), self._range(path, offset, length, tag) as response:
+                while length > 0 and (count := response.readinto(buffer[have : have + min(_CHUNK, length)])):
+                    have, length = have + count, length - count
+                    if have == len(buffer):
+                        yield have
+                        have = 0
+        except SourceError:
+            if have:
+                yield have
+            raise
+        if have:
+            yield have
+
+    def close(self) -> None:
+        self._connections.close()
+
+    def pinned_url(self) -> str:
+        """Return the URL of the snapshot that this source lists, which another source of this URL lists too."""
+        root = self.url.partition("://")[0] + "://" + self.url.partition("://")[2].partition("/")[0]
+        return "/".join(filter(None, [root, self._name, "snapshots", self._snapshot().id, self._below]))
+
+    def _snapshot(self) -> _Pinned:
+        with self._lock:
+            if self._pinned is None:
+                with self._errors(""):
+                    self._pinned = self._find()
+            return self._pinned
+
+    def _find(self) -> _Pinned:
+        """Return the snapshot in the URL, or the one that is current now."""
+        name = self._fixed
+        if not name:
+            with self._get("current") as response:
+                about = json.loads(response.read(_REASON))
+            if not isinstance(about, dict) or about.get("protocol") != PROTOCOL:
+                spoken = about.get("protocol") if isinstance(about, dict) else None
+                reason = f"the server speaks version {spoken!r} of the protocol, this pqcache speaks {PROTOCOL}"
+                raise SourceError(self.url, printable(reason), "install the same pqcache on both machines")
+            name = str(about["snapshot"])
+        with self._get(f"snapshots/{quote(name, safe='')}/manifest") as response:
+            data = response.read(MAX_ANSWER + 1)
+            tag = response.headers.get("ETag", "").strip('"')
+        seen = new_checksum()
+        seen.update(data)
+        if len(data) > MAX_ANSWER or checksum_text(seen) != tag:
+            raise SourceUnavailable(self.url, "the manifest was damaged on its way, or cut short")
+        from pqcache.store.manifest_file import parse_manifest  # and pyarrow, which takes its time to import
+
+        try:
+            files = parse_manifest(data, self.url).files
+        except DamagedError as error:
+            raise SourceError(self.url, error.reason, "run 'pqcache verify --repair' on the served cache") from error
+        return _Pinned(name, files_below(files, self._below, self.url))
+
+    def _entry(self, pinned: _Pinned, path: str) -> FileEntry:
+        try:
+            return pinned.files[path]
+        except KeyError:
+            raise SourceNotFound(f"{self.url}/{path}", "no such file in the snapshot", "check the path") from None
+
+    @contextmanager
+    def _range(self, path: str, offset: int, length: int, tag: str) -> Iterator[http.client.HTTPResponse]:
+        """Yield the response with these bytes of a file."""
+        pinned = self._snapshot()
+        resource = f"snapshots/{pinned.id}/files/{quote(self._entry(pinned, path).path, safe='/=')}"
+        last = offset + length - 1
+        headers = {"Range": f"bytes={offset}-{last}", **({"If-Match": f'"{tag}"'} if tag else {})}
+        try:
+            with self._get(resource, headers) as response:
+                found = response.headers.get("Content-Range", ""), response.headers.get("Content-Length")
+                if not found[0].startswith(f"bytes {offset}-{last}/") or found[1] != str(length):
+                    raise SourceUnavailable(self._shown(path), "the server sent another range than was asked for")
+                yield response
+        except _SnapshotGone as gone:
+            with self._lock:
+                if self._pinned is pinned:
+                    self._pinned = None
+            raise SourceNotFound(self._shown(path), gone.reason, gone.advice) from gone
+
+    @contextmanager
+    def _get(self, resource: str, headers: Mapping[str, str] | None = None) -> Iterator[http.client.HTTPResponse]:
+        """Yield the response to a GET; a status other than success raises SourceError."""
+        connection = self._connections.take()
+        try:
+            target = f"/{quote(self._name, safe='')}/{resource}"
+            connection.request("GET", target, headers={**self._headers, **(headers or {})})
+            response = connection.getresponse()
+            if response.status not in (200, 206):
+                raise self._refused(resource, response)
+            yield response
+        except BaseException:
+            connection.close()
+            raise
+        self._connections.put_back(connection, response)
+
+    def _refused(self, resource: str, response: http.client.HTTPResponse) -> SourceError:
+        """Return the error that a server's answer means."""
+        status, place = response.status, self.url
+        if "/files/" in resource:
+            place = f"{self.url} ({printable(resource.partition('/files/')[2])})"
+        reason = _reason(response)
+        if status == 401:
+            return SourceDenied(place, reason, f"give the server's token with -o token_file=FILE, or {TOKEN}")
+        if status == 403:
+            return SourceDenied(place, reason, "start the server with a token, or as a user who may read it")
+        if status == 404:
+            return SourceNotFound(place, reason, "check the URL")
+        if status == 410:
+            return _SnapshotGone(place, reason, "sync again")
+        if status == 412:
+            return SourceChanged(place, reason)
+        if status in (408, 429, 502, 503, 504):
+            return SourceUnavailable(place, reason, "try again later, or let fewer clients in at once")
+        if 300 <= status < 400:
+            return SourceError(place, "the server redirects, which pqcache does not follow here", "check the URL")
+        return SourceError(place, reason, "check the server, and run 'pqcache verify' on the served cache")
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """Raise the errors of the client's libraries as SourceErrors."""
+        shown = self._shown(path)
+        try:
+            yield
+        except (SourceError, CacheError):
+            raise
+        except _ERRORS as error:
+            raise _source_error(shown, error) from error
+
+    def _shown(self, path: str) -> str:
+        return f"{self.url}/{path}".rstrip("/")
+
+
+class _SnapshotGone(SourceNotFound):
+    """The snapshot is not kept any more."""
+
+
+def _source_error(shown: str, error: BaseException) -> SourceError:
+    if (slow := too_slow(shown, error)) is not None:
+        return slow
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"the certificate is not trusted ({error.verify_message})"
+        return SourceError(shown, reason, "name the authority's file in SSL_CERT_FILE")
+    if isinstance(error, TimeoutError):
+        return SourceUnavailable(shown, "no answer in time", "check the host, the port and the network")
+    if isinstance(error, ConnectionRefusedError):
+        return SourceUnavailable(shown, "cannot connect", "check that 'pqcache serve' runs there, and the port")
+    if isinstance(error, ValueError) or type(error) in (http.client.BadStatusLine, http.client.UnknownProtocol):
+        return SourceError(shown, "what answers there is no 'pqcache serve'", "check the host and the port")
+    return SourceUnavailable(shown, first_line(error), "check the host, the port and the network")
+
+
+def _reason(response: http.client.HTTPResponse) -> str:
+    """Return what the server says is wrong."""
+    try:
+        value = json.loads(response.read(_REASON))
+        return printable(" ".join(str(value["error"]).split()))
+    except (*_ERRORS, KeyError, TypeError):
+        return f"the server answers {response.status}"
+
+
+def _token(options: Mapping[str, str]) -> str:
+    """Return the token to send; empty where there is none."""
+    token, file = options.get("token"), options.get("token_file")
+    if token is not None and file is not None:
+        raise UsageError("-o token and -o token_file", "exclude each other", "give one of them")
+    if token is not None:
+        return checked_token(token, "-o token")
+    if file is not None and not os.path.isabs(file):
+        raise UsageError(
+            f"-o token_file={file}", "is a relative path", "later runs may start elsewhere: write all of it"
+        )
+    return read_token(file)
+
+
+def _headers(token: str) -> Mapping[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _connect(is_secure: bool, server: Any, timeout: float) -> http.client.HTTPConnection:
+    """Return a new connection to the host and port of a split URL."""
+    wait = min(FIRST_ANSWER_TIMEOUT, timeout)
+    connection: http.client.HTTPConnection
+    if is_secure:
+        connection = http.client.HTTPSConnection(server.hostname, server.port, timeout=wait)
+    else:
+        connection = http.client.HTTPConnection(server.hostname, server.port or PORT, timeout=wait)
+    connection.response_class = response_class(timeout)
+    try:
+        connection.connect()
+        assert connection.sock is not None
+        connection.sock.settimeout(timeout)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

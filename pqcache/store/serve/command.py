@@ -1,0 +1,203 @@
+"""Serve: caches of this machine as sources for other machines, read-only, over HTTP."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pqcache.errors import PqcacheError, UsageError
+from pqcache.store.access_token import TOKEN, read_token
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.drivers.served_snapshot import PORT, SCHEME
+from pqcache.store.serve.answers import Answers, is_loopback
+from pqcache.store.serve.connections import CONNECTIONS, Connections, Counts, ServeLimits
+from pqcache.store.serve.served_cache import ServedCache
+from pqcache.units import parse_count
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LOOPBACK = "127.0.0.1"
+_WAITING = 128  # connections that are not accepted yet
+
+
+def serve(
+    caches: Sequence[str | os.PathLike[str]],
+    *,
+    bind: str = LOOPBACK,
+    port: str | int = PORT,
+    token_file: str | os.PathLike[str] | None = None,
+    connections: str | int = CONNECTIONS,
+) -> CacheServer:
+    """Return a running server of the current snapshots of ``caches``, on threads of this process.
+
+    Each cache is served by the name of its directory, to other runs of pqcache: ``pqcache+http://HOST:PORT/NAME`` is a
+    source. Nothing but the files of its manifests is. A snapshot that a client copies is leased.
+
+    Args:
+        caches: directories of caches, of different names.
+        bind: the address to listen on. Others than those of the loopback need a token.
+        port: the port; 0 for any that is free.
+        token_file: a file with the token that clients need; default: the variable PQCACHE_TOKEN, or none. Without a
+            token, only what every user of this machine can read is served.
+        connections: how many clients may be connected at once.
+
+    >>> with serve(["cache/shop"], port=0, token_file=write_token()) as server:
+    ...     report = sync(server.urls["shop"], "cache/copy", options={"token_file": write_token()})
+    >>> report.added, report.rows
+    (6, 600)
+
+    Raises UsageError, CacheError, or PqcacheError where the address cannot be listened on.
+    """
+    limits = ServeLimits(connections=parse_count(connections))
+    return CacheServer(caches, (bind, parse_count(port)), read_token(token_file), limits)
+
+
+class CacheServer:
+    """A running server; ``close`` ends it.
+
+    Attributes:
+        urls: what clients on this machine name as their source, by the names of the caches.
+        address: where it listens.
+        has_token: whether clients need a token.
+        counts: what was served until now.
+    """
+
+    def __init__(
+        self,
+        caches: Sequence[str | os.PathLike[str]],
+        address: tuple[str, int],
+        token: str,
+        limits: ServeLimits,
+    ) -> None:
+        if limits.connections < 1:
+            raise UsageError(f"--connections {limits.connections}", "at least one is needed")
+        self.has_token = bool(token)
+        listening = _resolve(address)
+        if not token and not is_loopback(listening[1][0]):
+            reason = "other machines can connect to this address, which takes a token"
+            raise UsageError(f"--bind {address[0]}", reason, f"name a file with one: --token-file FILE, or set {TOKEN}")
+        self._caches = _served(caches, only_public=not token, lease_seconds=limits.lease_seconds)
+        try:
+            for cache in self._caches.values():
+                cache.check()
+            listener = _listen(*listening)
+        except BaseException:
+            self._close_caches()
+            raise
+        self.address: tuple[str, int] = listener.getsockname()[:2]
+        place = f"{_host_of(self.address[0])}:{self.address[1]}"
+        self.urls = {name: f"{SCHEME}://{place}/{name}" for name in self._caches}
+        self._began = time.monotonic()
+        _all.add(self)
+        self._connections = Connections(listener, Answers(self._caches, token).answer, limits, self._tick)
+
+    @property
+    def counts(self) -> Counts:
+        return self._connections.counts
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running."""
+        return time.monotonic() - self._began
+
+    def wait(self) -> None:
+        """Return when another thread has closed the server; raise what ended it otherwise."""
+        self._connections.wait()
+
+    def close(self) -> None:
+        """End all connections and leases, within a few seconds."""
+        self._connections.close()
+        self._close_caches()
+
+    def close_leases(self) -> None:
+        """Close the leases of this process; a parent's remain."""
+        for cache in self._caches.values():
+            cache.close_leases()
+
+    def _tick(self) -> None:
+        for cache in self._caches.values():
+            cache.end_leases(time.monotonic())
+
+    def _close_caches(self) -> None:
+        for cache in self._caches.values():
+            cache.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _served(
+    caches: Sequence[str | os.PathLike[str]], only_public: bool, lease_seconds: float
+) -> Mapping[str, ServedCache]:
+    """Return the caches by their names; raises CacheError for what is none, UsageError where two have one name."""
+    found: dict[str, ServedCache] = {}
+    if not caches:
+        raise UsageError("", "no cache is named", "name the directories of caches")
+    for path in caches:
+        cache = CacheDirectory.open(path)
+        name = Path(os.path.abspath(cache.path)).name
+        if name in found:
+            places = f"{found[name].cache.path} and {path}"
+            raise UsageError(places, f"are both named {name}", "serve one of them on another port, or rename it")
+        found[name] = ServedCache(cache, only_public, lease_seconds)
+    return found
+
+
+def _resolve(address: tuple[str, int]) -> tuple[int, tuple[str, int]]:
+    """Return the family and the address to listen on."""
+    host, port = address
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}", "is no port", "write a number up to 65535")
+    try:
+        found = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "no such host"
+        raise UsageError(
+            f"--bind {host}", f"is no address of this machine ({reason})", "write it like 10.0.0.7"
+        ) from None
+    family, _, _, _, place = found[0]
+    return family, (str(place[0]), int(place[1]))
+
+
+def _listen(family: int, address: tuple[str, int]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_WAITING)
+    except OSError as error:
+        listener.close()
+        advice = "choose another with --port, or an address of this machine with --bind"
+        raise PqcacheError(f"{address[0]}:{address[1]}", f"cannot be listened on ({error.strerror})", advice) from error
+    return listener
+
+
+def _host_of(address: str) -> str:
+    """Return the host of a URL for an address that is listened on; all addresses are those of this machine's name."""
+    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+        return socket.gethostname()
+    return f"[{address}]" if ":" in address else address
+
+
+_all: weakref.WeakSet[CacheServer] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for server in list(_all):
+        server.close_leases()
+
+
+os.register_at_fork(after_in_child=_in_child)
