@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import typer
@@ -340,12 +339,7 @@ def serve(
     from pqcache.console import terminal
 
     running = pqcache.serve(caches, bind=bind, port=port, token_file=token_file, connections=connections)
-    with running, suppress(KeyboardInterrupt):  # which is how a server ends
-        if not quiet:
-            terminal.print_serving(running)
-        running.wait()
-    if not quiet:
-        terminal.print_served(running)
+    terminal.run_server(running, quiet)
 
 
 @app.command(cls=Command, epilog=examples.BENCH)

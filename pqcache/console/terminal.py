@@ -170,16 +170,15 @@ def print_gc(report: GcReport) -> None:
     print_line(f"{what} {removed}, kept {kept}")
 
 
-def print_serving(server: CacheServer) -> None:
-    """Print where caches are served, one line for each."""
-    for url in server.urls.values():
-        print_line(f"serving {url} ({'with a token' if server.has_token else 'without a token'})")
-
-
-def print_served(server: CacheServer) -> None:
-    """Print what a server that has ended did."""
-    requests, sent = format_count(server.counts.requests, "request"), format_size(server.counts.bytes)
-    print_line(f"served {requests}, {sent} in {format_seconds(server.seconds)}")
+def run_server(server: CacheServer, quiet: bool) -> None:
+    """Print where a server's caches are, one line for each, wait for its end, and print what it did."""
+    with server, contextlib.suppress(KeyboardInterrupt):  # which is how a server ends
+        for url in server.urls.values() if not quiet else ():
+            print_line(f"serving {url} ({'with a token' if server.has_token else 'without a token'})")
+        server.wait()
+    if not quiet:
+        requests, sent = format_count(server.counts.requests, "request"), format_size(server.counts.bytes)
+        print_line(f"served {requests}, {sent} in {format_seconds(server.seconds)}")
 
 
 def location(path: str, row_group: int | None, column: str | None) -> str:

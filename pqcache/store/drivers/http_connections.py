@@ -5,23 +5,23 @@ from __future__ import annotations
 import http.client
 import select
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
 class HttpConnections:
     """Connections that ``connect`` makes; any thread may take one, which is then its own until it is put back."""
 
-    connect: Callable[[], http.client.HTTPConnection]
-    idle: list[http.client.HTTPConnection] = field(default_factory=list)
+    def __init__(self, connect: Callable[[], http.client.HTTPConnection]) -> None:
+        self._connect = connect
+        self._idle: list[http.client.HTTPConnection] = []
+        self._closed = False
 
     def take(self) -> http.client.HTTPConnection:
         """Return an idle connection that the server has not closed, or a new one."""
         while True:
             try:
-                connection = self.idle.pop()
+                connection = self._idle.pop()
             except IndexError:
-                return self.connect()
+                return self._connect()
             if connection.sock is not None and not _is_readable(connection.sock.fileno()):
                 return connection
             connection.close()
@@ -29,15 +29,22 @@ class HttpConnections:
     def put_back(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
         """Keep a connection for the next request if the response was read to its end, else close both."""
         if response.isclosed() and not response.will_close:
-            self.idle.append(connection)
+            self._idle.append(connection)
         else:
             response.close()
             connection.close()
+        if self._closed:  # meanwhile, while a thread that nobody waits for was reading
+            self.close()
 
     def close(self) -> None:
-        """Close the idle connections."""
-        while self.idle:
-            self.idle.pop().close()
+        """Close the idle connections, and those in use when they are put back."""
+        self._closed = True
+        while self._idle:
+            try:
+                connection = self._idle.pop()
+            except IndexError:  # another thread closes them too
+                return
+            connection.close()
 
 
 def _is_readable(descriptor: int) -> bool:

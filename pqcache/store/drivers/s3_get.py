@@ -111,15 +111,8 @@ class RangeReader:
             connection.close()
             raise
 
-        def close() -> None:
-            if template is self._template:
-                template.connections.put_back(connection, response)
-            else:
-                response.close()
-                connection.close()
-
         if response.status < 300:
-            return Response(response.headers, response, close)
+            return Response(response.headers, response, partial(template.connections.put_back, connection, response))
         response.close()
         connection.close()
         if response.status >= 500 or response.status == 429:  # to ask again at once would not help
