@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from pqcache.errors import SourceError, UsageError
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
@@ -97,6 +97,18 @@ def version_of(source: Source | None) -> TableVersion | None:
     """Return the version of the table that ``source`` lists; None where it is none, or has no versions."""
     version: TableVersion | None = getattr(source, "table_version", None)
     return version
+
+
+def pinned_url(source: Source, url: str) -> str:
+    """Return the URL of what ``source`` has listed, if its store keeps versions of a dataset, else its own ``url``."""
+    return cast("PinnedSource", source).pinned_url() if hasattr(source, "pinned_url") else url
+
+
+class PinnedSource(Source, Protocol):
+    """A source that lists one version of a dataset, which another process can open too."""
+
+    def pinned_url(self) -> str:
+        """Return the URL of that version."""
 
 
 class LocalFiles(Source, Protocol):

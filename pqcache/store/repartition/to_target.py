@@ -16,7 +16,7 @@ from typing import Any
 from pqcache.events import Advanced, Rewrote, Started, Warned
 from pqcache.parquet.dense import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
-from pqcache.store.drivers.base import Source, Target
+from pqcache.store.drivers.base import Source, Target, pinned_url, version_of
 from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
@@ -35,6 +35,7 @@ from pqcache.store.repartition.target_record import (
 from pqcache.store.sync.cache_run import RunOptions
 from pqcache.store.sync.listing import list_source
 from pqcache.store.sync.table_schema import TableSchema, read_table_schema
+from pqcache.store.tables.table import VersionRule
 from pqcache.store.tmp_directory import rewrite_key
 from pqcache.store.urls import redact
 from pqcache.units import format_count
@@ -202,6 +203,9 @@ def _jobs(
     table = read_table_schema(source, files, options.on_event)
     if rewrite.dense is None:
         rewrite = replace(rewrite, dense=table.dense)
+    version = version_of(source)
+    rule = endpoints.rule if version is None else VersionRule(version=version.version)
+    endpoints = replace(endpoints, source=pinned_url(source, endpoints.source), rule=rule)  # one for all workers
     return _jobs_for(source.url, endpoints, rewrite, files, table)
 
 

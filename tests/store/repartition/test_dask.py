@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import pqcache
-from pqcache.events import Event, Rewrote
-from tests.datasets import files_of, write_shop
+from pqcache.events import Event, Rewrote, Started
+from tests.datasets import files_of, write_day, write_shop
 from tests.store.repartition.test_to_target import contents
+from tests.store.serve.serving import TOKEN, served
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
@@ -104,6 +105,24 @@ def test_a_worker_is_killed_half_way(hdfs: Hdfs, hdfs_dir: str, cluster: Cluster
     local = {path: (tmp_path / "local" / path).read_bytes() for path in files_of(tmp_path / "local")}
     assert contents(f"{hdfs_dir}/target") == local
     assert (report.directories, report.rewritten, report.rows) == (6, 6, 7200)
+
+
+def test_a_served_cache_that_publishes(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers, each with a source of its own, read the snapshot that was listed."""
+    lake, node = write_shop(tmp_path / "lake", days=2, files=2), tmp_path / "node"
+    pqcache.sync(lake, node, keep=1)
+    pqcache.repartition(node / "current", tmp_path / "local", row_group_size=LIMIT)
+    monkeypatch.setenv("PQCACHE_TOKEN", TOKEN)
+    cluster.add(1)
+
+    def publish(event: Event) -> None:
+        if isinstance(event, Started):
+            write_day(lake, "2026-11-01", files=2, seed=9)
+            assert pqcache.sync(node).published
+
+    with served(node) as server:
+        run(server.urls["node"], tmp_path / "target", cluster, publish)
+    assert contents(str(tmp_path / "target")) == contents(str(tmp_path / "local"))
 
 
 @pytest.mark.s3
