@@ -142,6 +142,7 @@ RUN = ("sh", "python", "crontab", "ini")
 # What is not run, and the word that shows why: it needs what no test has, or is another program's
 NOT_RUN = {
     "sh of pip": "pip install", "sh of make": "make ", "sh of kerberos": "kinit", "sh of systemd": "systemctl",
+    "sh of serve": "8700", "ini of serve": "8700",
     "sh of yarn": "yarn", "sh of dask": "--scheduler", "sh of hdfs3": "hdfs3",
     "python of petastorm": "petastorm", "python of webdataset": "webdataset", "python of streaming": "streaming",
     "python of tensorflow": "tensorflow", "json of yarn": "dask worker", "text": "", "": "",

@@ -18,7 +18,7 @@ NAMES = sorted(
     for path in PACKAGE.rglob("*.py")
     if ">>> " in path.read_text()
 )
-PUBLIC = [pqcache.sync, pqcache.repartition, pqcache.inspect, pqcache.verify, pqcache.gc, pqcache.log]
+PUBLIC = [pqcache.sync, pqcache.repartition, pqcache.inspect, pqcache.verify, pqcache.gc, pqcache.log, pqcache.serve]
 
 
 def module_of(name: str) -> ModuleType:

@@ -90,7 +90,7 @@ SERVE = _examples(
     ),
     (
         "On the other nodes",
-        "pqcache sync pqcache+http://10.0.0.7:8700/shop cache/shop -o token_file=$PWD/token",
+        "pqcache sync pqcache+http://10.0.0.7:8700/shop cache/shop \\\n    -o token_file=$PWD/token",
     ),
 )
 

@@ -47,7 +47,8 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="With --version: 
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE", help="hdfs://, webhdfs://, s3://, file:// or a path. Or a cache alone, to repeat its sync."
+        metavar="SOURCE",
+        help="hdfs://, webhdfs://, s3://, pqcache+http://, file:// or a path. Or a cache alone, to repeat its sync.",
     ),
 ]
 OptionalCache = Annotated[

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from pqcache.console.help import NETWORK
-from pqcache.store.access_token import TOKEN
 
-Caches = Annotated[list[Path], typer.Argument(metavar="CACHE...", readable=False, help="The cache directories.")]
+Caches = Annotated[list[Path], typer.Argument(metavar="CACHE", readable=False, help="The cache directories.")]
 Bind = Annotated[
     str,
     typer.Option(
@@ -26,7 +25,7 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help=f"A file with the token that clients need. Default: the variable {TOKEN}, or no token.",
+        help="A file with the token that clients need. Default: the variable PQCACHE_TOKEN, or no token.",
         rich_help_panel=NETWORK,
     ),
 ]

@@ -49,8 +49,12 @@ def serve(
             token, only what every user of this machine can read is served.
         connections: how many clients may be connected at once.
 
-    >>> with serve(["cache/shop"], port=0, token_file=write_token()) as server:
-    ...     report = sync(server.urls["shop"], "cache/copy", options={"token_file": write_token()})
+    >>> from pqcache import sync
+    >>> token = Path("token").absolute()
+    >>> token.touch(0o600)
+    >>> _ = token.write_text("f00dfeed" * 4)
+    >>> with serve(["cache/shop"], port=0, token_file=token) as server:
+    ...     report = sync(server.urls["shop"], "cache/copy", options={"token_file": str(token)})
     >>> report.added, report.rows
     (6, 600)
 

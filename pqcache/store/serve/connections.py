@@ -201,13 +201,14 @@ class Connections:
             head = answer.head(is_last)
             if request.method == "HEAD":
                 answer = HttpAnswer(status=answer.status)
-            self.counts.requests += 1
             try:
                 send_answer(client, answer, head, self._limits.stall_seconds)
             except TooSlow as slow:
                 log.debug("%s: %s is taken too slowly: %s", address, request.target, slow)
                 raise
-            self.counts.bytes += answer.length
+            with self._lock:
+                self.counts.requests += 1
+                self.counts.bytes += answer.length
             log.debug("%s: %s %s: %d, %d bytes", address, request.method, request.target, answer.status, answer.length)
         return is_last
 
