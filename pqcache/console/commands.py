@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import typer
-
 from pqcache.console import examples, parsing
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console import serve_options as net
-from pqcache.console.help import Command, CommandGroup
-from pqcache.errors import UsageError
+from pqcache.console.app import app, print_report
+from pqcache.console.help import Command
 from pqcache.units import parse_duration, parse_size
 
-app = typer.Typer(
-    name="pqcache",
-    cls=CommandGroup,
-    epilog=examples.PQCACHE,
-    invoke_without_command=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-)
+__all__ = ["app"]  # which has the commands below
 
 
 @app.command(cls=Command, epilog=examples.SYNC)
@@ -93,7 +79,7 @@ def sync(
             dry_run=dry_run,
             on_event=on_event,
         )
-    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_sync(report))
+    print_report(report.to_dict(), json, quiet, lambda: terminal.print_sync(report))
 
 
 @app.command(cls=Command, epilog=examples.REPARTITION)
@@ -136,7 +122,7 @@ def repartition(
                 on_event=on_event,
             )
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
-        _print_report(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
+        print_report(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
         return
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.repartition(
@@ -160,7 +146,7 @@ def repartition(
             dry_run=dry_run,
             on_event=on_event,
         )
-    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_repartition(report))
+    print_report(report.to_dict(), json, quiet, lambda: terminal.print_repartition(report))
 
 
 @app.command(cls=Command, epilog=examples.INSPECT)
@@ -197,7 +183,7 @@ def inspect(
     )
     if diff is not None:
         difference = listings.difference(target, *diff)
-        return _print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
+        return print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
     with terminal.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
             rules = FileRules(as_files=as_files, all_files=all_files)
@@ -220,7 +206,7 @@ def inspect(
     if columns and not json:
         return inspect_text.print_columns(found, None)
     summary = {**found.to_dict(), "training": None if training is None else training.to_dict()}
-    return _print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, partitions))
+    return print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, partitions))
 
 
 @app.command(cls=Command, epilog=examples.VERIFY)
@@ -257,7 +243,7 @@ def verify(
             wait=wait,
             on_event=on_event,
         )
-    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_verify(report))
+    print_report(report.to_dict(), json, quiet, lambda: terminal.print_verify(report))
     report.raise_if_not_ok()
 
 
@@ -280,7 +266,7 @@ def index(
 
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.index(cache, keys=key or (), drop=drop or (), jobs=jobs, wait=wait, on_event=on_event)
-    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
+    print_report(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
 
 
 @app.command(cls=Command, epilog=examples.LOG)
@@ -319,7 +305,7 @@ def gc(
         report = pqcache.gc(
             cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
         )
-    _print_report(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))
+    print_report(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))
 
 
 @app.command(cls=Command, epilog=examples.SERVE)
@@ -374,29 +360,4 @@ def bench(
             seconds=seconds,
             on_event=on_event,
         )
-    _print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
-
-
-@app.callback()
-def common(context: typer.Context, version: opt.Version = False, verbose: opt.Verbose = False) -> None:
-    """Sync Parquet tables from HDFS or S3 to local disk, and train from them."""
-    if version:
-        from pqcache.versions import __version__, report
-
-        typer.echo("\n".join(report()) if verbose else f"pqcache {__version__}")
-        raise typer.Exit
-    if verbose:
-        raise UsageError("-v", "needs --version", "commands report their progress without it")
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(UsageError.exit_code)
-
-
-def _print_report(summary: dict[str, Any], json: bool, quiet: bool, print_text: Callable[[], None]) -> None:
-    """Print a report as JSON, as text, or not at all."""
-    from pqcache.console import terminal
-
-    if json:
-        terminal.print_json({"event": "summary", **summary} if "partitions" not in summary else summary)
-    elif not quiet:
-        print_text()
+    print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
