@@ -5,7 +5,7 @@ Plain values; ``manifest_file.py`` reads and writes them, with pyarrow, which a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 _INODE = "inode:"
@@ -101,12 +101,21 @@ class TableVersion:
         version: the number of the version, or the ID of the snapshot.
         time: when it was committed, in ISO 8601.
         schema: the table's schema, partition columns included, as a serialized Arrow schema.
+        schema_digest: a text that is equal for equal schemas; empty where ``schema`` says it.
+        load_schema: returns ``schema`` where it is not known yet, because few syncs need it.
     """
 
     format: str
     version: str
     time: str
     schema: bytes = b""
+    schema_digest: str = ""
+    load_schema: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def arrow_schema(self) -> bytes:
+        """The table's schema, loaded where it is not known yet; empty where it cannot be known."""
+        return self.schema if self.schema or self.load_schema is None else self.load_schema()
 
     def __str__(self) -> str:
         return f"{self.format} version {self.version} of {self.time}"

@@ -61,7 +61,8 @@ def table_digest(table: TableVersion | None) -> str | None:
     """Return a digest of the format and the schema of a table, which can change while no file does."""
     if table is None:
         return None
-    return blake2b(table.format.encode() + b"\0" + table.schema, digest_size=16).hexdigest()
+    schema = table.schema_digest.encode() or table.arrow_schema
+    return blake2b(table.format.encode() + b"\0" + schema, digest_size=16).hexdigest()
 
 
 def write_summary(manifest: Manifest, path: Path) -> None:

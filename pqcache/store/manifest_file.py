@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +102,32 @@ def _read(
 
 def schema_of_table(table: TableVersion | None) -> pa.Schema | None:
     """Return the schema of a version of a table; None where it is none, or where the schema is not known."""
-    return None if table is None or not table.schema else pa.ipc.read_schema(pa.py_buffer(table.schema))
+    schema = b"" if table is None else table.arrow_schema
+    return pa.ipc.read_schema(pa.py_buffer(schema)) if schema else None
 
 
 def _as_json(table: TableVersion) -> dict[str, str]:
-    return {**asdict(table), "schema": base64.b64encode(table.schema).decode()}
+    schema = base64.b64encode(table.arrow_schema).decode()
+    return {
+        "format": table.format,
+        "version": table.version,
+        "time": table.time,
+        "schema": schema,
+        "schema_digest": table.schema_digest,
+    }
 
 
 def _table_of(values: dict[str, str] | None) -> TableVersion | None:
     """Return a table's version as a manifest has it, without fields of later versions of pqcache."""
     if values is None:
         return None
-    schema = base64.b64decode(values["schema"])
-    return TableVersion(format=values["format"], version=values["version"], time=values["time"], schema=schema)
+    return TableVersion(
+        format=values["format"],
+        version=values["version"],
+        time=values["time"],
+        schema=base64.b64decode(values["schema"]),
+        schema_digest=values.get("schema_digest", ""),
+    )
 
 
 def _batch(entries: Sequence[FileEntry], schema: pa.Schema) -> pa.RecordBatch:

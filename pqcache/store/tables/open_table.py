@@ -66,7 +66,13 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
 
 def _openers() -> Mapping[str, OpenLog]:
     """Return what opens a table, by the name of the directory with its log."""
-    return {}
+    return {"_delta_log": _open_delta}
+
+
+def _open_delta(log: TableLog) -> Table:
+    from pqcache.store.tables.delta import open_delta  # most sources are no tables
+
+    return open_delta(log)
 
 
 def _check_not_part(url: str, options: OpenOptions) -> None:

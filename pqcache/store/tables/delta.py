@@ -1,0 +1,253 @@
+"""Delta tables: deltalake reads the log, which pqcache's drivers bring where it does not lie in a local directory."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pqcache.errors import PqcacheError, SourceError, SourceNotFound, UsageError, first_line
+from pqcache.store.drivers.base import file_url, read_range
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.manifest import SourceFile, TableVersion
+from pqcache.store.tables.delta_deletions import descriptors
+from pqcache.store.tables.delta_files import file_url_of, table_files
+from pqcache.store.tables.delta_log import DeltaLog, delta_log
+from pqcache.store.tables.delta_log_copy import LOG, copy_log, link_log
+from pqcache.store.tables.delta_schema import DELETION_VECTORS, DeltaSchema, check_features, check_schema
+from pqcache.store.tables.table import Table, TableListing, digest
+from pqcache.store.tables.table_log import TableLog
+from pqcache.store.urls import url_scheme
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+T = TypeVar("T")
+
+_TRIES = 3  # of a log that is cleaned up while it is read
+_THREADS = 8
+_CHECK = "check the table with the engine that wrote it"
+
+
+def open_delta(log: TableLog) -> Table:
+    """Return the Delta table that a log is of; UsageError where deltalake is not installed."""
+    try:
+        import deltalake  # noqa: F401
+    except ImportError as error:
+        advice = "install the extra with: pip install 'pqcache[delta]', or take its files as they are with --as-files"
+        raise UsageError(log.url, "is a Delta table, which needs deltalake", advice) from error
+    return _Delta(log)
+
+
+class _LogMovedError(Exception):
+    """The log could not be read as it was listed; ``error`` says why, and counts if the listing is as it was."""
+
+    def __init__(self, error: PqcacheError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class _Delta:
+    """A Delta table; see ``pqcache.store.tables.table.Table``."""
+
+    has_versions = True
+
+    def __init__(self, log: TableLog) -> None:
+        self.url = log.url
+        self._log = log
+        self._entries: list[SourceFile] | None = log.entries  # which count once: for the first version that is read
+        self._is_local = url_scheme(log.url) in ("", "file")
+
+    def read(self) -> TableListing:
+        entries, self._entries = self._entries or self._listed(), None
+        for number in range(_TRIES):
+            try:
+                return self._read(delta_log(entries))
+            except _LogMovedError as moved:
+                before, entries = entries, self._listed()
+                if number == _TRIES - 1 or {file.path for file in before} == {file.path for file in entries}:
+                    raise moved.error from moved
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        self._log.source.close()
+
+    def _read(self, log: DeltaLog) -> TableListing:
+        version = self._wanted(log)
+        files = log.files_of(version)
+        if files is None:
+            reason = f"its log lacks commits before version {version}"
+            raise SourceError(self.url, reason, _CHECK)
+        with tempfile.TemporaryDirectory(prefix="pqcache-delta-") as directory:
+            place = Path(self.url)
+            if not self._is_local or "%" in self.url:  # which the library decodes
+                place = self._copy(log, files, Path(directory))
+            return self._table_listing(log, files, version, place, Path(directory))
+
+    def _table_listing(
+        self, log: DeltaLog, files: list[SourceFile], version: int, place: Path, directory: Path
+    ) -> TableListing:
+        """Return what the log at ``place`` says of a version; ``directory`` is for a copy of it."""
+        from deltalake import DeltaTable
+
+        with _library(self.url):
+            table = DeltaTable(str(place), version=version)
+            protocol, text = table.protocol(), table.schema().to_json()
+        check_features(self.url, protocol.min_reader_version, protocol.reader_features or ())
+        schema = _schema_of(table, text)
+        check_schema(self.url, schema)
+        vectors: Mapping[str, Mapping[str, Any]] = {}
+        with _library(self.url):
+            adds = table.get_add_actions()
+            if DELETION_VECTORS in (protocol.reader_features or ()):
+                copy = self._copy(log, files, directory) if place != directory else directory
+                vectors = descriptors(copy / LOG, version)
+        in_log = schema.configuration.get("delta.enableInCommitTimestamps") == "true"
+        return TableListing(
+            files=table_files(self.url, adds, schema, vectors, self._read_vector),
+            version=TableVersion(
+                format="Delta",
+                version=str(version),
+                time=_iso(self._time_of(log, version, in_log)),
+                schema_digest=digest(text),
+                load_schema=partial(_arrow_schema, table),
+            ),
+        )
+
+    def _copy(self, log: DeltaLog, files: list[SourceFile], directory: Path) -> Path:
+        """Have the files of the log that make a version in ``directory`` too; return it."""
+        source, options = self._log.source, self._log.options
+        if self._is_local:
+            link_log(source.url, log, files, directory)
+            return directory
+        with _listed_files():
+            copy_log(source, log, files, directory, options.retries, options.on_event)
+        return directory
+
+    def _wanted(self, log: DeltaLog) -> int:
+        """Return the version that is asked for; SourceNotFound where the log does not have it."""
+        rule, newest = self._log.options.rule, log.newest()
+        if newest is None:
+            raise SourceNotFound(self.url, "its log has no version", _CHECK)
+        if rule.version is not None:
+            if not (rule.version.isascii() and rule.version.isdigit()):
+                raise UsageError(f"--version {rule.version}", "is no version of a Delta table, which is a number")
+            return self._available(log, int(rule.version), f"--version {rule.version}")
+        if rule.as_of is None:
+            return newest
+        version = self._version_at(log, _nanoseconds(rule.as_of))
+        return self._available(log, version, f"--as-of {rule.as_of}")
+
+    def _available(self, log: DeltaLog, version: int | None, given: str) -> int:
+        """Return ``version`` where the log can have it; ``given`` asks for it."""
+        if version is not None and log.files_of(version) is not None:
+            return version
+        known = [number for number in sorted({*log.commits, *log.checkpoints}) if log.files_of(number) is not None]
+        have = "it has none"
+        if known:
+            times = [_iso(self._time_of(log, number, in_log=True)) for number in (known[0], known[-1])]
+            have = f"it has {known[0]} of {times[0]} to {known[-1]} of {times[1]}"
+        reason = f"the log of {self.url} does not have that version: {have}"
+        raise SourceNotFound(given, reason, "name one of these, or '' for the newest")
+
+    def _version_at(self, log: DeltaLog, time_ns: int) -> int | None:
+        """Return the version that was the newest at a time; None before the first."""
+        times = {version: file.identity.mtime_ns for version, file in log.commits.items()}
+        if times and self._in_commit(log, max(times)) is not None:
+            with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
+                in_commits = zip(times, threads.map(partial(self._in_commit, log), times), strict=True)
+                times |= {version: found for version, found in in_commits if found is not None}
+        return log.version_at(time_ns, times)
+
+    def _time_of(self, log: DeltaLog, version: int, in_log: bool) -> int:
+        """Return when a version was committed, in nanoseconds: as the commit says, else when its file was written."""
+        found = self._in_commit(log, version) if in_log and version in log.commits else None
+        if found is not None:
+            return found
+        file = log.commits[version] if version in log.commits else log.checkpoints[version][0]
+        return file.identity.mtime_ns
+
+    def _in_commit(self, log: DeltaLog, version: int) -> int | None:
+        """Return the time that a commit says of itself, in nanoseconds; None where it says none."""
+        file, source = log.commits[version], self._log.source
+        with _listed_files():
+            data = self._retried(lambda: read_range(source, file.path, 0, file.identity.size), file.path)
+        try:
+            info = json.loads(data.partition(b"\n")[0]).get("commitInfo") or {}
+            time = info.get("inCommitTimestamp")
+            return None if time is None else int(time) * 1_000_000
+        except (ValueError, AttributeError, TypeError) as error:
+            raise SourceError(file_url(source, file.path), f"is no commit ({first_line(error)})", _CHECK) from error
+
+    def _read_vector(self, path: str, offset: int, length: int) -> bytes:
+        """Return bytes of a file with deletion vectors; ``path`` is that in the log."""
+        url = file_url_of(self.url, path)
+        source, place = self._log.files.locate(url)
+        return self._retried(lambda: read_range(source, place, offset, length), url)
+
+    def _listed(self) -> list[SourceFile]:
+        return self._retried(lambda: list(self._log.source.list()), "")
+
+    def _retried(self, call: Callable[[], T], path: str) -> T:
+        options = self._log.options
+        return with_retries(call, path or self.url, options.retries, options.on_event)
+
+
+@contextmanager
+def _listed_files() -> Iterator[None]:
+    """Raise _LogMovedError where a file of the log is not there that was listed."""
+    try:
+        yield
+    except SourceNotFound as error:
+        raise _LogMovedError(error) from error
+
+
+@contextmanager
+def _library(url: str) -> Iterator[None]:
+    """Raise _LogMovedError where the library cannot read the log of the table ``url``."""
+    try:
+        yield
+    except (PqcacheError, _LogMovedError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the library raises many kinds, some of them bare
+        reason = f"deltalake cannot read its log ({first_line(error)})"
+        raise _LogMovedError(SourceError(url, reason, _CHECK)) from error
+
+
+def _schema_of(table: DeltaTable, text: str) -> DeltaSchema:
+    metadata = table.metadata()
+    return DeltaSchema(
+        fields=json.loads(text)["fields"],
+        partitions=metadata.partition_columns,
+        configuration=metadata.configuration,
+        writer_features=table.protocol().writer_features or (),
+    )
+
+
+def _arrow_schema(table: DeltaTable) -> bytes:
+    """Return the schema of a table as Arrow serializes it, without the metadata of fields."""
+    import pyarrow as pa
+
+    schema = pa.schema(table.schema().to_arrow())
+    return pa.schema([field.remove_metadata() for field in schema]).serialize().to_pybytes()
+
+
+def _nanoseconds(text: str) -> int:
+    """Return a time in ISO 8601, in UTC where it says no offset, in nanoseconds since 1970."""
+    try:
+        time = datetime.fromisoformat(f"{text[:-1]}+00:00" if text.endswith(("Z", "z")) else text)
+    except ValueError as error:
+        advice = "write it as 2026-11-20T03:55:10+00:00, or 2026-11-20"
+        raise UsageError(f"--as-of {text}", "is no time in ISO 8601", advice) from error
+    time = time if time.tzinfo is not None else time.replace(tzinfo=timezone.utc)
+    return round(time.timestamp() * 1e6) * 1_000
+
+
+def _iso(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, timezone.utc).isoformat(timespec="milliseconds")
