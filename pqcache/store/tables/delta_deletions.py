@@ -10,7 +10,7 @@ import base64
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,9 +89,8 @@ def descriptors(log: Path, version: int) -> dict[str, Mapping[str, Any]]:
     commit = {"commitInfo": {"timestamp": 0, "inCommitTimestamp": 0, "operation": "pqcache"}}
     (log / f"{version + 1:020}.json").write_text(json.dumps(commit) + "\n")
     DeltaTable(str(log.parent), version=version + 1).create_checkpoint()
-    written = log / f"{version + 1:020}.checkpoint.parquet"
-    found = pq.read_table(written, columns=["add.path", "add.deletionVector"], partitioning=None)
-    rows: Iterable[Mapping[str, Any] | None] = found["add"].to_pylist()
+    with pq.ParquetFile(log / f"{version + 1:020}.checkpoint.parquet") as file:
+        rows: list[Mapping[str, Any] | None] = file.read(["add.path", "add.deletionVector"])["add"].to_pylist()
     return {row["path"]: row["deletionVector"] for row in rows if row is not None and row["deletionVector"]}
 
 
