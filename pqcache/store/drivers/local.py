@@ -127,6 +127,16 @@ class LocalSource:
             modes[path] = _readers([*above[directory], self._private.get(path, public)], group)
         return modes
 
+    def note_modes(self, paths: Sequence[str]) -> None:
+        """Look at the modes of files that are listed elsewhere, for `private_modes`; those that are gone count not."""
+        self._private = {}
+        for name in {name for directory in set(map(parent, paths)) for name in self._above(f"{directory}/")}:
+            with suppress(OSError):
+                self._note_mode(name, os.stat(self._name(name)), stat_module.S_IXOTH)
+        for path in paths:
+            with suppress(OSError):
+                self._note_mode(path, os.stat(f"{self._root}/{path}"), stat_module.S_IROTH)
+
     def _above(self, path: str) -> Sequence[str]:
         """Return the directories above a file, from the source's root on."""
         return [] if self._only else ["", *accumulate(path.split("/")[:-1], "{}/{}".format)]

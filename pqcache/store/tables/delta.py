@@ -215,7 +215,7 @@ def _library(url: str) -> Iterator[None]:
         yield
     except (PqcacheError, _LogMovedError):
         raise
-    except Exception as error:  # noqa: BLE001 - the library raises many kinds, some of them bare
+    except Exception as error:
         reason = f"deltalake cannot read its log ({first_line(error)})"
         raise _LogMovedError(SourceError(url, reason, _CHECK)) from error
 

@@ -131,6 +131,6 @@ def _vectors_of(directory: str, descriptor: Mapping[str, Any], rows: int, file: 
     Path(directory, LOG, f"{0:020}.json").write_text("\n".join(map(json.dumps, actions)) + "\n")
     try:
         return DeltaTable(directory).deletion_vectors().read_all()
-    except Exception as error:  # noqa: BLE001 - the library raises many kinds, some of them bare
+    except Exception as error:
         reason = f"its deletion vector cannot be read ({first_line(error)})"
         raise SourceError(file, reason, "check the table with the engine that wrote it") from error

@@ -15,9 +15,10 @@ from pqcache.store.manifest import Identity, committed_tag
 from pqcache.store.tables.delta_deletions import DeletionVector, ReadBytes
 from pqcache.store.tables.delta_schema import DeltaSchema
 from pqcache.store.tables.table import TableFile, cache_paths, digest, partition_path
-from pqcache.store.urls import url_scheme
+from pqcache.store.urls import local_path, url_scheme
 
-_ABSOLUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/")
+_ABSOLUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:/|/")
+_OUTSIDE = re.compile(r"(^|/)(\.{0,2})(/|$)")  # of a path with a segment that is empty, "." or ".."
 
 
 def table_files(
@@ -64,20 +65,19 @@ def table_files(
 
 def file_url_of(url: str, path: str) -> str:
     """Return where a file is that the log of the table ``url`` knows by ``path``, which is encoded as in a URL."""
-    if not _ABSOLUTE.match(path) and not path.startswith("/"):
-        decoded = unquote(path)
-        if any(segment in ("", ".", "..") for segment in decoded.split("/")):
+    if not _ABSOLUTE.match(path):
+        decoded = unquote(path) if "%" in path else path
+        if _OUTSIDE.search(decoded):
             reason = "is a path in the log of the table that leads out of it"
             raise SourceError(f"{url}/{path}", reason, "check the table with the engine that wrote it")
         return f"{url.rstrip('/')}/{decoded}"
-    scheme = url_scheme(url)
-    if path.startswith("/"):
-        decoded = unquote(path)
-        return decoded if scheme in ("", "file") else f"{_authority(url)}{decoded}"
-    if path[:5].lower() == "file:" and scheme not in ("", "file"):
-        reason = f"names a file of the machine that wrote it ({path}), and the table is elsewhere"
-        raise SourceError(url, reason, "write the table again with the engine that it is from")
-    return path if path[:5].lower() == "file:" else unquote(path)
+    is_local = url_scheme(url) in ("", "file")
+    if path[:5].lower() == "file:":
+        if not is_local:
+            reason = f"names a file of the machine that wrote it ({path}), and the table is elsewhere"
+            raise SourceError(url, reason, "write the table again with the engine that it is from")
+        return local_path(path if path[5:7] == "//" else f"file://{path[5:]}")
+    return unquote(path) if is_local or not path.startswith("/") else f"{_authority(url)}{unquote(path)}"
 
 
 def _authority(url: str) -> str:

@@ -75,4 +75,3 @@ def _sidecars(checkpoint: Path) -> list[str]:
         reason = f"is a checkpoint that cannot be read ({first_line(error)})"
         raise ParquetError(checkpoint.name, reason, "check the table with the engine that wrote it") from error
     return [PurePosixPath(row["path"]).name for row in found if row is not None]
-

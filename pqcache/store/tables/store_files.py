@@ -23,19 +23,25 @@ class StoreFiles:
 
     def __init__(self, base: Source | None, open_source: Callable[[str], Source]) -> None:
         self._base, self._open = base, open_source
+        self._prefix = "" if base is None else f"{base.url}/"
         self._opened: dict[str, Source] = {}
         self._lock = Lock()
 
     def locate(self, url: str) -> tuple[Source, str]:
         """Return the source that a file is read from, and its path there; raises what opening one raises."""
-        url = _usual(url)
-        if self._base is not None and url.startswith(f"{self._base.url}/"):
-            return self._base, url[len(self._base.url) + 1 :]
+        found = self._in_base(url) or self._in_base(url := _usual(url))
+        if found is not None:
+            return found
         root, path = _root_and_path(url)
         with self._lock:
             if root not in self._opened:
                 self._opened[root] = self._open(root)
             return self._opened[root], path
+
+    def _in_base(self, url: str) -> tuple[Source, str] | None:
+        if self._base is None or not url.startswith(self._prefix):
+            return None
+        return self._base, url[len(self._prefix) :]
 
     def source_at(self, url: str) -> Source:
         """Return a new source of the directory ``url``, which the caller closes."""

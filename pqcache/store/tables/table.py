@@ -123,4 +123,6 @@ def _distinct(path: str, url: str) -> str:
 
 
 def _encoded(text: str) -> str:
+    if text == NULL:  # as text
+        return f"%5F{text[1:]}"
     return "".join(quote(character, safe="") if character in _UNSAFE else character for character in text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -115,19 +114,24 @@ class LocalTableSource(TableSource):
 
     def copy_mode(self, path: str, group: int, known: dict[str, os.stat_result] | None = None) -> int:
         """Return the bits for reading that a copy of a file may have; ``known`` is not used."""
-        return self._mode(path, group, {})
+        source, place = self._files.locate(self._file(path).url)
+        local: Any = source
+        return int(local.copy_mode(place, group)) if hasattr(source, "copy_mode") else 0o444
 
     def private_modes(self, paths: Sequence[str], group: int) -> Mapping[str, int]:
         """Return what `copy_mode` does for each of ``paths``; empty if everyone can read."""
-        modes: dict[str, int] = {}
-        known: dict[int, dict[str, os.stat_result]] = {}
+        files = self._known().files
+        by_source: dict[int, tuple[Any, dict[str, str]]] = {}
         for path in paths:
-            with suppress(SourceNotFound):  # it is gone, which the next sync notices
-                modes[path] = self._mode(path, group, known)
-        return modes if any(mode != 0o444 for mode in modes.values()) else {}
-
-    def _mode(self, path: str, group: int, known: dict[int, dict[str, os.stat_result]]) -> int:
-        source, place = self._files.locate(self._file(path).url)
-        local: Any = source
-        of_source = known.setdefault(id(source), {})
-        return int(local.copy_mode(place, group, of_source)) if hasattr(source, "copy_mode") else 0o444
+            if path not in files:  # a newer version has been read since
+                continue
+            source, place = self._files.locate(files[path].url)
+            by_source.setdefault(id(source), (source, {}))[1][place] = path
+        modes: dict[str, int] = {}
+        for source, found in by_source.values():
+            if hasattr(source, "note_modes"):
+                places = list(found)
+                source.note_modes(places)
+                known = source.private_modes(places, group)
+                modes |= {found[place]: known.get(place, 0o444) for place in places} if known else {}
+        return {path: modes.get(path, 0o444) for path in paths} if modes else {}
