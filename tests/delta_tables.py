@@ -8,7 +8,7 @@ import os
 import struct
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,6 @@ from deltalake import DeltaTable
 
 import pqcache
 from pqcache.store.tables.delta_deletions import _BASE85, _Z85
-
-VECTORS = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["deletionVectors"]}
-_TYPES = {pa.int64(): "long", pa.int32(): "integer", pa.string(): "string", pa.float64(): "double", pa.date32(): "date"}
 
 
 def field(name: str, kind: Any, **metadata: Any) -> dict[str, Any]:
@@ -118,14 +115,20 @@ def vector(table: Path, rows: Sequence[int], kind: str = "u", prefix: str = "") 
 
 
 def held(cache: str | os.PathLike[str], **options: Any) -> list[dict[str, Any]]:
-    """The rows that a cache has, sorted."""
+    """The rows that a cache has, sorted, and so are their columns."""
     batches = pqcache.Cache.open(cache).batches(shuffle=False, **options)
-    return sorted((row for batch in batches for row in batch.to_pylist()), key=repr)
+    return in_order(row for batch in batches for row in batch.to_pylist())
 
 
 def judged(table: str | os.PathLike[str], version: int | None = None) -> list[dict[str, Any]]:
-    """The rows that deltalake reads, sorted, columns in the order of pqcache: those of partitions last."""
-    opened = DeltaTable(table, version=version)
-    read = pa.table(opened.scan().read_all())
-    by = opened.metadata().partition_columns
-    return sorted(read.select([name for name in read.column_names if name not in by] + by).to_pylist(), key=repr)
+    """The rows that deltalake reads, as `held` sorts them."""
+    return in_order(pa.table(DeltaTable(table, version=version).scan().read_all()).to_pylist())
+
+
+def in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows sorted, and their columns, and the fields of structs."""
+
+    def in_names(value: Any) -> Any:
+        return {key: in_names(value[key]) for key in sorted(value)} if isinstance(value, dict) else value
+
+    return sorted(map(in_names, rows), key=repr)

@@ -8,8 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source
+from pqcache.store.hive import partition_values
 from pqcache.store.manifest import FileEntry, SnapshotMetadata, SourceFile
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA
@@ -21,7 +24,6 @@ from pqcache.store.sync.table_schema import TableSchema
 from pqcache.store.tmp_directory import file_key, rewrite_key
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
 
@@ -69,9 +71,12 @@ class SnapshotJob:
 
     @cached_property
     def table_schema(self) -> pa.Schema:
-        """The schema of the table that the source is, without any columns where it is none."""
-        found = schema_of_table(self.metadata.table)
-        return NO_SCHEMA if found is None else found
+        """The schema of the table that the source is, of the columns that are taken; without any where it is none."""
+        found, columns = schema_of_table(self.metadata.table), self.run.config.columns
+        if found is None or columns is None:
+            return NO_SCHEMA if found is None else found
+        names = {*columns, *(name for plan in self.plan.directories for name in partition_values(plan.directory))}
+        return pa.schema([field for field in found if field.name in names])
 
     @property
     def on_event(self) -> ByteCounter:

@@ -115,7 +115,7 @@ class _Delta:
                 format="Delta",
                 version=str(version),
                 time=_iso(self._time_of(log, version, in_log)),
-                schema_digest=digest(text),
+                schema_digest=digest(json.dumps(schema.fields, sort_keys=True)),  # the library sorts at random
                 load_schema=partial(_arrow_schema, table),
             ),
         )

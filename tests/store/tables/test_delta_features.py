@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import pqcache
 from pqcache.errors import SourceError, UsageError
-from tests.delta_tables import add, commit, field, held, judged, metadata, protocol, remove, vector
+from tests.delta_tables import add, commit, field, held, in_order, judged, metadata, protocol, remove, vector
 from tests.remote import make_remote
 
 A = (field("a", "long"), field("s", "string"))
@@ -62,16 +63,16 @@ def test_rows_that_deletion_vectors_delete_are_not_fetched(table: Path, cache: P
 
 def test_deletion_vectors_with_columns_conditions_and_rewriting(table: Path, cache: Path) -> None:
     with_vectors(table)
-    for options in (
-        {"columns": ["a"]},
-        {"where": "a >= 240"},
-        {"row_group_size": "1MB"},
-        {"columns": ["s"], "where": "a < 7"},
+    expected = judged(table)
+    for columns, where, size in (
+        (["a"], "", None),
+        ([], "a >= 240", None),
+        ([], "", "1MB"),
+        (["s"], "a < 7", None),
     ):
-        where, columns = str(options.get("where", "")), options.get("columns")
-        pqcache.sync(table, cache, force=True, **{"where": "", "columns": [], **options})  # type: ignore[arg-type]
-        expected = [row for row in judged(table) if not where or eval(f"{row['a']} {where[2:]}")]
-        assert held(cache) == [{k: v for k, v in row.items() if columns is None or k in columns} for row in expected]
+        pqcache.sync(table, cache, force=True, columns=columns, where=where, row_group_size=size)
+        kept = [row for row in expected if {"": True, "a >= 240": row["a"] >= 240, "a < 7": row["a"] < 7}[where]]
+        assert held(cache) == in_order({k: v for k, v in row.items() if k in (columns or row)} for row in kept)
 
 
 def test_a_file_of_which_every_row_is_deleted_and_one_with_many(table: Path, cache: Path) -> None:
@@ -86,23 +87,22 @@ def test_a_file_of_which_every_row_is_deleted_and_one_with_many(table: Path, cac
 
 def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: Path) -> None:
     with_vectors(table)
-    found = vector(table, [1, 2])
-    [file] = [file for file in table.glob("*.bin") if found["pathOrInlineDv"] and file.stat().st_size > 0][-1:]
+    before, found = None, vector(table, [1, 2])
     for number, (about, text) in enumerate(
         (
             ({**found, "cardinality": 3}, r"3\.parquet: its deletion vector deletes 2 rows, and 3 in the log"),
             ({**found, "offset": 3}, r"3\.parquet: its deletion vector cannot be read"),
-            ({**vector(table, [100])}, r"3\.parquet: its deletion vector cannot be read .*exceeds"),
-            ({**found, "storageType": "p", "pathOrInlineDv": (table / "no.bin").as_uri()}, "no.bin"),
+            (vector(table, [100]), r"3\.parquet: its deletion vector cannot be read .*exceeds"),
+            ({**found, "storageType": "p", "pathOrInlineDv": (table / "no.bin").as_uri()}, r"3\.parquet: vanished"),
         )
     ):
-        commit(table, 4 + number, remove("3.parquet"), add(table, "3.parquet", deletionVector=about))
+        commit(table, 4 + number, remove("3.parquet", before), add(table, "3.parquet", deletionVector=about))
+        before = about
         with pytest.raises(pqcache.PqcacheError, match=text):
             pqcache.sync(table, cache)
-    commit(table, 8, remove("3.parquet"), add(table, "3.parquet", deletionVector=found, stats="{}"))
+    commit(table, 8, remove("3.parquet", before), add(table, "3.parquet", deletionVector=found, stats="{}"))
     with pytest.raises(SourceError, match=r"the log does not say how many rows it has; .*APPLY \(PURGE\)"):
         pqcache.sync(table, cache)
-    assert file.exists()
 
 
 MAPPED = (
@@ -152,19 +152,23 @@ def test_columns_have_the_names_of_the_table(mode: str, table: Path, cache: Path
     mapping = {"columnMapping__mode": mode, "columnMapping__maxColumnId": "9"}
     commit(table, 0, protocol("columnMapping"), metadata(MAPPED, ["day"], **mapping), *files)
     assert pqcache.sync(table, cache).rows == 4
-    assert held(cache) == judged(table)
+    user, day = {"age": 7, "name": "n"}, dt.date(2026, 11, 1)
+    full = [{"id": 1, "day": day, "user": user, "tags": ["a"]}, {"id": 2, "day": day, "user": None, "tags": None}]
+    assert held(cache) == in_order(full * 2)
+    assert mode == "id" or held(cache) == judged(table)  # deltalake 1.6 takes the physical name in both modes
     assert {path.parent.name for path in (cache / "current").glob("day=*/*")} == {"day=2026-11-01"}
     assert [row["id"] for row in held(cache, columns=["id"], filters="user.age = 7 and day = '2026-11-01'")] == [1, 1]
     renamed = json.loads(json.dumps(MAPPED).replace('"name": "id"', '"name": "key"').replace('"age"', '"years"'))
     commit(table, 1, metadata(renamed[:3], ["day"], **mapping))  # and the last column is dropped
     assert pqcache.sync(cache).changed == 2
-    assert held(cache) == judged(table)
+    assert [(row["key"], row["user"]) for row in held(cache)] == [(1, {"name": "n", "years": 7})] * 2 + [(2, None)] * 2
+    assert mode == "id" or held(cache) == judged(table)
     assert set(held(cache)[0]) == {"key", "user", "day"}
     assert not pqcache.sync(cache).published
     added = field("more", "long", **{"delta.columnMapping.id": 10, "delta.columnMapping.physicalName": "col-10"})
     commit(table, 2, metadata([*renamed[:3], added], ["day"], **mapping))
     pqcache.sync(cache)
-    assert held(cache) == judged(table)
+    assert {row["more"] for row in held(cache)} == {None}
     for options in ({"columns": ["key", "more"]}, {"where": "key = 1 and more is null"}, {"row_group_size": "1MB"}):
         pqcache.sync(cache, force=True, **{"where": "", "columns": [], **options})  # type: ignore[arg-type]
         assert {row["key"] for row in held(cache)} == ({1} if "where" in options else {1, 2})
@@ -183,9 +187,8 @@ def test_columns_of_change_data_and_of_row_tracking_are_not_the_tables(table: Pa
 
 
 def test_types_that_became_wider(table: Path, cache: Path) -> None:
-    narrow = pa.table(
-        {"a": pa.array([1], pa.int8()), "b": pa.array([1.5], pa.float32()), "c": pa.array([2], pa.int32())}
-    )
+    kinds = {"a": pa.int8(), "b": pa.float32(), "c": pa.int32()}
+    narrow = pa.table({name: pa.array([1], kind) for name, kind in kinds.items()})
     wide = pa.table({"a": pa.array([2**40], pa.int64()), "b": pa.array([1e300]), "c": pa.array([0.5])})
     fields = [field("a", "byte"), field("b", "float"), field("c", "integer")]
     commit(table, 0, protocol("typeWidening"), metadata(fields), add(table, "0.parquet", narrow))
@@ -202,7 +205,7 @@ def test_types_that_became_wider(table: Path, cache: Path) -> None:
     to_time = {"delta.typeChanges": [{"fromType": "date", "toType": "timestamp_ntz"}]}
     nested = {"type": "array", "elementType": {"type": "struct", "fields": [field("t", "timestamp_ntz", **to_time)]}}
     for changed in (field("d", "timestamp_ntz", **to_time), field("d", {**nested, "containsNull": True})):
-        commit(table, 3, metadata([*later, changed]))
+        commit(table, 3, protocol("typeWidening", "timestampNtz"), metadata([*later, changed]))
         with pytest.raises(UsageError, match="column 'd' was dates and is timestamps now"):
             pqcache.sync(cache)
 

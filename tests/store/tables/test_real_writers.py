@@ -135,7 +135,9 @@ CALLS: dict[str, Callable[[Path, Path], Any]] = {
 @pytest.mark.parametrize("table", TABLES)
 def test_every_reader_of_a_directory_refuses_a_table(table: str, lake: Path, tmp_path: Path) -> None:
     format_ = "a Delta table" if table.startswith("delta/") else "an Iceberg table"
-    for call in CALLS.values():
+    for name, call in CALLS.items():
+        if table.startswith("delta/") and name != "ParquetDataset":
+            continue  # test_delta.py
         with pytest.raises(UsageError, match=rf"is {format_} \(.*--as-files") as error:
             call(lake / table, tmp_path / "out")
         assert error.value.subject == str(lake / table)
