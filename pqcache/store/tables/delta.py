@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pqcache.errors import PqcacheError, SourceError, SourceNotFound, UsageError, first_line
+from pqcache.errors import PqcacheError, SourceError, SourceNotFound, UsageError, disk_errors, first_line
 from pqcache.store.drivers.base import file_url, read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.tables.delta_deletions import descriptors
 from pqcache.store.tables.delta_files import file_url_of, table_files
-from pqcache.store.tables.delta_log import DeltaLog, delta_log
-from pqcache.store.tables.delta_log_copy import LOG, copy_log, link_log
+from pqcache.store.tables.delta_log import LOG, DeltaLog, delta_log
 from pqcache.store.tables.delta_schema import DELETION_VECTORS, DeltaSchema, check_features, check_schema
 from pqcache.store.tables.table import Table, TableListing, digest
 from pqcache.store.tables.table_log import TableLog
 from pqcache.store.urls import url_scheme
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, Schema
 
 T = TypeVar("T")
 
@@ -84,30 +81,24 @@ class _Delta:
         if files is None:
             reason = f"its log lacks commits before version {version}"
             raise SourceError(self.url, reason, _CHECK)
-        with tempfile.TemporaryDirectory(prefix="pqcache-delta-") as directory:
-            place = Path(self.url)
-            if not self._is_local or "%" in self.url:  # which the library decodes
-                place = self._copy(log, files, Path(directory))
-            return self._table_listing(log, files, version, place, Path(directory))
+        with ExitStack() as stack:
+            return self._listing_of(log, version, cache(partial(self._copied, log, files, stack)))
 
-    def _table_listing(
-        self, log: DeltaLog, files: list[SourceFile], version: int, place: Path, directory: Path
-    ) -> TableListing:
-        """Return what the log at ``place`` says of a version; ``directory`` is for a copy of it."""
+    def _listing_of(self, log: DeltaLog, version: int, copied: Callable[[], Path]) -> TableListing:
+        """Return what the log says of a version; ``copied`` returns the directory of a copy of it."""
         from deltalake import DeltaTable
 
+        place = self.url if self._is_local and "%" not in self.url else str(copied())  # the library decodes percents
         with _library(self.url):
-            table = DeltaTable(str(place), version=version)
-            protocol, text = table.protocol(), table.schema().to_json()
-        check_features(self.url, protocol.min_reader_version, protocol.reader_features or ())
-        schema = _schema_of(table, text)
+            table = DeltaTable(place, version=version)
+            protocol, columns = table.protocol(), table.schema()
+        features = protocol.reader_features or ()
+        check_features(self.url, protocol.min_reader_version, features)
+        schema = _schema_of(table, columns)
         check_schema(self.url, schema)
-        vectors: Mapping[str, Mapping[str, Any]] = {}
         with _library(self.url):
             adds = table.get_add_actions()
-            if DELETION_VECTORS in (protocol.reader_features or ()):
-                copy = self._copy(log, files, directory) if place != directory else directory
-                vectors = descriptors(copy / LOG, version)
+            vectors = descriptors(copied() / LOG, version) if DELETION_VECTORS in features else {}
         in_log = schema.configuration.get("delta.enableInCommitTimestamps") == "true"
         return TableListing(
             files=table_files(self.url, adds, schema, vectors, self._read_vector),
@@ -115,19 +106,25 @@ class _Delta:
                 format="Delta",
                 version=str(version),
                 time=_iso(self._time_of(log, version, in_log)),
-                schema_digest=digest(json.dumps(schema.fields, sort_keys=True)),  # the library sorts at random
-                load_schema=partial(_arrow_schema, table),
+                schema_digest=digest(json.dumps(schema.fields, sort_keys=True)),  # the library's order is random
+                load_schema=partial(_arrow_schema, columns),
             ),
         )
 
-    def _copy(self, log: DeltaLog, files: list[SourceFile], directory: Path) -> Path:
-        """Have the files of the log that make a version in ``directory`` too; return it."""
+    def _copied(self, log: DeltaLog, files: Sequence[SourceFile], stack: ExitStack) -> Path:
+        """Return a directory with the files of the log that make a version, which exists until ``stack`` is closed."""
+        import tempfile  # as below: a local table without deletion vectors needs neither
+
+        from pqcache.store.tables.delta_log_copy import copy_log, link_log
+
         source, options = self._log.source, self._log.options
-        if self._is_local:
-            link_log(source.url, log, files, directory)
-            return directory
-        with _listed_files():
-            copy_log(source, log, files, directory, options.retries, options.on_event)
+        with disk_errors(Path(tempfile.gettempdir())):
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pqcache-delta-")))
+            if self._is_local:
+                link_log(source.url, log, files, directory)
+                return directory
+            with _listed_files():
+                copy_log(source, log, files, directory, options.retries, options.on_event)
         return directory
 
     def _wanted(self, log: DeltaLog) -> int:
@@ -160,6 +157,8 @@ class _Delta:
         """Return the version that was the newest at a time; None before the first."""
         times = {version: file.identity.mtime_ns for version, file in log.commits.items()}
         if times and self._in_commit(log, max(times)) is not None:
+            from concurrent.futures import ThreadPoolExecutor  # few syncs need it
+
             with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
                 in_commits = zip(times, threads.map(partial(self._in_commit, log), times), strict=True)
                 times |= {version: found for version, found in in_commits if found is not None}
@@ -220,22 +219,22 @@ def _library(url: str) -> Iterator[None]:
         raise _LogMovedError(SourceError(url, reason, _CHECK)) from error
 
 
-def _schema_of(table: DeltaTable, text: str) -> DeltaSchema:
+def _schema_of(table: DeltaTable, columns: Schema) -> DeltaSchema:
     metadata = table.metadata()
     return DeltaSchema(
-        fields=json.loads(text)["fields"],
+        fields=json.loads(columns.to_json())["fields"],
         partitions=metadata.partition_columns,
         configuration=metadata.configuration,
         writer_features=table.protocol().writer_features or (),
     )
 
 
-def _arrow_schema(table: DeltaTable) -> bytes:
-    """Return the schema of a table as Arrow serializes it, without the metadata of fields."""
+def _arrow_schema(columns: Schema) -> bytes:
+    """Return the columns of a table as a serialized Arrow schema, without their metadata."""
     import pyarrow as pa
 
-    schema = pa.schema(table.schema().to_arrow())
-    return pa.schema([field.remove_metadata() for field in schema]).serialize().to_pybytes()
+    schema = pa.schema(columns.to_arrow())
+    return bytes(pa.schema([field.remove_metadata() for field in schema]).serialize())
 
 
 def _nanoseconds(text: str) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pqcache.errors import SourceError, first_line
-from pqcache.store.tables.delta_log_copy import LOG
+from pqcache.store.tables.delta_log import LOG
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +56,8 @@ class DeletionVector:
 
     def deleted_rows(self) -> npt.NDArray[np.int64]:
         """Return the positions of the deleted rows, ascending; raises SourceError."""
+        import tempfile  # as those below: a table without deletion vectors needs none of them
+
         import numpy as np
         import pyarrow as pa
 
@@ -96,7 +97,7 @@ def descriptors(log: Path, version: int) -> dict[str, Mapping[str, Any]]:
 
 def _place(about: Mapping[str, Any]) -> str:
     """Return where a vector is: relative to its table, or an absolute URL."""
-    text = about["pathOrInlineDv"]
+    text = str(about["pathOrInlineDv"])
     if about["storageType"] != _RELATIVE:
         return text
     prefix, encoded = text[:-20], text[-20:]

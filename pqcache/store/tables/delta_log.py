@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from pqcache.store.manifest import SourceFile
 
+LOG = "_delta_log"  # the log's directory in that of its table
 SIDECARS = "_sidecars"  # directory of the parts of checkpoints that name them
 _COMMIT = re.compile(r"(\d{20})\.json")
 _WHOLE = re.compile(r"(\d{20})\.checkpoint\.parquet")

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from pqcache.errors import ParquetError, SourceUnavailable, disk_errors, first_line
+from pqcache.errors import ParquetError, SourceUnavailable, first_line
 from pqcache.events import OnEvent
 from pqcache.store.drivers.base import Source, file_url
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
-from pqcache.store.tables.delta_log import SIDECARS, DeltaLog
+from pqcache.store.tables.delta_log import LOG, SIDECARS, DeltaLog
 
-LOG = "_delta_log"  # the log's directory in that of its table
 _THREADS = 8
 
 
@@ -31,7 +30,7 @@ def copy_log(
     def copy(file: SourceFile) -> None:
         with_retries(lambda: _copy(source, file, target / file.path), file_url(source, file.path), retries, on_event)
 
-    with disk_errors(directory), ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="pqcache-log") as threads:
         (target / SIDECARS).mkdir(parents=True)
         list(threads.map(copy, files))
         if log.sidecars:
@@ -42,10 +41,9 @@ def copy_log(
 def link_log(root: str, log: DeltaLog, files: Iterable[SourceFile], directory: Path) -> None:
     """Make links in ``directory`` to ``files`` of the local log ``root``, and to all sidecars."""
     target = directory / LOG
-    with disk_errors(directory):
-        (target / SIDECARS).mkdir(parents=True)
-        for file in (*files, *log.sidecars.values()):
-            os.symlink(os.path.join(root, file.path), target / file.path)
+    (target / SIDECARS).mkdir(parents=True)
+    for file in (*files, *log.sidecars.values()):
+        os.symlink(os.path.join(root, file.path), target / file.path)
 
 
 def _copy(source: Source, file: SourceFile, target: Path) -> None:

@@ -418,3 +418,14 @@ def test_deltalake_is_asked_for_by_name(table: Path, tmp_path: Path) -> None:
     assert (
         "is a Delta table, which needs deltalake; install the extra with: pip install 'pqcache[delta]'" in done.stderr
     )
+
+
+def test_a_sync_with_nothing_to_do_imports_no_arrow(table: Path, cache: Path) -> None:
+    pqcache.sync(table, cache)
+    code = (
+        "import sys; from pqcache.cli import run; run(sys.argv[1:]); "
+        "print([name for name in ('pyarrow', 'numpy', 'rich', 'concurrent.futures') if name in sys.modules])"
+    )
+    words = [sys.executable, "-c", code, "sync", str(cache), "-q"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
