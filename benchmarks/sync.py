@@ -71,6 +71,18 @@ pages = boto3.client("s3").get_paginator("list_objects_v2").paginate(Bucket=sys.
 print(sum(len(page["Contents"]) for page in pages))
 """
 
+_DELTA_URIS = """
+import sys, deltalake
+print(len(deltalake.DeltaTable(sys.argv[1]).file_uris()))
+"""
+_DELTA_WRITE = """
+import sys, deltalake, pyarrow as pa
+table, commits, partitions = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+for commit in range(commits):
+    rows = pa.table({"id": list(range(partitions)), "price": [0.5] * partitions, "dt": [f"d{i}" for i in range(partitions)]})
+    deltalake.write_deltalake(table, rows, mode="append", partition_by=["dt"])
+"""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -198,9 +210,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="a tenth of the data, to try the script")
-    parser.add_argument("--only", choices=["bulk", "small", "hdfs", "nothing"], action="append")
+    parser.add_argument("--only", choices=["bulk", "small", "hdfs", "nothing", "delta"], action="append")
     arguments = parser.parse_args()
-    only, part = arguments.only or ["bulk", "small", "hdfs", "nothing"], 10 if arguments.small else 1
+    only, part = arguments.only or ["bulk", "small", "hdfs", "nothing", "delta"], 10 if arguments.small else 1
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
         big, many, tiny = base / "big", base / "many", base / "tiny"
@@ -208,6 +220,8 @@ def main() -> None:
         many_size = write_files(many, 2000 // part, 1 << 20) if "small" in only else 0
         if "nothing" in only:
             write_files(tiny, 20_000 // part, 500)
+        if "delta" in only:
+            delta_table(base, arguments.rounds, part)
         if {"bulk", "small", "nothing"} & set(only):
             with s3_server.running(base, capacity=8 << 30) as s3:
                 os.environ["S3"] = s3.endpoint
@@ -254,6 +268,26 @@ def nothing_to_do(url: str, listing: list[str], env: Mapping[str, str], rounds: 
         "bare listing": lambda _: [sys.executable, "-c", *listing],
     }
     compare(f"{url.partition(':')[0]}, nothing to do in {20_000 // part:,} files", peers, env, rounds, 0)
+
+
+def delta_table(base: Path, rounds: int, part: int) -> None:
+    """Compare syncs of a Delta table of 10,000 files after 200 commits with deltalake's own list of its files."""
+    table, cache, commits, behind = str(base / "delta"), base / "cache-delta", 200 // part, base / "cache-behind"
+    env = dict(os.environ)
+    uris = [sys.executable, "-c", _DELTA_URIS, table]
+    for number, place in ((commits - 1, behind), (1, cache)):
+        subprocess.run([sys.executable, "-c", _DELTA_WRITE, table, str(number), "50"], check=True)
+        subprocess.run([*PQCACHE, "sync", table, str(place), "-q"], check=True)
+
+    def one_behind(out: Path) -> list[str]:
+        shutil.copytree(behind, out, symlinks=True)
+        return [*PQCACHE, "sync", str(out), "-q"]
+
+    title = f"Delta, {commits * 50:,} files after {commits} commits"
+    nothing = {"pqcache": lambda _: [*PQCACHE, "sync", str(cache), "-q"], "DeltaTable.file_uris()": lambda _: uris}
+    compare(f"{title}, nothing to do", nothing, env, rounds, 0)
+    newer = {"pqcache": one_behind, "DeltaTable.file_uris()": lambda _: uris}
+    compare(f"{title}, one commit behind", newer, env, rounds, 0)
 
 
 if __name__ == "__main__":

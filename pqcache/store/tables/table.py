@@ -33,7 +33,7 @@ class VersionRule:
         return self.version is None and self.as_of is None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TableFile:
     """A data file of a table.
 
