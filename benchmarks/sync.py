@@ -79,7 +79,8 @@ _DELTA_WRITE = """
 import sys, deltalake, pyarrow as pa
 table, commits, partitions = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 for commit in range(commits):
-    rows = pa.table({"id": list(range(partitions)), "price": [0.5] * partitions, "dt": [f"d{i}" for i in range(partitions)]})
+    ids = list(range(partitions))
+    rows = pa.table({"id": ids, "price": [0.5] * partitions, "dt": [f"d{i}" for i in ids]})
     deltalake.write_deltalake(table, rows, mode="append", partition_by=["dt"])
 """
 

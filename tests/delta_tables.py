@@ -1,4 +1,4 @@
-"""Delta tables for tests: what deltalake cannot write is written by hand, as Delta's protocol says."""
+"""Delta tables for tests: what deltalake cannot write is written as Delta's protocol says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delta tables: deltalake reads the log, which pqcache's drivers bring where it does not lie in a local directory."""
+"""Delta tables: deltalake reads the log, of which drivers make a copy where it does not lie in a local directory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The rows of a Delta table's files that deletion vectors delete; deltalake decodes the vectors.
 
-The library gives the vectors of a whole table only, from files beside the table's. So a vector is brought through
+The library gives the vectors of a whole table only, from files beside the table's. So a vector is read through
 pqcache's own drivers when its file is downloaded, and the library reads it in a table of that one file.
 """
 
