@@ -81,7 +81,7 @@ def commit(table: Path, version: int, *actions: Mapping[str, Any]) -> None:
 
 
 def roaring(rows: Sequence[int]) -> bytes:
-    """A 64-bit roaring bitmap as Delta stores it: one array for each 65,536 rows."""
+    """A 64-bit roaring bitmap as Delta stores it: an array for each 65,536 rows, or a bitmap of more than 4,096."""
     chunks: dict[int, list[int]] = {}
     for row in sorted(rows):
         chunks.setdefault(row >> 16, []).append(row & 0xFFFF)
@@ -89,7 +89,10 @@ def roaring(rows: Sequence[int]) -> bytes:
     body, offsets = b"", []
     for values in chunks.values():
         offsets.append(8 + len(header) + 4 * len(chunks) + len(body))
-        body += struct.pack(f"<{len(values)}H", *values)
+        if len(values) > 4096:
+            body += sum(1 << value for value in values).to_bytes(8192, "little")
+        else:
+            body += struct.pack(f"<{len(values)}H", *values)
     inner = struct.pack("<II", 12346, len(chunks)) + header + struct.pack(f"<{len(chunks)}I", *offsets) + body
     return struct.pack("<IQI", 1681511377, 1, 0) + inner
 
