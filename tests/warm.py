@@ -15,7 +15,6 @@ import importlib
 import io
 import json
 import os
-import pkgutil
 import select
 import shutil
 import signal
@@ -151,10 +150,11 @@ def _import_all() -> None:
     for module in _LATE:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    for found in pkgutil.walk_packages(pqcache.__path__, "pqcache."):
-        if not found.name.startswith(("pqcache.torch", "pqcache.__main__")):
+    for path in (ROOT / "pqcache").rglob("*.py"):  # pkgutil.walk_packages would import torch, by pqcache.torch
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if not name.startswith(("pqcache.torch", "pqcache.__main__")):
             with contextlib.suppress(ImportError):
-                importlib.import_module(found.name)
+                importlib.import_module(name)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         pqcache.cli.run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
     with contextlib.suppress(ImportError, pqcache.PqcacheError):
