@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import io
@@ -138,23 +139,34 @@ def _receive(client: socket.socket) -> tuple[list[str], str, dict[str, str], lis
     return words, directory, environment, list(streams)
 
 
-def _import_all() -> None:
+def import_pqcache() -> None:
+    """Import all modules but those of torch, as the command line begins: with torch, a fork takes twice as long.
+
+    The parser of the command line is made once, for all forks.
+    """
+    import typer.main
+
     from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
-    short_waits.install()
     hide_pandas()
     limit_blas_threads()
     collect_garbage_rarely()
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    for path in (ROOT / "pqcache").rglob("*.py"):  # pkgutil.walk_packages imports every package, also pqcache.torch
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if not name.startswith(("pqcache.torch", "pqcache.__main__")):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+
+
+def _import_all() -> None:
+    short_waits.install()
+    import_pqcache()
     import pqcache.cli
 
     for module in _LATE:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    for path in (ROOT / "pqcache").rglob("*.py"):  # pkgutil.walk_packages would import torch, by pqcache.torch
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        if not name.startswith(("pqcache.torch", "pqcache.__main__")):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         pqcache.cli.run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
     with contextlib.suppress(ImportError, pqcache.PqcacheError):

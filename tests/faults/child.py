@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import io
 import json
 import os
@@ -398,9 +399,8 @@ def main() -> None:
     """Fork for every job that comes as a line of JSON, and answer with the child's status."""
     import importlib
     import importlib.metadata
-    import pkgutil
 
-    import pqcache
+    from tests.warm import import_pqcache
 
     # all of it now: a child that has given up its rights may not be allowed to read the interpreter's files
     modules = (
@@ -413,13 +413,11 @@ def main() -> None:
     )
     for module in modules:
         importlib.import_module(module)
-    for found in pkgutil.walk_packages(pqcache.__path__, "pqcache."):
-        if found.name.startswith(("pqcache.filters.", "pqcache.parquet.", "pqcache.store.", "pqcache.system.")):
-            importlib.import_module(found.name)
-
+    import_pqcache()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sys.modules["pqcache.cli"].run(["gc", os.devnull, "--dry-run"])  # what the parser imports late
     sys.modules["pqcache.store.config"].parsed("")
+    gc.freeze()  # what is there is not looked at again, and so not copied, by the children
     for line in sys.stdin:
         if not line.strip():
             break
