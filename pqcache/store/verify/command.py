@@ -28,6 +28,7 @@ from pqcache.units import format_count, parse_count, parse_duration
 
 FASTPARQUET = "fastparquet"
 _FOOTERS_AT_ONCE = 64  # files whose footers are compared with the index at once
+_FOOTERS_EACH, _BYTES_EACH = 256, 32 << 20  # that a process checks in the time in which another one starts
 _SECONDS = 60.0  # for the smallest step of reading a file, after which it counts as hanging
 
 
@@ -124,7 +125,7 @@ def verify(
         engine: ``fastparquet`` to read every value with that as well and compare; implies ``deep``.
         repair: download what is damaged again, into a new snapshot.
         options: the source's options, for secrets that the cache does not remember.
-        jobs: processes that read; default: as many as there are processors.
+        jobs: how many processes read at most; default: as many as there are processors.
         wait: with ``repair``, how long to wait for another run to end, in seconds or like ``"10m"``.
         on_event: called with what happens, from several threads.
 
@@ -260,7 +261,8 @@ class _SnapshotCheck:
                 }
             )
         requests.sort(key=lambda request: -weight[request["path"]])  # large ones first, so that all end together
-        count = min(self._jobs, len(requests))
+        each = _BYTES_EACH if self.deep else _FOOTERS_EACH
+        count = min(self._jobs, len(requests), 1 + sum(weight.values()) // each)
         if not self.deep and len(requests) > _FOOTERS_AT_ONCE:  # a request for each would take longer than its check
             several = (requests[i : i + _FOOTERS_AT_ONCE] for i in range(0, len(requests), _FOOTERS_AT_ONCE))
             requests = [{"what": "files", "files": files, "seconds": _SECONDS} for files in several]

@@ -27,7 +27,7 @@ from pqcache.store.drivers import local
 from pqcache.store.layout import CHECKSUMS, FILES, ROW_GROUPS, SUMMARY
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.verify import supervised_process
+from pqcache.store.verify import command, supervised_process
 from pqcache.store.verify.supervised_process import Checker, ask_all
 from tests.damage import flip, truncate
 from tests.datasets import files_of, rows_of, write_shop
@@ -79,6 +79,17 @@ def test_all_is_well(cache: Path, snapshot: Snapshot) -> None:
         report = pqcache.verify(cache, deep=deep, source=True)
         assert (report.ok, report.damage, report.changed, report.unrecorded) == (True, (), (), 0)
         assert (report.files, report.rows, report.snapshot) == (4, 400, snapshot.id)
+
+
+@pytest.mark.parametrize(("each", "processes"), [(1, 3), (1 << 40, 1)])
+def test_as_many_processes_as_there_is_work_for(
+    cache: Path, each: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Checker] = []
+    monkeypatch.setattr(command, "Checker", lambda *words: made.append(Checker(*words)) or made[-1])
+    monkeypatch.setattr(command, "_BYTES_EACH", each)
+    report = pqcache.verify(cache, deep=True, jobs=3)
+    assert (len(made), report.files, report.damage) == (processes, 4, ())
 
 
 def test_a_rewritten_cache_with_every_kind_of_column_is_well(tmp_path: Path) -> None:
