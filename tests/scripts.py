@@ -5,9 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -19,20 +22,36 @@ def run_script(
     script: Path, *words: str, cwd: Path, env: Mapping[str, str], timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
     """Run a program as `python script words...` would, in ``cwd`` with this environment; return what it printed."""
-    outputs = [cwd / f".{script.stem}.{name}" for name in ("out", "err")]
     command = [str(script), *words]
-    process = _FORKS.Process(target=_run, args=(command, str(cwd), dict(env), list(map(str, outputs))))
-    process.start()
-    process.join(timeout)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    printed = [path.read_text() if path.exists() else "" for path in outputs]
-    for path in outputs:
-        path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = [Path(directory, name) for name in ("out", "err")]
+        process = _FORKS.Process(target=_run, args=(command, str(cwd), dict(env), list(map(str, outputs))))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        printed = [path.read_text() if path.exists() else "" for path in outputs]
     if process.exitcode == -9:
         raise subprocess.TimeoutExpired(command, timeout, *printed)
     return subprocess.CompletedProcess(command, process.exitcode or 0, *printed)
+
+
+def run_ranks(
+    script: Path, *words: str, ranks: int, cwd: Path, env: Mapping[str, str]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program in so many processes at once, in the environment that torchrun gives them."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": port, "OMP_NUM_THREADS": 1, "TORCHELASTIC_RUN_ID": "none"}
+
+    def run(rank: int) -> subprocess.CompletedProcess[str]:
+        own = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+        return run_script(script, *words, cwd=cwd, env={**env, **own})
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(run, range(ranks)))
 
 
 def _run(command: Sequence[str], cwd: str, env: Mapping[str, str], outputs: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.datasets import write_shop
-from tests.scripts import run_script
+from tests.scripts import run_ranks, run_script
 from tests.test_docs import ROOT, blocks_of, environment, run_under_torchrun
 
 EXAMPLES = ROOT / "examples"
@@ -23,15 +23,28 @@ def test_the_readme_shows_the_example() -> None:
     assert (EXAMPLES / "train_ddp.py").read_text().rstrip() in texts
 
 
+def check_training(tmp_path: Path, ranks: int, printed: str) -> None:
+    rows = 1060 + (-17 % ranks) * 64  # 17 batches; the last round is filled up with the epoch's first ones
+    assert printed.splitlines() == [f"epoch {epoch}: {rows} rows" for epoch in range(2)]
+    assert not (tmp_path / "ddp.json").exists()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.deep)])
+def test_training_on_ranks(tmp_path: Path) -> None:
+    shop = write_shop(tmp_path / "shop", days=2, files=2, rows=265)
+    done = run_ranks(EXAMPLES / "train_ddp.py", str(shop), ranks=2, cwd=tmp_path, env=environment())
+    assert [rank.returncode for rank in done] == [0, 0], done[0].stderr + done[1].stderr
+    check_training(tmp_path, 2, "".join(rank.stdout for rank in done))
+
+
+@pytest.mark.deep  # a launcher and its ranks import torch, each by itself
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_training_under_torchrun(tmp_path: Path, ranks: int) -> None:
     shop = write_shop(tmp_path / "shop", days=2, files=2, rows=265)
     done = run_under_torchrun([str(EXAMPLES / "train_ddp.py"), str(shop)], tmp_path, ranks)
     assert done.returncode == 0, done.stderr[-3000:]
-    rows = 1060 + (-17 % ranks) * 64  # 17 batches; the last round is filled up with the epoch's first ones
-    assert done.stdout.splitlines() == [f"epoch {epoch}: {rows} rows" for epoch in range(2)]
-    assert not (tmp_path / "ddp.json").exists()
+    check_training(tmp_path, ranks, done.stdout)
 
 
 def test_pictures_are_decoded_and_augmented_in_workers(tmp_path: Path) -> None:
