@@ -26,6 +26,7 @@ from tests.examples import PROFILE, examples
 from tests.servers import hdfs as hdfs_server
 from tests.servers import s3 as s3_server
 from tests.servers.processes import ServerUnavailable
+from tests.warm import fork_checkers
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
@@ -37,6 +38,7 @@ os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # without credentials botocore
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background would pass on that it is ignored
 
 short_waits.install()
+fork_checkers()
 
 settings.register_profile("quick", deadline=None, max_examples=examples(100))
 settings.register_profile("deep", deadline=None, max_examples=200)

@@ -3,6 +3,8 @@
 Each child is a process of its own with the words, working directory, environment and streams that it is given. It runs
 what ``python -m pqcache`` runs and ends as any interpreter does. What is about the start of the interpreter, or sends a
 signal, runs ``python -m pqcache`` itself.
+
+The processes with which verify reads files are forked as well, from one more, where the library is called in a test.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
 
 from tests import short_waits
 
@@ -54,14 +57,14 @@ sys.exit(code if code >= 0 else 128 - code)
 class Warm:
     """The process that forks, and how to have the command line run by it; it ends with the process that started it."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "pqcache", env: Mapping[str, str] | None = None) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="warm-"))
         self._address = str(self._directory / "socket")
         program = self._directory / "pqcache"
         program.write_text(_PROGRAM.format(python=sys.executable, address=self._address))
         program.chmod(0o755)
-        command = [sys.executable, "-m", "tests.warm", self._address]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        command = [sys.executable, "-m", "tests.warm", self._address, what]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=env)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "the process that forks has ended"
         atexit.register(self.close)
@@ -75,14 +78,12 @@ class Warm:
         self, *words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Run ``pqcache words...``; return what it printed and its exit code, which is negative for a signal."""
-        job = json.dumps([[*map(str, words)], str(cwd or os.getcwd()), dict(os.environ if env is None else env)])
         with contextlib.ExitStack() as stack:
             streams = [stack.enter_context(open(os.devnull, "rb"))]
             streams += [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]  # type: ignore[misc]
-            server = stack.enter_context(socket.socket(socket.AF_UNIX))
-            server.connect(self._address)
+            job = [[*map(str, words)], str(cwd or os.getcwd()), dict(os.environ if env is None else env)]
+            server = stack.enter_context(self.fork(job, [stream.fileno() for stream in streams]))
             server.settimeout(timeout)
-            _send(server, job.encode(), [stream.fileno() for stream in streams])
             answers = stack.enter_context(server.makefile())
             pid = int(answers.readline())
             try:
@@ -95,6 +96,13 @@ class Warm:
                 stream.seek(0)
                 printed.append(stream.read().decode())
             return subprocess.CompletedProcess(["pqcache", *map(str, words)], code, *printed)
+
+    def fork(self, job: list[Any], streams: list[int]) -> socket.socket:
+        """Return where the id of a new process comes, and its exit code; a job is words, directory, environment."""
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(self._address)
+        _send(server, json.dumps(job).encode(), streams)
+        return server
 
     def close(self) -> None:
         """End the process that forks."""
@@ -120,6 +128,58 @@ def run_pqcache(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``pqcache words...`` in a process of its own, without a terminal; ``env`` is all of its environment."""
     return warm().run(*words, env=env, cwd=cwd, timeout=timeout)
+
+
+class _ForkedChecker:
+    """As ``subprocess.Popen`` of a process that checks files for verify, but forked from one that has imported it."""
+
+    _warm: Warm | None = None
+
+    def __init__(self, command: list[str], *, stderr: IO[bytes], env: Mapping[str, str], **_: object) -> None:
+        if _ForkedChecker._warm is None:
+            _ForkedChecker._warm = Warm("file_checks", env)
+        requests, requests_end = os.pipe()
+        answers_end, answers = os.pipe()
+        self.stdin, self.stdout = os.fdopen(requests_end, "wb"), os.fdopen(answers_end, "rb")
+        self._server = _ForkedChecker._warm.fork(
+            [command[3:], os.getcwd(), dict(env)], [requests, answers, stderr.fileno()]
+        )
+        os.close(requests)
+        os.close(answers)
+        self._ended = self._server.makefile()
+        self.pid = int(self._ended.readline())
+        self._status: int | None = None
+        self._lock = threading.Lock()
+
+    def wait(self) -> int:
+        with self._lock:
+            if self._status is None:
+                with self._server, self._ended:
+                    self._status = int(self._ended.readline())
+            return self._status
+
+    def send_signal(self, number: int) -> None:
+        if self._status is None and not select.select([self._server], [], [], 0)[0]:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> None:
+        self.wait()
+        for stream in (self.stdin, self.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def fork_checkers() -> None:
+    """Let verify, called in this process, fork the processes that check files, but for those of the second engine."""
+    from pqcache.store.verify import supervised_process
+
+    def popen(command: list[str], **how: Any) -> Any:
+        return subprocess.Popen(command, **how) if command[4:] else _ForkedChecker(command, **how)
+
+    supervised_process.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
 
 
 def _send(server: socket.socket, job: bytes, streams: list[int]) -> None:
@@ -225,6 +285,20 @@ def _report(clients: dict[int, socket.socket]) -> None:
             client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
 
 
+def _check_files() -> NoReturn:
+    from pqcache.store.verify import file_checks
+
+    os.setsid()
+    code = 1
+    try:
+        file_checks.main()
+        code = 0
+    except BaseException:  # noqa: BLE001  as the interpreter does
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _run() -> NoReturn:
     """Do what the interpreter does, but for taking all modules apart, which takes longer than most commands."""
     from pqcache.__main__ import main
@@ -248,8 +322,12 @@ if __name__ == "__main__":
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(sys.argv[1])
         listening.listen(16)
-        _import_all()
+        if sys.argv[2] == "pqcache":
+            _import_all()
+        else:
+            importlib.import_module("pqcache.store.verify.file_checks")
         gc.freeze()  # what is there is not looked at again, and so not copied, by the children
         print("ready", flush=True)
+        run = _run if sys.argv[2] == "pqcache" else _check_files
         sys.argv[1:] = _serve(listening)
-    _run()
+    run()

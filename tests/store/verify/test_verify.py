@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -69,11 +70,20 @@ def snapshot(cache: Path) -> Snapshot:
 
 
 @pytest.fixture
+def started_anew() -> Iterator[None]:
+    """The processes that check files are started as users' are, and not forked; see tests/warm.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervised_process, "subprocess", subprocess)
+        yield
+
+
+@pytest.fixture
 def checker(snapshot: Snapshot) -> Iterator[Checker]:
     with closing(Checker(snapshot.path, INDEX)) as checker:
         yield checker
 
 
+@pytest.mark.usefixtures("started_anew")
 def test_all_is_well(cache: Path, snapshot: Snapshot) -> None:
     for deep in (False, True):
         report = pqcache.verify(cache, deep=deep, source=True)
@@ -340,6 +350,7 @@ def send_signal(checker: Checker, number: signal.Signals, seconds: float) -> thr
     return thread
 
 
+@pytest.mark.usefixtures("started_anew")
 def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     path = snapshot.manifest().files[0].path
     with closing(Checker(snapshot.path, INDEX)) as checker:
@@ -354,6 +365,7 @@ def test_a_process_that_hangs_or_dies_is_named(snapshot: Snapshot, monkeypatch: 
         assert item["damage"] == "the process that read it was ended by SIGKILL"
 
 
+@pytest.mark.usefixtures("started_anew")
 def test_a_process_that_cannot_work_is_no_damage(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nowhere")
     with closing(Checker(snapshot.path)) as checker, pytest.raises(pqcache.PqcacheError, match="cannot start"):
