@@ -94,13 +94,14 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True)
 class TableVersion:
-    """The version of a Delta or Iceberg table that a listing is of.
+    """The version of a Delta or Iceberg table that a listing is of, or what is known of a table without versions.
 
     Attributes:
-        format: ``Delta`` or ``Iceberg``.
-        version: the number of the version, or the ID of the snapshot.
-        time: when it was committed, in ISO 8601.
-        schema: the table's schema, partition columns included, as a serialized Arrow schema.
+        format: ``Delta``, ``Iceberg`` or ``Hive``.
+        version: the number of the version, or the ID of the snapshot; empty of a table without versions.
+        time: when it was committed, in ISO 8601; empty of a table without versions.
+        schema: the table's schema, partition columns included, as a serialized Arrow schema; of a table without
+            versions its partition columns alone, since all others are as the files have them.
         schema_digest: a text that is equal for equal schemas; empty where ``schema`` says it.
         load_schema: returns ``schema`` where it is not known yet, because few syncs need it.
     """
@@ -117,8 +118,13 @@ class TableVersion:
         """The table's schema, loaded where it is not known yet; empty where it cannot be known."""
         return self.schema if self.schema or self.load_schema is None else self.load_schema()
 
+    @property
+    def has_all_columns(self) -> bool:
+        """Whether ``schema`` has all columns of the table."""
+        return self.version != ""
+
     def __str__(self) -> str:
-        return f"{self.format} version {self.version} of {self.time}"
+        return f"{self.format} version {self.version} of {self.time}" if self.version else f"{self.format} table"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,7 +94,7 @@ def lists_only_data_files(source: Source) -> bool:
 
 
 def version_of(source: Source | None) -> TableVersion | None:
-    """Return the version of the table that ``source`` lists; None where it is none, or has no versions."""
+    """Return the version of the table that ``source`` lists; None where it is none."""
     version: TableVersion | None = getattr(source, "table_version", None)
     return version
 
@@ -109,6 +109,13 @@ class PinnedSource(Source, Protocol):
 
     def pinned_url(self) -> str:
         """Return the URL of that version."""
+
+
+def narrow(source: Source, where: str | None) -> None:
+    """Tell ``source`` that its next listing may lack partitions of which no row satisfies ``where``."""
+    tell: Callable[[str | None], None] | None = getattr(source, "narrow", None)
+    if tell is not None:
+        tell(where)
 
 
 class LocalFiles(Source, Protocol):

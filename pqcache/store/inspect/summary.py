@@ -22,7 +22,7 @@ from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent
 from pqcache.store.keys.lookup import columns_indexed
-from pqcache.store.manifest import SourceFile
+from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.row_group_index import NO_SCHEMA, Index, IndexBuilder
 from pqcache.store.sync.download.remote_footer import read_remote_footer
@@ -162,7 +162,7 @@ def inspect(
         encodings=encodings,
     )
     kind = "directory" if url_scheme(text) in ("", "file") else "remote"
-    return replace(_describe(dataset, source.url, kind), version=None if table is None else str(table))
+    return replace(_describe(dataset, source.url, kind), version=_version(table))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +206,12 @@ def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
         shard=manifest.shard,
         listing=manifest.listing,
         keys=keys,
-        version=None if manifest.table is None else str(manifest.table),
+        version=_version(manifest.table),
     )
+
+
+def _version(table: TableVersion | None) -> str | None:
+    return str(table) if table is not None and table.version else None
 
 
 def read_remote_index(source: Source, files: Sequence[SourceFile], jobs: int, on_event: OnEvent) -> Index:

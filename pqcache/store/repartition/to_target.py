@@ -204,7 +204,7 @@ def _jobs(
     if rewrite.dense is None:
         rewrite = replace(rewrite, dense=table.dense)
     version = version_of(source)
-    rule = endpoints.rule if version is None else VersionRule(version=version.version)
+    rule = endpoints.rule if version is None or not version.version else VersionRule(version=version.version)
     endpoints = replace(endpoints, source=pinned_url(source, endpoints.source), rule=rule)  # one for all workers
     return _jobs_for(source.url, endpoints, rewrite, files, table)
 

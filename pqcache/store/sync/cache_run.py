@@ -182,7 +182,7 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         bytes=totals.size,
         seconds=options.watch.seconds,
         shard=run.config.shard,
-        version=None if result.table is None else result.table.version,
+        version=None if result.table is None else result.table.version or None,
         newest=result.newest.taken if result.newest is not None else None,
         newest_of=result.newest.listed if result.newest is not None else None,
     )

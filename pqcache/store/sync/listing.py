@@ -8,7 +8,7 @@ from itertools import islice
 
 from pqcache.errors import SourceError, SourceIncomplete
 from pqcache.events import Listed, OnEvent, Warned
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files, narrow
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.newest import NewestPartitions
@@ -61,6 +61,7 @@ def list_source(
     a dataset's file is decided by name and content, as ``rules`` say; what ``memory`` holds is not read again. Where a
     file changes before it is looked into, the source is listed again, up to three times.
     """
+    narrow(source, where)
     for number in range(_TRIES):
         found = _all_files(source, on_event, retries)
         try:

@@ -52,7 +52,11 @@ class TableFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TableListing:
-    """The data files of a table by path, and its version; None where the table has none."""
+    """The files of a table by path, and its version.
+
+    Of a table without versions the files are all that lie in its directories, as in a listing of them, and the version
+    has the types of the partition columns alone; None where it has no such columns.
+    """
 
     files: Mapping[str, TableFile]
     version: TableVersion | None = None

@@ -19,21 +19,20 @@ class TableSource:
     """A Source over a table; see ``pqcache.store.drivers.base.Source``.
 
     A version of a table is one state of it, so it is read once and listed again as it was, until ``take_newer``. A
-    table without versions is read for each listing.
+    table without versions is read for each listing, which has everything in its directories.
     """
-
-    lists_only_data_files = True  # those that the table names
 
     def __init__(self, table: Table, files: StoreFiles, rule: VersionRule) -> None:
         self.url = table.url
         self.reads_versions = table.has_versions  # what was read is what the table says
+        self.lists_only_data_files = table.has_versions  # those that the table names
         self._table, self._files, self._rule = table, files, rule
         self._listing: TableListing | None = None
         self._lock = Lock()
 
     @property
     def table_version(self) -> TableVersion | None:
-        """The version that is listed; None where the table has no versions."""
+        """The version that is listed, or what is known of a table without versions."""
         return self._known().version
 
     def list(self) -> Iterator[SourceFile]:

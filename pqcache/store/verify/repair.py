@@ -150,6 +150,6 @@ def _open(config: Config, store_options: Mapping[str, str], table: TableVersion 
         store={**config.options, **store_options},
         hdfs_driver=config.hdfs_driver,
         as_files=config.as_files,
-        rule=config.version_rule if table is None else VersionRule(version=table.version),
+        rule=VersionRule(version=table.version) if table is not None and table.version else config.version_rule,
     )
     return open_table(config.source, options)

@@ -119,8 +119,9 @@ def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
 
-    of_table = schema_of_table(version_of(source))
-    if of_table is not None:  # which all files are read as
+    version = version_of(source)
+    of_table = schema_of_table(version)
+    if version is not None and version.has_all_columns and of_table is not None:  # which all files are read as
         yield of_table
         return
     for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []):
