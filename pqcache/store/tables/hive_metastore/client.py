@@ -1,0 +1,307 @@
+"""A client of the Hive metastore, with the three calls that a listing needs, over Apache Thrift's Python library.
+
+Of the metastore's structs only the fields that are used are declared; the library passes over all others while it
+reads, so 100,000 partitions take little memory. The calls are in all versions from 2.3 to 4; what is older lacks
+``get_table_req`` and is asked with ``get_table``.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from struct import error as StructError
+from typing import Any
+
+from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
+from thrift.protocol.TProtocol import TProtocolException
+from thrift.Thrift import TApplicationException, TException, TMessageType
+from thrift.transport import TTransport
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TTransportException
+
+from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, first_line
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
+from pqcache.store.drivers.retries import SourceTooSlow
+from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
+from pqcache.store.tables.hive_metastore import structs
+from pqcache.store.urls import printable
+
+BATCH = 500  # partitions of one call; servers may limit how many they send
+_MAX_ITEMS = 10_000_000  # of a list, so that a server that is no metastore cannot have memory reserved
+_INSERT_ONLY_TABLES = 2  # a capability: without it, a metastore hides why it does not show such a table
+_DENIED = re.compile(r"AccessControlException|permission denied|not authorized|access denied", re.IGNORECASE)
+
+NONE, PLAIN, KERBEROS = "none", "plain", "kerberos"
+BUFFERED, FRAMED = "buffered", "framed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreAddress:
+    """Where metastores are, and how to log in.
+
+    Attributes:
+        url: their URL without a password, the subject of errors.
+        hosts: host and port of each; they are tried in turn.
+        transport: ``buffered`` or ``framed``.
+        auth: ``none``, ``plain`` for user and password (LDAP), or ``kerberos``.
+        user: with ``plain``.
+        password: with ``plain``.
+        principal: with ``kerberos``, like ``hive/_HOST@REALM``, of which service and host are used.
+        timeout: seconds without a byte.
+    """
+
+    url: str
+    hosts: tuple[tuple[str, int], ...]
+    transport: str = BUFFERED
+    auth: str = NONE
+    user: str = ""
+    password: str = ""
+    principal: str = "hive/_HOST"
+    timeout: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """How and where the metastore says that files are stored; empty texts where it does not say.
+
+    ``subdirectories`` is whether Hive divides the rows among subdirectories by skewed values.
+    """
+
+    location: str
+    input_format: str
+    serde: str
+    subdirectories: bool = False
+    path: str = ""  # where Spark keeps the files of a table that it does not store as Hive does
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableEntry:
+    """A table in the metastore; ``keys`` are its partition columns with their Hive types."""
+
+    kind: str
+    storage: Storage
+    keys: tuple[tuple[str, str], ...]
+    parameters: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class PartitionEntry:
+    """A partition in the metastore: its values, as the columns are ordered, and its storage."""
+
+    values: tuple[str, ...]
+    storage: Storage
+
+
+class Metastore:
+    """An open connection to the first metastore that answers."""
+
+    def __init__(self, address: MetastoreAddress) -> None:
+        self._address = address
+        self._socket: Any = None
+        self._protocol: Any = None
+        failed: list[SourceError] = []
+        for host, port in address.hosts:
+            try:
+                self._connect(host, port)
+                return
+            except SourceError as error:
+                failed.append(error)
+        if len(failed) > 1 and all(isinstance(error, SourceUnavailable) for error in failed):
+            reason = "; ".join(error.reason for error in failed)
+            raise SourceUnavailable(address.url, f"none of {len(failed)} metastores answers ({reason})")
+        raise next((error for error in failed if not isinstance(error, SourceUnavailable)), failed[0])
+
+    def table(self, database: str, name: str) -> TableEntry:
+        """Return a table; raises SourceNotFound where the metastore has none of this name."""
+        able = structs.CAPABILITIES(values=[_INSERT_ONLY_TABLES])
+        request = structs.GET_TABLE_REQUEST(dbName=database, tblName=name, capabilities=able)
+        try:
+            answer = self._call("get_table_req", structs.GET_TABLE_REQ(a1=request), structs.GET_TABLE_RESULT)
+            found = answer.success and answer.success.table
+        except _UnknownMethod:
+            found = self._call("get_table", structs.GET_TABLE(a1=database, a2=name), structs.TABLE_RESULT).success
+        if found is None or found.sd is None:
+            raise self._no_metastore("it sends no table")
+        keys = tuple((key.name or "", key.type or "") for key in found.partitionKeys or ())
+        kind = found.tableType or ""
+        return TableEntry(kind=kind, storage=_storage(found.sd), keys=keys, parameters=dict(found.parameters or {}))
+
+    def partition_names(self, database: str, name: str) -> list[str]:
+        """Return the names of all partitions of a table."""
+        arguments = structs.GET_PARTITION_NAMES(a1=database, a2=name, a3=-1)
+        return list(self._call("get_partition_names", arguments, structs.NAMES_RESULT).success or ())
+
+    def partitions(self, database: str, name: str, names: Sequence[str]) -> Iterator[PartitionEntry]:
+        """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out."""
+        for start in range(0, len(names), BATCH):
+            some = list(names[start : start + BATCH])
+            arguments = structs.GET_PARTITIONS_BY_NAMES(a1=database, a2=name, a3=some)
+            answer = self._call("get_partitions_by_names", arguments, structs.PARTITIONS_RESULT)
+            for found in answer.success or ():
+                if found.sd is None:
+                    raise self._no_metastore("it sends a partition without a storage")
+                yield PartitionEntry(tuple(found.values or ()), _storage(found.sd))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def _connect(self, host: str, port: int) -> None:
+        self._place = f"{host}:{port}"
+        try:
+            plain = socket.create_connection((host, port), min(self._address.timeout, FIRST_ANSWER_TIMEOUT))
+        except OSError as error:
+            advice = "" if len(self._address.hosts) > 1 else "check host and port, and that the metastore runs"
+            raise self._unavailable((error.strerror or first_line(error)).lower(), advice) from error
+        plain.settimeout(self._address.timeout)
+        self._socket = _Socket(self._address.timeout)
+        self._socket.setHandle(plain)
+        try:
+            with self._errors():
+                transport = self._transport(host)
+            self._protocol = TBinaryProtocolAccelerated(transport, strictRead=True, container_length_limit=_MAX_ITEMS)
+        except BaseException:
+            plain.close()
+            raise
+
+    def _transport(self, host: str) -> Any:
+        address = self._address
+        if address.auth == NONE:
+            kind = TTransport.TFramedTransport if address.transport == FRAMED else TTransport.TBufferedTransport
+            return kind(self._socket)
+        from puresasl import SASLError
+
+        if address.auth == PLAIN:
+            options = {"service": "hive", "mechanism": "PLAIN", "username": address.user, "password": address.password}
+            refused: tuple[type[Exception], ...] = (SASLError,)
+        else:
+            from kerberos import KrbError
+
+            service, _, instance = address.principal.partition("@")[0].partition("/")
+            host = host.lower() if instance == "_HOST" else instance
+            options = {"service": service, "mechanism": "GSSAPI"}
+            refused = (SASLError, KrbError)
+        try:
+            transport = TTransport.TSaslClientTransport(self._socket, host, **options)
+            transport.open()
+        except refused as error:
+            raise self._denied(first_line(error)) from error
+        except TTransportException as error:
+            if error.type == TTransportException.NOT_OPEN:
+                raise self._denied(first_line(error)) from error
+            raise
+        return transport
+
+    def _call(self, method: str, arguments: Any, result: Any) -> Any:
+        protocol = self._protocol
+        with self._errors():
+            protocol.writeMessageBegin(method, TMessageType.CALL, 0)
+            arguments.write(protocol)
+            protocol.writeMessageEnd()
+            protocol.trans.flush()
+            answered, kind, _ = protocol.readMessageBegin()
+            if kind == TMessageType.EXCEPTION:
+                error = TApplicationException()
+                error.read(protocol)
+                if error.type == TApplicationException.UNKNOWN_METHOD:
+                    raise _UnknownMethod
+                raise SourceError(self._address.url, f"{self._place}: {_shown(error.message)}", _ASK)
+            if answered != method:
+                raise self._no_metastore(f"it answers {_shown(answered)}")
+            found = result()
+            found.read(protocol)
+            protocol.readMessageEnd()
+        self._check(method, found)
+        return found
+
+    def _check(self, method: str, found: Any) -> None:
+        """Raise what the metastore reports in place of an answer."""
+        errors = [error for error in (found.o1, found.o2, found.o3) if error is not None]
+        if not errors:
+            return
+        message = _shown(errors[0].message or "an error without a message")
+        if method in ("get_table_req", "get_table") and found.o2 is not None:
+            raise SourceNotFound(self._address.url, "the metastore has no such table", "check database and name")
+        if _DENIED.search(message):
+            raise SourceDenied(self._address.url, message, "ask for the right to read this table")
+        raise SourceError(self._address.url, message, _ASK)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn what the Thrift library raises into errors of this package."""
+        try:
+            yield
+        except TooSlow as error:
+            raise SourceTooSlow(self._address.url, f"{self._place} sends too slowly ({error})") from error
+        except (TTransportException, EOFError, OSError) as error:
+            inner = getattr(error, "inner", None)
+            kind = getattr(error, "type", None)
+            if isinstance(error, EOFError) or kind == TTransportException.END_OF_FILE:
+                raise self._unavailable("closed the connection", _HINT) from error
+            if kind in (TTransportException.SIZE_LIMIT, TTransportException.NEGATIVE_SIZE):
+                raise self._no_metastore(first_line(error)) from error
+            if kind == TTransportException.TIMED_OUT or isinstance(inner, TimeoutError):
+                raise self._unavailable(f"no answer within {self._address.timeout:g} seconds", _HINT) from error
+            raise self._unavailable(first_line(inner or error).lower()) from error
+        except (TException, TProtocolException, StructError, ValueError, TypeError, MemoryError) as error:
+            if isinstance(error, _UnknownMethod):
+                raise
+            raise self._no_metastore(first_line(error)) from error
+
+    def _unavailable(self, reason: str, advice: str = "") -> SourceUnavailable:
+        return SourceUnavailable(self._address.url, f"{self._place}: {reason}", advice)
+
+    def _denied(self, reason: str) -> SourceDenied:
+        advice = "check user and password" if self._address.auth == PLAIN else "check the ticket with klist"
+        return SourceDenied(self._address.url, f"{self._place} refuses the login ({_shown(reason)})", advice)
+
+    def _no_metastore(self, what: str) -> SourceError:
+        reason = f"{self._place} does not answer as a metastore does ({_shown(what)})"
+        return SourceError(self._address.url, reason, "name the metastore's Thrift port, mostly 9083; " + _HINT)
+
+
+class _UnknownMethod(TException):  # type: ignore[misc]  # the library has no types
+    """The metastore has no such call."""
+
+
+class _Socket(TSocket):  # type: ignore[misc]
+    """A socket that does not wait for ever for one byte after another."""
+
+    def __init__(self, timeout: float) -> None:
+        super().__init__()
+        self._floor, self._limit = SpeedFloor(timeout), timeout
+
+    def read(self, size: int) -> bytes:
+        began = time.monotonic()
+        data: bytes = super().read(size)
+        self._floor.count(len(data), time.monotonic() - began)
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._floor = SpeedFloor(self._limit)
+        super().write(data)
+
+
+_HINT = "it may need -o auth=kerberos, -o auth=plain or -o transport=framed"
+_ASK = "look into the metastore's log"
+
+
+def _shown(text: object) -> str:
+    """Return a server's words for one line."""
+    return printable(first_line(str(text)))[:300]
+
+
+def _storage(found: Any) -> Storage:
+    serde = found.serdeInfo
+    return Storage(
+        location=found.location or "",
+        input_format=found.inputFormat or "",
+        serde=(serde and serde.serializationLib) or "",
+        subdirectories=bool(found.storedAsSubDirectories),
+        path=((serde and serde.parameters) or {}).get("path", ""),
+    )

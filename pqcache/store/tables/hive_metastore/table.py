@@ -1,0 +1,284 @@
+"""A table of a Hive metastore: its partitions, wherever they are, and the files that lie there now.
+
+The metastore has no versions of a table. It is asked for each listing, and each location is listed by the driver of
+its store. What of that is taken is decided as for a directory, by ``data_files.py`` and what follows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound
+from pqcache.events import Warned
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.hive import NULL, is_hidden_directory, partition_table
+from pqcache.store.manifest import Identity, TableVersion
+from pqcache.store.tables.hive_metastore.checks import check_parquet, check_table
+from pqcache.store.tables.hive_metastore.client import Metastore, PartitionEntry, Storage, TableEntry
+from pqcache.store.tables.hive_metastore.url import OPTIONS, MetastoreTable, parse_url, store_options
+from pqcache.store.tables.store_files import StoreFiles, usual_url
+from pqcache.store.tables.table import TableFile, TableListing, VersionRule, partition_path
+from pqcache.store.tables.table_log import OpenOptions
+from pqcache.store.tables.table_source import LocalTableSource
+from pqcache.store.urls import printable, url_scheme
+from pqcache.system.parallel import in_parallel
+from pqcache.units import format_count
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_THREADS = 16  # of listings
+_AT_ONCE = 32  # partitions below the table's own location from which that is listed once instead of each of them
+_SHARE = 10  # ... if they are at least a tenth of all that the metastore knows there
+_MAX_FILES = 10_000_000  # of a location
+
+
+def open_hive(url: str, options: OpenOptions) -> Source:
+    """Return the table at ``hive://HOST:PORT/DATABASE.TABLE`` as a source; nothing is contacted yet.
+
+    Raises UsageError for an unknown option, a malformed URL or a missing library.
+    """
+    named = parse_url(url, options)
+    files = StoreFiles(None, partial(_open_location, options=options))
+    return HiveSource(HiveTable(named, files, options), files, options.rule)
+
+
+def _open_location(url: str, options: OpenOptions) -> Source:
+    given = store_options(options.store, url_scheme(url))
+    return open_source(url, given, options.timeout, options.hdfs_driver)
+
+
+class HiveSource(LocalTableSource):
+    """A Source over a table of a metastore. Those of its files that are on this machine have modes."""
+
+    def __init__(self, table: HiveTable, files: StoreFiles, rule: VersionRule) -> None:
+        super().__init__(table, files, rule)
+        self._hive = table
+
+    def narrow(self, where: str | None) -> None:
+        """Have the next listing leave out the locations of partitions that ``where`` excludes by their values."""
+        self._hive.where = where
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """A partition, or all of a table without any: its directory in a cache, its location, and its storage."""
+
+    directory: str
+    location: str
+    storage: Storage
+
+
+class HiveTable:
+    """A Table of a metastore; see ``pqcache.store.tables.table.Table``.
+
+    Attributes:
+        where: a condition; partitions whose values exclude it are not listed. None for all.
+    """
+
+    has_versions = False
+
+    def __init__(self, named: MetastoreTable, files: StoreFiles, options: OpenOptions) -> None:
+        self.url = named.address.url
+        self.where: str | None = None
+        self._named, self._files, self._options = named, files, options
+        self._warned: set[str] = set()
+
+    def read(self) -> TableListing:
+        table, found = self._ask()
+        version = None
+        if table.keys:
+            names, schema = [name for name, _ in table.keys], _schema(table)
+            known = [self._partition(names, partition) for partition in found]
+            wanted = self._wanted(known, schema)
+            version = TableVersion(format="Hive", version="", time="", schema=schema.serialize().to_pybytes())
+        else:
+            wanted = known = [_Partition("", self._location(table.storage.location, self.url), table.storage)]
+        for each in wanted:
+            check_parquet(self.url, each.directory, each.storage, table)
+        root = _spelled(table.storage.location)
+        if root and not url_scheme(root):
+            self._files.rebase(root)
+        self._check_options(known)
+        return TableListing(files=self._taken(known, wanted, root), version=version)
+
+    def close(self) -> None:
+        """Do nothing: a connection is closed when the metastore has answered."""
+
+    def _ask(self) -> tuple[TableEntry, list[PartitionEntry]]:
+        """Return the table and its partitions as the metastore has them now."""
+        database, name = self._named.database, self._named.name
+        with closing(Metastore(self._named.address)) as metastore:
+            table = metastore.table(database, name)
+            check_table(self.url, table)
+            if not table.keys:
+                return table, []
+            names = metastore.partition_names(database, name)
+            found = list(metastore.partitions(database, name, names))
+        if not found:
+            reason = "has no partitions in the metastore"
+            raise SourceIncomplete(self.url, reason, "nothing was published, add them with MSCK REPAIR TABLE")
+        return table, found
+
+    def _partition(self, names: Sequence[str], found: PartitionEntry) -> _Partition:
+        if len(found.values) != len(names):
+            reason = f"a partition has {len(found.values)} values for {len(names)} columns"
+            raise SourceError(self.url, reason, "check the table with Hive")
+        values = {name: None if v == NULL else v for name, v in zip(names, found.values, strict=True)}
+        directory = partition_path(values)
+        return _Partition(directory, self._location(found.storage.location, f"{self.url}/{directory}"), found.storage)
+
+    def _location(self, text: str, of: str) -> str:
+        """Return a location as sources spell it; raises SourceError for one that does not say in which store it is."""
+        location = _spelled(text)
+        if not location:
+            reason = (
+                f"has the location {text!r}, which does not say in which store it is" if text else "has no location"
+            )
+            raise SourceError(printable(of), printable(reason), "set it with ALTER TABLE ... SET LOCATION")
+        return location
+
+    def _check_options(self, known: Sequence[_Partition]) -> None:
+        """Warn of options that neither the metastore nor the store of a location has."""
+        given = self._options.store
+        used = {name for each in known for name in store_options(given, url_scheme(each.location))}
+        for name in sorted(given.keys() - OPTIONS.keys() - used):
+            self._warn(f"-o {name} was not used, by the metastore or by the stores of the locations")
+
+    def _wanted(self, known: Sequence[_Partition], schema: pa.Schema) -> Sequence[_Partition]:
+        """Return the partitions that ``where`` does not exclude; SourceIncomplete where it excludes all."""
+        if not self.where:
+            return known
+        from pqcache.filters.sql import rows_matching, where_columns  # and sqlglot: slow, and not always needed
+
+        values = partition_table([each.directory for each in known], schema)
+        named = {".".join(path).lower() for path in where_columns(self.where)}
+        if not named <= {name.lower() for name in values.column_names}:
+            return known
+        wanted = [known[row] for row in rows_matching(values, self.where)]
+        if not wanted:
+            raise SourceIncomplete(self.url, f"no partition satisfies --where {self.where!r}")
+        return wanted
+
+    def _taken(self, known: Sequence[_Partition], wanted: Sequence[_Partition], root: str) -> dict[str, TableFile]:
+        """Return the files in the locations of ``wanted`` by their paths in a cache.
+
+        A file is in the innermost of the ``known`` locations that it lies below, once for each partition there.
+        """
+        at: dict[str, list[_Partition]] = {each.location: [] for each in known}
+        for each in wanted:
+            at[each.location].append(each)
+        files: dict[str, TableFile] = {}
+        foreign: list[str] = []
+        filled: set[str] = set()
+        for url, identity in self._listed(at, root).items():
+            location = _innermost(url, at)
+            below, _, name = url[len(location) + 1 :].rpartition("/")
+            is_foreign = "=" in below and not is_hidden_directory(below)
+            for each in at.get(location, ()):
+                if is_foreign and not each.storage.subdirectories:
+                    foreign.append(url)
+                    continue
+                path = "/".join(filter(None, (each.directory, below.replace("=", "%3D"), name)))
+                if path in files:
+                    raise SourceError(url, f"has the same path in a cache as {files[path].url}", "rename one of them")
+                files[path] = TableFile(path=path, url=url, identity=identity)
+                filled.add(each.directory)
+        self._report(wanted, filled, foreign)
+        return files
+
+    def _listed(self, at: Mapping[str, Sequence[_Partition]], root: str) -> dict[str, Identity]:
+        """Return the files in all locations that are wanted, and others, by their URLs.
+
+        Where many of the table's partitions lie below its own location, that is listed once; all others one by one.
+        """
+        places = [location for location, partitions in at.items() if partitions]
+        below = {place for place in places if root and place.startswith(f"{root}/")}
+        all_below = sum(location.startswith(f"{root}/") for location in at)
+        if len(below) >= _AT_ONCE and len(below) * _SHARE >= all_below:
+            places = [root, *(place for place in places if place not in below)]
+        found: dict[str, Identity] = {}
+        for some in in_parallel([partial(self._list, place) for place in places], _THREADS):
+            found.update(some)
+        return found
+
+    def _list(self, location: str) -> dict[str, Identity]:
+        """Return the files at a location by their URLs; none where nothing is there."""
+        options = self._options
+        source = self._files.source_at(location)
+        try:
+            listed = with_retries(
+                lambda: list(islice(source.list(), _MAX_FILES)),
+                source.url,
+                min(options.retries, 2),
+                options.on_event,
+                within=FIRST_ANSWER_TIMEOUT / 2,
+            )
+        except SourceNotFound:
+            return {}
+        finally:
+            source.close()
+        if len(listed) == _MAX_FILES:
+            raise SourceError(source.url, f"has {_MAX_FILES:,} files or more", "divide it into partitions")
+        return {f"{location}/{file.path}": file.identity for file in listed}
+
+    def _report(self, wanted: Sequence[_Partition], filled: set[str], foreign: Sequence[str]) -> None:
+        """Say what is empty and what is not taken, each once; raises SourceIncomplete where all is empty."""
+        if foreign:
+            what = "in directories of partitions that the metastore does not know were not taken"
+            self._warn(f"{format_count(len(foreign), 'file')} {what} ({min(foreign)})")
+        empty = [each for each in wanted if each.directory not in filled]
+        first = empty[0].location if empty else ""
+        if not filled:
+            where = f"at {first}" if len(wanted) == 1 else f"at any of {len(wanted):,} locations, the first {first}"
+            raise SourceIncomplete(self.url, f"there is no file {where}", "nothing was published, check the locations")
+        if empty:
+            count = f"{len(empty):,} of {format_count(len(wanted), 'partition')}"
+            self._warn(f"no files in {count} ({empty[0].directory} at {first})")
+
+    def _warn(self, warning: str) -> None:
+        if warning not in self._warned:
+            self._warned.add(warning)
+            self._options.on_event(Warned(printable(f"{self.url}: {warning}")))
+
+
+def _spelled(location: str) -> str:
+    """Return a location as sources spell it; empty where it does not say in which store it is.
+
+    Hadoop does not encode paths in URLs, so nothing is decoded.
+    """
+    if location.startswith("file:"):
+        return "/" + re.sub(r"file:(//[^/]*)?", "", location, count=1).strip("/")
+    return usual_url(location).rstrip("/") if url_scheme(location) else ""
+
+
+def _innermost(url: str, locations: Mapping[str, object]) -> str:
+    """Return the innermost of ``locations`` that ``url`` lies below; empty where it lies below none."""
+    place = url.rpartition("/")[0]
+    while place and place not in locations:
+        place = place.rpartition("/")[0]
+    return place
+
+
+def _schema(table: TableEntry) -> pa.Schema:
+    """Return the partition columns of a table with the types that stand for those of Hive."""
+    import pyarrow as pa
+
+    simple = {
+        "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64(),
+        "float": pa.float32(), "double": pa.float64(), "date": pa.date32(), "timestamp": pa.timestamp("us"),
+    }  # fmt: skip
+
+    def arrow(kind: str) -> pa.DataType:
+        digits = re.fullmatch(r"decimal\((\d+),(\d+)\)", kind)
+        return pa.decimal128(int(digits[1]), int(digits[2])) if digits else simple.get(kind, pa.string())
+
+    return pa.schema([(name, arrow(kind.lower().replace(" ", ""))) for name, kind in table.keys])
