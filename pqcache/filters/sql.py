@@ -6,6 +6,7 @@ let through. Nothing is ever evaluated as code.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -61,17 +62,22 @@ def parse_condition(where: str, schema: pa.Schema, option: str = "--where") -> C
 
 def where_columns(where: str) -> list[tuple[str, ...]]:
     """Return the columns in ``where``, in order of appearance, each as the names between its dots."""
-    from sqlglot import exp
-
     try:
-        found = []
-        for column in _parse(where).find_all(exp.Column, bfs=False):
-            while isinstance(column.parent, exp.Dot):  # of the fifth name and those that follow
-                column = column.parent
-            found.append(tuple(_names(column)))
-        return list(dict.fromkeys(found))
+        return _columns_in(_parse(where))
     except UsageError as error:
         raise error.within(f"--where {where!r}") from error
+
+
+def condition_on(where: str, columns: Collection[str]) -> str:
+    """Return those of the conditions that AND joins in ``where`` that name ``columns`` alone; empty where none does."""
+    known = {name.lower() for name in columns}
+    try:
+        tree = _parse(where)
+        parts = list(tree.flatten()) if type(tree).__name__ == "And" else [tree]
+        named = [{".".join(path).lower() for path in _columns_in(part)} for part in parts]
+    except UsageError as error:
+        raise error.within(f"--where {where!r}") from error
+    return " AND ".join(f"({part.sql()})" for part, names in zip(parts, named, strict=True) if names and names <= known)
 
 
 def rows_matching(table: pa.Table, where: str) -> list[int]:
@@ -80,6 +86,17 @@ def rows_matching(table: pa.Table, where: str) -> list[int]:
         return []
     found: list[int] = rows_where(table, parse_where(where, table.schema)).tolist()
     return found
+
+
+def _columns_in(tree: Any) -> list[tuple[str, ...]]:
+    from sqlglot import exp
+
+    found = []
+    for column in tree.find_all(exp.Column, bfs=False):
+        while isinstance(column.parent, exp.Dot):  # of the fifth name and those that follow
+            column = column.parent
+        found.append(tuple(_names(column)))
+    return list(dict.fromkeys(found))
 
 
 def _parse(where: str) -> Any:

@@ -12,12 +12,11 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import error as StructError
 from typing import Any
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
-from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException, TMessageType
 from thrift.transport import TTransport
 from thrift.transport.TSocket import TSocket
@@ -34,6 +33,7 @@ BATCH = 500  # partitions of one call; servers may limit how many they send
 _MAX_ITEMS = 10_000_000  # of a list, so that a server that is no metastore cannot have memory reserved
 _INSERT_ONLY_TABLES = 2  # a capability: without it, a metastore hides why it does not show such a table
 _DENIED = re.compile(r"AccessControlException|permission denied|not authorized|access denied", re.IGNORECASE)
+_NOT_THRIFT = (TException, StructError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError)
 
 NONE, PLAIN, KERBEROS = "none", "plain", "kerberos"
 BUFFERED, FRAMED = "buffered", "framed"
@@ -59,7 +59,7 @@ class MetastoreAddress:
     transport: str = BUFFERED
     auth: str = NONE
     user: str = ""
-    password: str = ""
+    password: str = field(default="", repr=False)
     principal: str = "hive/_HOST"
     timeout: float
 
@@ -248,7 +248,7 @@ class Metastore:
             if kind == TTransportException.TIMED_OUT or isinstance(inner, TimeoutError):
                 raise self._unavailable(f"no answer within {self._address.timeout:g} seconds", _HINT) from error
             raise self._unavailable(first_line(inner or error).lower()) from error
-        except (TException, TProtocolException, StructError, ValueError, TypeError, MemoryError) as error:
+        except _NOT_THRIFT as error:
             if isinstance(error, _UnknownMethod):
                 raise
             raise self._no_metastore(first_line(error)) from error

@@ -154,16 +154,17 @@ class HiveTable:
             self._warn(f"-o {name} was not used, by the metastore or by the stores of the locations")
 
     def _wanted(self, known: Sequence[_Partition], schema: pa.Schema) -> Sequence[_Partition]:
-        """Return the partitions that ``where`` does not exclude; SourceIncomplete where it excludes all."""
+        """Return the partitions that ``where`` does not exclude.
+
+        Raises SourceIncomplete where it excludes all, SourceError where a value is none of its column's type.
+        """
+        values = partition_table([each.directory for each in known], schema)
         if not self.where:
             return known
-        from pqcache.filters.sql import rows_matching, where_columns  # and sqlglot: slow, and not always needed
+        from pqcache.filters.sql import condition_on, rows_matching  # and sqlglot: slow, and not always needed
 
-        values = partition_table([each.directory for each in known], schema)
-        named = {".".join(path).lower() for path in where_columns(self.where)}
-        if not named <= {name.lower() for name in values.column_names}:
-            return known
-        wanted = [known[row] for row in rows_matching(values, self.where)]
+        condition = condition_on(self.where, values.column_names)
+        wanted = [known[row] for row in rows_matching(values, condition)] if condition else known
         if not wanted:
             raise SourceIncomplete(self.url, f"no partition satisfies --where {self.where!r}")
         return wanted

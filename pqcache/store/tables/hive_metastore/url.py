@@ -97,5 +97,5 @@ def _check(address: MetastoreAddress) -> None:
         raise UsageError(
             f"-o auth={address.auth}",
             f"needs {' and '.join(name.replace('puresasl', 'pure-sasl') for name in needed)}",
-            f"install them with: pip install {'pure-sasl' if address.auth == PLAIN else 'pure-sasl[gssapi]'}",
+            f"install with: pip install '{'pqcache[hive]' if address.auth == PLAIN else 'pure-sasl[gssapi]'}'",
         )

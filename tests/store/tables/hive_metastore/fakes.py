@@ -1,0 +1,134 @@
+"""Metastores of other versions, with other logins, and servers that are none: in this process, on 127.0.0.1."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from hive_metastore.ThriftHiveMetastore import Processor
+from hive_metastore.ttypes import FieldSchema, GetTableResult, Partition, SerDeInfo, StorageDescriptor, Table
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TBufferedTransport, TFramedTransport, TTransportException
+
+from tests.store.tables.hive_metastore.databases import PARQUET
+
+
+class Handler:
+    """What a metastore answers about one table with partitions; tests replace its methods."""
+
+    def __init__(self, location: str, partitions: dict[str, str]) -> None:
+        self.location, self.partitions = location, partitions
+        self.asked: list[str] = []
+        self.parameters: dict[str, str] = {}
+
+    def get_table(self, _database: str, _name: str) -> Table:
+        self.asked.append("get_table")
+        keys = [FieldSchema("dt", "string", None)]
+        return Table(
+            tableType="EXTERNAL_TABLE", sd=storage(self.location), partitionKeys=keys, parameters=self.parameters
+        )
+
+    def get_table_req(self, _request: Any) -> GetTableResult:
+        return GetTableResult(table=self.get_table("", ""))
+
+    def get_partition_names(self, _database: str, _name: str, _count: int) -> list[str]:
+        self.asked.append("get_partition_names")
+        return [f"dt={value}" for value in self.partitions]
+
+    def get_partitions_by_names(self, _database: str, _name: str, names: list[str]) -> list[Partition]:
+        self.asked.append(f"get_partitions_by_names {len(names)}")
+        values = [name.partition("=")[2] for name in names]
+        return [Partition(values=[value], sd=storage(self.partitions[value])) for value in values]
+
+
+def storage(location: str | None) -> StorageDescriptor:
+    """A storage of Parquet files, with fields of which a client makes nothing."""
+    return StorageDescriptor(
+        cols=[FieldSchema("id", "bigint", "a comment")],
+        location=location,
+        inputFormat=PARQUET[0],
+        serdeInfo=SerDeInfo(serializationLib=PARQUET[1], parameters={"serialization.format": "1"}),
+        parameters={"a": "b"},
+    )
+
+
+@contextmanager
+def metastore(
+    handler: Handler, unknown: tuple[str, ...] = (), framed: bool = False, login: tuple[bytes, bytes] | None = None
+) -> Iterator[int]:
+    """Answer as a metastore without the calls ``unknown``; with ``login`` only who gives that user and password."""
+    processor = Processor(handler)
+    for name in unknown:
+        del processor._processMap[name]
+
+    def serve(client: socket.socket) -> None:
+        plain = TSocket()
+        plain.setHandle(client)
+        if login is not None and not _is_login(client, login):
+            return
+        transport = TFramedTransport(plain) if framed or login is not None else TBufferedTransport(plain)
+        protocol = TBinaryProtocol(transport)
+        with suppress(TTransportException, EOFError):
+            while True:
+                processor.process(protocol, protocol)
+
+    with server(serve) as port:
+        yield port
+
+
+@contextmanager
+def server(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Listen on 127.0.0.1 and give each connection to ``serve``, which may return with it open."""
+    clients: list[socket.socket] = []
+
+    def handle(client: socket.socket) -> None:
+        with suppress(OSError):
+            serve(client)
+        with suppress(OSError):
+            client.close()
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                clients.append(client)
+                threading.Thread(target=handle, args=(client,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    for client in clients:
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+        client.close()
+
+
+def _is_login(client: socket.socket, login: tuple[bytes, bytes]) -> bool:
+    """Take part in a SASL login with PLAIN; what follows is framed."""
+
+    def receive(size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            data += client.recv(size - len(data)) or b"\0" * size
+        return data
+
+    def message() -> bytes:
+        _, length = struct.unpack(">BI", receive(5))
+        return receive(length)
+
+    mechanism, answer = message(), message()
+    if mechanism == b"PLAIN" and answer == b"\0" + b"\0".join(login):
+        client.sendall(struct.pack(">BI", 5, 0))
+        return True
+    reason = b"Error validating the login"
+    client.sendall(struct.pack(">BI", 3, len(reason)) + reason)
+    return False

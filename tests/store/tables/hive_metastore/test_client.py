@@ -1,0 +1,347 @@
+"""The client of the metastore against servers of other versions, with faults, and against servers that are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hive_metastore.ttypes import GetTableResult, MetaException, NoSuchObjectException
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from thrift.protocol import fastbinary
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TMessageType
+from thrift.transport.TTransport import TMemoryBuffer
+
+import pqcache
+from pqcache.errors import PqcacheError, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.tables.hive_metastore import structs
+from pqcache.store.tables.hive_metastore.client import BATCH, Metastore, MetastoreAddress
+from pqcache.store.tables.open_table import open_table
+from pqcache.store.tables.table_log import OpenOptions
+from pqcache.store.urls import redact
+from tests.examples import examples
+from tests.store.tables.hive_metastore.databases import Database, write_ids
+from tests.store.tables.hive_metastore.fakes import Handler, metastore, server
+from tests.warm import run_pqcache
+
+if TYPE_CHECKING:
+    from tests.conftest import Bucket
+    from tests.servers.hive import Hive
+
+
+def listed(url: str, timeout: float = 5.0, **options: str) -> list[str]:
+    """The paths in a listing of a table."""
+    source = open_table(url, OpenOptions(store=options, timeout=timeout))
+    try:
+        return sorted(file.path for file in source.list())
+    finally:
+        source.close()
+
+
+@pytest.fixture
+def handler(tmp_path: Path) -> Handler:
+    """A metastore's answers about a table of two partitions."""
+    places = {day: write_ids(tmp_path / "t" / f"dt={day}" / "a.parquet", [int(day)]) for day in "12"}
+    return Handler(f"file:{tmp_path}/t", {day: f"file:{place}" for day, place in places.items()})
+
+
+PATHS = ["dt=1/a.parquet", "dt=2/a.parquet"]
+
+
+def test_an_old_metastore_is_asked_with_get_table(handler: Handler) -> None:
+    with metastore(handler, unknown=("get_table_req",)) as port:
+        assert listed(f"hive://127.0.0.1:{port}/db.t") == PATHS
+
+
+def test_a_new_metastore_is_not_asked_with_get_table(handler: Handler) -> None:
+    with metastore(handler, unknown=("get_table",)) as port:
+        assert listed(f"hive://127.0.0.1:{port}/db.t") == PATHS
+
+
+def test_the_library_without_its_extension_reads_the_same(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fastbinary  # with which the other tests run
+    monkeypatch.setitem(sys.modules, "thrift.protocol.fastbinary", None)
+    monkeypatch.delattr("thrift.protocol.fastbinary")
+    with metastore(handler) as port:
+        assert listed(f"hive://127.0.0.1:{port}/db.t") == PATHS
+
+
+def test_many_partitions_are_asked_for_in_batches(handler: Handler, tmp_path: Path) -> None:
+    count = 20_000
+    handler.partitions = {f"{day}": f"file:{tmp_path}/t/dt={day}" for day in range(count)}
+    with metastore(handler) as port:
+        assert listed(f"hive://127.0.0.1:{port}/db.t", timeout=30) == PATHS
+    assert handler.asked[2:] == [f"get_partitions_by_names {BATCH}"] * (count // BATCH)
+
+
+def test_a_framed_transport_and_a_login_by_password(handler: Handler) -> None:
+    with metastore(handler, framed=True) as port:
+        assert listed(f"hive://127.0.0.1:{port}/db.t", transport="framed") == PATHS
+    with metastore(handler, login=(b"alice", b"p:w@1")) as port:
+        assert listed(f"hive://127.0.0.1:{port}/db.t", auth="plain", user="alice", password="p:w@1") == PATHS
+        assert listed(f"hive://alice:p%3Aw%401@127.0.0.1:{port}/db.t") == PATHS
+        with pytest.raises(SourceDenied, match=r"refuses the login .*Error validating.*; check user and password"):
+            listed(f"hive://alice:wrong@127.0.0.1:{port}/db.t")
+
+
+def test_metastores_are_tried_in_turn(handler: Handler) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        down = f"127.0.0.1:{closed.getsockname()[1]}"
+        with metastore(handler) as port:
+            assert listed(f"hive://{down},127.0.0.1:{port}/db.t") == PATHS
+        with pytest.raises(
+            SourceUnavailable, match=rf"none of 2 metastores answers \({down}: connection refused; {down}"
+        ):
+            listed(f"hive://{down},{down}/db.t")
+
+
+def test_errors_of_the_metastore_have_names(handler: Handler) -> None:
+    raised: list[Exception] = [NoSuchObjectException("db.t table not found")]
+
+    def fail(*_: object) -> Any:
+        raise raised[0]
+
+    handler.get_table_req = fail  # type: ignore[method-assign]
+    with metastore(handler) as port:
+        url = f"hive://127.0.0.1:{port}/db.t"
+        with pytest.raises(SourceNotFound, match=f"^{url}: the metastore has no such table; check database and name$"):
+            listed(url)
+        raised[0] = MetaException("org.apache.hadoop.security.AccessControlException: Permission denied: user=x\n at y")
+        with pytest.raises(SourceDenied, match=r"Permission denied: user=x; ask for the right to read this table$"):
+            listed(url)
+        raised[0] = MetaException("The database is down\x1b[2J")
+        with pytest.raises(SourceError, match=r"The database is down%1B\[2J; look into the metastore's log$"):
+            listed(url)
+        raised[0] = RuntimeError("unexpected")
+        with pytest.raises(SourceError, match=rf"127.0.0.1:{port}: Internal error; look into the metastore's log"):
+            listed(url)
+
+
+def test_answers_that_make_no_table_are_errors(handler: Handler) -> None:
+    with metastore(handler) as port:
+        url = f"hive://127.0.0.1:{port}/db.t"
+        handler.partitions = {"1": "/warehouse/t/dt=1"}
+        reason = "has the location '/warehouse/t/dt=1', which does not say in which store it is"
+        with pytest.raises(SourceError, match=f"^{url}/dt=1: {reason}; set it with ALTER TABLE"):
+            listed(url)
+        handler.partitions = {"1": "s5://bucket/x"}
+        with pytest.raises(UsageError, match=r"^s5://bucket/x: unknown scheme s5://"):
+            listed(url)
+        handler.get_partitions_by_names = lambda *_: []  # type: ignore[assignment,method-assign]
+        with pytest.raises(PqcacheError, match="has no partitions in the metastore"):
+            listed(url)
+        handler.get_table_req = lambda _: GetTableResult()  # type: ignore[method-assign]
+        with pytest.raises(SourceError, match="does not answer as a metastore does"):
+            listed(url)
+
+
+@pytest.mark.parametrize("properties", ["default", "insert_only"])
+def test_transactional_tables_are_refused(handler: Handler, properties: str) -> None:
+    handler.parameters = {"transactional": "TRUE", "transactional_properties": properties}
+    with metastore(handler) as port:
+        reason = r"is a transactional Hive table, whose .*; write it to an external table of Parquet"
+        with pytest.raises(UsageError, match=reason):
+            listed(f"hive://127.0.0.1:{port}/db.t")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"", "closed the connection; it may need -o auth=kerberos, -o auth=plain or -o transport=framed"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, "does not answer as a metastore does"),
+        (b"\xff" * 200, "does not answer as a metastore does"),
+        (b"\x80\x01\x00\x02\x00\x00\x00\x03abc\x00\x00\x00\x00\x00", r"does not answer as .* \(it answers abc\)"),
+        (b"\x80\x01\x00\x02\x00\x00\x00\x0dget_table_req\x00\x00\x00\x00\x0c\x00\x00\x0f" + b"\x7f" * 99, "does not "),
+    ],
+)  # fmt: skip
+def test_a_server_that_is_no_metastore_is_a_clear_error(answer: bytes, reason: str) -> None:
+    def serve(client: socket.socket) -> None:
+        client.recv(10)
+        client.sendall(answer)
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(1000):
+            pass
+
+    with server(serve) as port, pytest.raises(SourceError, match=rf"127.0.0.1:{port}:? {reason}"):
+        listed(f"hive://127.0.0.1:{port}/db.t")
+
+
+def test_a_silent_server_and_one_that_drips_are_given_up(handler: Handler) -> None:
+    def drip(client: socket.socket) -> None:
+        client.recv(10)
+        for byte in b"\x80\x01\x00\x02" + b"\x00" * 10_000:
+            client.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+    with (
+        server(lambda client: time.sleep(5)) as port,
+        pytest.raises(SourceUnavailable, match=r"no answer within 0.2 s"),
+    ):
+        listed(f"hive://127.0.0.1:{port}/db.t", timeout=0.2)
+    with server(drip) as port, pytest.raises(SourceUnavailable, match="sends too slowly"):
+        listed(f"hive://127.0.0.1:{port}/db.t", timeout=0.2)
+
+
+@pytest.fixture
+def answer_about_a_table(handler: Handler) -> bytes:
+    """What a metastore sends about a table."""
+    with metastore(handler) as port, socket.create_connection(("127.0.0.1", port)) as client:
+        request = structs.GET_TABLE_REQ(a1=structs.GET_TABLE_REQUEST(dbName="db", tblName="t"))
+        transport = TMemoryBuffer()
+        protocol = TBinaryProtocol(transport)
+        protocol.writeMessageBegin("get_table_req", TMessageType.CALL, 0)
+        request.write(protocol)
+        client.sendall(transport.getvalue())
+        client.settimeout(0.2)
+        answer = b""
+        with suppress(TimeoutError):
+            while True:
+                answer += client.recv(10_000)
+    return answer
+
+
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_answers_are_errors_of_this_package(
+    data: st.DataObject, answer_about_a_table: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = bytearray(answer_about_a_table)
+    for _ in range(data.draw(st.integers(1, 4))):
+        answer[data.draw(st.integers(0, len(answer) - 1))] = data.draw(st.integers(0, 255))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(answer[: data.draw(st.integers(len(answer) // 2, len(answer)))])
+        theirs.shutdown(socket.SHUT_WR)
+        monkeypatch.setattr(socket, "create_connection", lambda *_: ours)
+        address = MetastoreAddress(url="hive://h/db.t", hosts=(("h", 1),), timeout=5)
+        with suppress(PqcacheError):  # a damaged text is as good as any other
+            Metastore(address).table("db", "t")
+        monkeypatch.undo()
+
+
+@pytest.mark.hive
+def test_a_metastore_that_stalls_and_goes_on(hive: Hive, database: Database, tmp_path: Path) -> None:
+    url = database.table("t", write_ids(tmp_path / "t" / "a.parquet", [1]))
+    with hive.paused(), pytest.raises(SourceUnavailable, match=r"no answer within 0.3 seconds"):
+        pqcache.sync(url, tmp_path / "cache", timeout=0.3, retries=0)
+    assert pqcache.sync(url, tmp_path / "cache").rows == 1
+
+
+@pytest.mark.hive
+def test_no_such_table(hive: Hive, database: Database, tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound, match="the metastore has no such table"):
+        pqcache.sync(f"{database.url}.nothing", tmp_path / "cache")
+    with pytest.raises(SourceNotFound, match="the metastore has no such table"):
+        pqcache.sync(f"{hive.url}/nothing.t", tmp_path / "cache")
+
+
+@pytest.mark.s3
+def test_options_go_to_the_metastore_or_to_the_store_of_a_location(
+    handler: Handler, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (tmp_path / "t" / "dt=1" / "a.parquet").read_bytes()
+    for key in ("deep/dt=a%2Fb/a.parquet", "deep/dt=a%2Fb/_SUCCESS", "deepest/a.parquet"):
+        s3_bucket.client.put_object(Bucket=s3_bucket.name, Key=key, Body=data)
+    handler.partitions["3"] = f"s3a://{s3_bucket.name}/deep/dt=a%2Fb/"
+    handler.partitions["4"] = f"s3n://{s3_bucket.name}/nothing"
+    options = {"endpoint": os.environ["AWS_ENDPOINT_URL"], "transport": "buffered", "dfs.x": "1"}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    found: list[Any] = []
+    with metastore(handler) as port:
+        url = f"hive://127.0.0.1:{port}/db.t"
+        report = pqcache.sync(url, tmp_path / "cache", options=options, on_event=found.append)
+        assert (report.added, report.rows) == (3, 3)
+        assert not pqcache.sync(tmp_path / "cache").published
+        assert pqcache.inspect(url, options=options).rows == 3
+    assert sorted(path.parent.name for path in (tmp_path / "cache/current/").glob("*/*.parquet")) == [
+        "dt=1",
+        "dt=2",
+        "dt=3",
+    ]
+    warnings = [event.message for event in found if hasattr(event, "message")]
+    assert warnings == [
+        f"{url}: no files in 1 of 4 partitions (dt=4 at s3://{s3_bucket.name}/nothing)",
+        f"{url}: -o dfs.x was not used, by the metastore or by the stores of the locations",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        ("hive://h:9083", {}, "names no table of a metastore; write hive://HOST:9083/DATABASE.TABLE"),
+        ("hive://h:9083/t", {}, "names no table of a metastore"),
+        ("hive://h/a.b.c", {}, "names no table of a metastore"),
+        ("hive:///a.b", {}, "names no table of a metastore"),
+        ("hive://h:x/a.b", {}, "'h:x' is no HOST:PORT"),
+        ("hive://h:70000/a.b", {}, "'h:70000' is no HOST:PORT"),
+        ("hive://h:1,,g/a.b", {}, "'' is no HOST:PORT"),
+        ("hive://h/a.b", {"transport": "http"}, "-o transport=http: choose buffered or framed"),
+        ("hive://h/a.b", {"auth": "ldap"}, "-o auth=ldap: choose none, plain or kerberos"),
+        ("hive://h/a.b", {"auth": "plain"}, "-o auth=plain: needs a user and a password; give them"),
+        ("hive://u:p@h/a.b", {"auth": "none"}, "-o password: is given with -o auth=none"),
+        ("hive://u:p@h/a.b", {"transport": "framed"}, "-o transport=framed: does not go with -o auth=plain"),
+        ("hive://h/a.b", {"auth": "kerberos", "principal": "hive"}, "-o principal=hive: is no principal; write"),
+    ],
+)
+def test_wrong_urls_and_options_are_refused(url: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        open_table(url, OpenOptions(store=options))
+    assert message in str(error.value)
+    assert "p@" not in str(error.value)
+
+
+def test_what_a_login_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kerberos", None)
+    with pytest.raises(UsageError, match=r"^-o auth=kerberos: needs pure-sasl and kerberos; .* 'pure-sasl\[gssapi\]'$"):
+        open_table("hive://h/a.b", OpenOptions(store={"auth": "kerberos"}))
+
+
+def test_versions_are_refused() -> None:
+    for name in ("version", "as_of"):
+        with pytest.raises(UsageError, match="is no table with versions, for --"):
+            pqcache.sync("hive://127.0.0.1:1/a.b", "cache", **{name: "2026-11-01T00:00:00Z"})  # type: ignore[arg-type]
+
+
+def test_the_command_line(handler: Handler, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with metastore(handler, login=(b"alice", b"geheim")) as port:
+        hosts = f"127.0.0.1:{port},127.0.0.1:1"
+        url, shown = f"hive://alice:geheim@{hosts}/db.t", f"hive://alice@{hosts}/db.t"
+        assert redact(url) == shown
+        first = run_pqcache("sync", url, cache, "--json")
+        assert first.returncode == 0, first.stderr
+        assert json.loads(first.stdout.splitlines()[-1])["source"] == shown
+        again = run_pqcache("sync", cache, "-o", "password=geheim")
+        assert again.returncode == 0, again.stderr
+        refused = run_pqcache("sync", cache, "-o", "password=other", "--retries", "0")
+        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+        assert refused.stderr.startswith(f"pqcache: error: {shown}: 127.0.0.1:{port} refuses the login")
+        inspected = run_pqcache("inspect", url)
+        assert inspected.returncode == 0
+        assert "dt=2" in inspected.stdout
+        everything = [cache / "pqcache.toml", *(cache / "current" / "_pqcache").iterdir()]
+        assert not any(b"geheim" in path.read_bytes() for path in everything if path.is_file())
+        for run in (first, again, refused, inspected):
+            assert "geheim" not in run.stdout + run.stderr
+        text = (cache / "pqcache.toml").read_text()
+        assert f'source = "{shown}"' in text
+    down = run_pqcache("sync", cache, "-o", "password=geheim", "--retries", "0")
+    assert (down.returncode, down.stderr.count("\n")) == (1, 1)
+    assert "connection refused" in down.stderr
+    wrong = run_pqcache("sync", "hive://127.0.0.1/table", cache)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+def test_partitions_of_a_location_that_is_one_file(handler: Handler, tmp_path: Path) -> None:
+    handler.partitions["2"] += "/a.parquet"
+    with metastore(handler) as port:
+        assert listed(f"hive://127.0.0.1:{port}/db.t") == ["dt=1/a.parquet", "dt=2/a.parquet"]
