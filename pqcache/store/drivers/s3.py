@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -52,6 +53,7 @@ class S3Source:
         self._bucket = parts.netloc.rpartition("@")[2]
         self._root = url.partition("://")[2].partition("/")[2].strip("/")
         self._only = ""
+        self._is_borrower = False
         if not self._bucket:
             raise UsageError(redact(url), "no bucket", "write s3://BUCKET/PATH")
         if ":" in self._bucket:
@@ -122,7 +124,15 @@ class S3Source:
         if have:
             yield have
 
+    def below(self, path: str) -> S3Source:
+        """Return a source of the directory ``path``, which uses the connections of this one as long as it is open."""
+        source = copy(self)
+        source.url, source._root, source._is_borrower = f"{self.url}/{path}", self._key(path), True
+        return source
+
     def close(self) -> None:
+        if self._is_borrower:
+            return
         self._ranges.close()
         self._client.close()
         self._lister.close()

@@ -33,10 +33,7 @@ class StoreFiles:
         if found is not None:
             return found
         root, path = _root_and_path(url)
-        with self._lock:
-            if root not in self._opened:
-                self._opened[root] = self._open(root)
-            return self._opened[root], path
+        return self._root(root), path
 
     def _in_base(self, url: str) -> tuple[Source, str] | None:
         if self._base is None or not url.startswith(self._prefix):
@@ -45,7 +42,19 @@ class StoreFiles:
 
     def source_at(self, url: str) -> Source:
         """Return a new source of the directory ``url``, which the caller closes."""
-        return self._open(usual_url(url))
+        url = usual_url(url)
+        if url_scheme(url) == "s3":  # whose clients take long to make
+            root, path = _root_and_path(url)
+            below: Callable[[str], Source] | None = getattr(self._root(root), "below", None)
+            if below is not None and path.strip("/"):
+                return below(path.strip("/"))
+        return self._open(url)
+
+    def _root(self, url: str) -> Source:
+        with self._lock:
+            if url not in self._opened:
+                self._opened[url] = self._open(url)
+            return self._opened[url]
 
     def rebase(self, url: str) -> None:
         """Have files below the directory ``url`` read from one source of it, of which all directories' modes count."""

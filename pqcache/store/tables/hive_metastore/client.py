@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from struct import error as StructError
+from sys import intern
 from typing import Any
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
@@ -64,7 +65,7 @@ class MetastoreAddress:
     timeout: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
     """How and where the metastore says that files are stored; empty texts where it does not say.
 
@@ -88,7 +89,7 @@ class TableEntry:
     parameters: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PartitionEntry:
     """A partition in the metastore: its values, as the columns are ordered, and its storage."""
 
@@ -300,8 +301,8 @@ def _storage(found: Any) -> Storage:
     serde = found.serdeInfo
     return Storage(
         location=found.location or "",
-        input_format=found.inputFormat or "",
-        serde=(serde and serde.serializationLib) or "",
+        input_format=intern(found.inputFormat or ""),  # one text for all partitions
+        serde=intern((serde and serde.serializationLib) or ""),
         subdirectories=bool(found.storedAsSubDirectories),
         path=((serde and serde.parameters) or {}).get("path", ""),
     )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound
 from pqcache.events import Warned
-from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, file_url
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
@@ -68,7 +68,7 @@ class HiveSource(LocalTableSource):
         self._hive.where = where
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Partition:
     """A partition, or all of a table without any: its directory in a cache, its location, and its storage."""
 
@@ -182,7 +182,7 @@ class HiveTable:
         filled: set[str] = set()
         for url, identity in self._listed(at, root).items():
             location = _innermost(url, at)
-            below, _, name = url[len(location) + 1 :].rpartition("/")
+            below, _, name = (url[len(location) + 1 :] or url.rpartition("/")[2]).rpartition("/")
             is_foreign = "=" in below and not is_hidden_directory(below)
             for each in at.get(location, ()):
                 if is_foreign and not each.storage.subdirectories:
@@ -229,7 +229,8 @@ class HiveTable:
             source.close()
         if len(listed) == _MAX_FILES:
             raise SourceError(source.url, f"has {_MAX_FILES:,} files or more", "divide it into partitions")
-        return {f"{location}/{file.path}": file.identity for file in listed}
+        is_file = [file_url(source, file.path) for file in listed] == [source.url]
+        return {location if is_file else f"{location}/{file.path}": file.identity for file in listed}
 
     def _report(self, wanted: Sequence[_Partition], filled: set[str], foreign: Sequence[str]) -> None:
         """Say what is empty and what is not taken, each once; raises SourceIncomplete where all is empty."""
@@ -263,7 +264,7 @@ def _spelled(location: str) -> str:
 
 def _innermost(url: str, locations: Mapping[str, object]) -> str:
     """Return the innermost of ``locations`` that ``url`` lies below; empty where it lies below none."""
-    place = url.rpartition("/")[0]
+    place = url
     while place and place not in locations:
         place = place.rpartition("/")[0]
     return place
