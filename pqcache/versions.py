@@ -5,7 +5,18 @@ from __future__ import annotations
 __version__ = "0.1.0"
 
 _LIBRARIES = ("pyarrow", "numpy", "typer")
-_EXTRAS = ("hdfs-native", "fsspec", "requests", "hdfs3", "botocore", "torch", "torchdata", "fastparquet", "distributed")
+_EXTRAS = (
+    "hdfs-native",
+    "fsspec",
+    "requests",
+    "hdfs3",
+    "botocore",
+    "thrift",
+    "torch",
+    "torchdata",
+    "fastparquet",
+    "distributed",
+)
 
 
 def report() -> list[str]:

@@ -143,7 +143,7 @@ RUN = ("sh", "python", "crontab", "ini")
 NOT_RUN = {
     "sh of pip": "pip install", "sh of make": "make ", "sh of kerberos": "kinit", "sh of systemd": "systemctl",
     "sh of serve": "8700", "ini of serve": "8700",
-    "sh of yarn": "yarn", "sh of dask": "--scheduler", "sh of hdfs3": "hdfs3",
+    "sh of yarn": "yarn", "sh of dask": "--scheduler", "sh of hdfs3": "hdfs3", "sh of hive": "hive://",
     "python of petastorm": "petastorm", "python of webdataset": "webdataset", "python of streaming": "streaming",
     "python of tensorflow": "tensorflow", "json of yarn": "dask worker", "text": "", "": "",
 }  # fmt: skip

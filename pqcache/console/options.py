@@ -48,7 +48,8 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="hdfs://, webhdfs://, s3://, pqcache+http://, file:// or a path. Or a cache alone, to repeat its sync.",
+        help="hdfs://, webhdfs://, s3://, hive://, pqcache+http://, file:// or a path. Or a cache alone, to repeat its "
+        "sync.",
     ),
 ]
 OptionalCache = Annotated[

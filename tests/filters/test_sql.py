@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
-from pqcache.filters.sql import parse_where, rows_matching, where_columns
+from pqcache.filters.sql import condition_on, parse_where, rows_matching, where_columns
 
 TABLE = pa.table(
     {
@@ -143,3 +143,18 @@ def test_a_time_without_its_zone_is_refused_with_advice() -> None:
     with pytest.raises(UsageError, match="say in which zone, like '2026-11-20T04:00:00Z'"):
         parse_where("ts >= '2026-11-20'", schema)
     parse_where("ts >= '2026-11-20T04:00:00Z'", schema)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("dt > '1'", "(dt > '1')"),
+        ("dt > '1' and x = 1", "(dt > '1')"),
+        ("(dt > '1' or Hour = 2) and x = 1 and \"dt\" < '9'", "(dt > '1' OR Hour = 2) AND (\"dt\" < '9')"),
+        ("not (dt = '1' and x = 1)", ""),
+        ("dt > '1' or x = 1", ""),
+        ("x = 1", ""),
+    ],
+)
+def test_conditions_on_some_columns_alone(where: str, expected: str) -> None:
+    assert condition_on(where, ["DT", "hour"]) == expected

