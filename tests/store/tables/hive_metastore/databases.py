@@ -69,7 +69,7 @@ class Database:
         self.client.add_partitions(made)
 
     def drop(self, table: str, *values: str) -> None:
-        """Remove a partition from the metastore; its files stay."""
+        """Remove a partition from the metastore; its files are not deleted."""
         self.client.drop_partition(self.name, table, list(values), False)
 
     def move(self, table: str, values: Sequence[str], location: str | Path) -> None:
