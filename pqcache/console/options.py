@@ -48,8 +48,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="hdfs://, webhdfs://, s3://, hive://, pqcache+http://, file:// or a path. Or a cache alone, to repeat its "
-        "sync.",
+        help="A path, hdfs://, webhdfs://, s3://, hive:// or pqcache+http://. Or a cache alone, to repeat its sync.",
     ),
 ]
 OptionalCache = Annotated[
