@@ -17,7 +17,7 @@ from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.tables.delta_deletions import descriptors
 from pqcache.store.tables.delta_files import file_url_of, table_files
 from pqcache.store.tables.delta_log import LOG, DeltaLog, delta_log
-from pqcache.store.tables.delta_schema import DELETION_VECTORS, DeltaSchema, check_features, check_schema
+from pqcache.store.tables.delta_schema import DELETION_VECTORS, PLAIN, DeltaSchema, check_features, check_schema
 from pqcache.store.tables.table import Table, TableListing, digest
 from pqcache.store.tables.table_log import TableLog
 from pqcache.store.urls import url_scheme
@@ -214,9 +214,11 @@ def _library(url: str) -> Iterator[None]:
         yield
     except (PqcacheError, _LogMovedError):
         raise
-    except Exception as error:
+    except BaseException as error:  # the library raises many kinds, some of them bare
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = f"deltalake cannot read its log ({first_line(error)})"
-        raise _LogMovedError(SourceError(url, reason, _CHECK)) from error
+        raise _LogMovedError(SourceError(url, reason, PLAIN)) from error
 
 
 def _schema_of(table: DeltaTable, columns: Schema) -> DeltaSchema:

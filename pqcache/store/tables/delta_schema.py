@@ -23,7 +23,7 @@ _READ_RIGHT = frozenset(
 )
 _MAX_READER_VERSION = 3
 _MORE_COLUMNS = frozenset({"changeDataFeed", "rowTracking"})  # features with which files have columns of their own
-_PLAIN = "write it to plain Parquet with an engine that reads it, or take its files as they are with --as-files"
+PLAIN = "write it to plain Parquet with an engine that reads it, or take its files as they are with --as-files"
 _KINDS = {"struct": ColumnKind.STRUCT, "array": ColumnKind.LIST, "map": ColumnKind.MAP}
 
 
@@ -60,24 +60,24 @@ class DeltaSchema:
 def check_features(url: str, version: int, features: Collection[str]) -> None:
     """Raise UsageError where a table asks more of a reader than is known to come out right."""
     if version > _MAX_READER_VERSION:
-        raise UsageError(url, f"is a Delta table of reader version {version}, which is not known", _PLAIN)
+        raise UsageError(url, f"is a Delta table of reader version {version}, which is not known", PLAIN)
     unknown = sorted(set(features) - _READ_RIGHT)
     if unknown:
         names = ", ".join(unknown)
-        raise UsageError(url, f"is a Delta table with {names}, whose rows would not come out right", _PLAIN)
+        raise UsageError(url, f"is a Delta table with {names}, whose rows would not come out right", PLAIN)
 
 
 def check_schema(url: str, schema: DeltaSchema) -> None:
     """Raise UsageError where the values of a column would not come out right."""
     if schema.mode not in ("none", "name", "id"):
-        raise UsageError(url, f"is a Delta table with column mapping by {schema.mode!r}, which is not known", _PLAIN)
+        raise UsageError(url, f"is a Delta table with column mapping by {schema.mode!r}, which is not known", PLAIN)
     for field in schema.fields:
         kind = field["type"]
         if field["name"] in schema.partitions and kind == "binary":
-            raise UsageError(url, f"partition column {field['name']!r} is binary, which a path cannot hold", _PLAIN)
+            raise UsageError(url, f"partition column {field['name']!r} is binary, which a path cannot hold", PLAIN)
         for inner in _types(kind):
             if inner == "variant":
-                raise UsageError(url, f"column {field['name']!r} holds a {inner}, which is not known", _PLAIN)
+                raise UsageError(url, f"column {field['name']!r} holds a {inner}, which is not known", PLAIN)
         if any(change.get("toType") == "timestamp_ntz" for change in _changes(field)):
             reason = f"column {field['name']!r} was dates and is timestamps now, which old files are not read as"
             raise UsageError(url, reason, "write the table again with the engine that it is from")

@@ -226,6 +226,7 @@ def test_a_table_is_taken_in_parts(table: Path, tmp_path: Path) -> None:
     assert sorted(parts, key=repr) == expected
     report = pqcache.sync(table, tmp_path / "some", where="dt = '2026-11-02' and id > 5", columns=["id"])
     assert (report.rows, report.version) == (4, "2")
+    assert report.files == 2, "other partitions are left out"
     assert held(tmp_path / "some") == [row for row in expected if row["dt"] == "2026-11-02" and row["id"] > 5]
     for option in ({"marker": "_SUCCESS"}, {"settle": "1h"}):
         with pytest.raises(UsageError, match="is a table, whose files are complete"):

@@ -106,7 +106,7 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
     found = []
     for name in names:
         without = [file for file in files if name not in partition_values(parent(file.path))]
-        if any(name in schema.names for schema in _schemas(source, without)):
+        if without and any(name in schema.names for schema in _schemas(source, without)):
             found.append(name)
     return found
 
