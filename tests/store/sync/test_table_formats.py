@@ -54,8 +54,8 @@ CALLS: dict[str, Callable[[Path, Path], Any]] = {
 @pytest.mark.parametrize("call", sorted(CALLS))
 def test_a_table_is_refused_by_name(call: str, table: tuple[str, Path], tmp_path: Path) -> None:
     name, root = table
+    above = call == "sync" or (name == "Delta" and call != "ParquetDataset")  # a Delta table is a source itself
     with pytest.raises(UsageError, match=rf"{name}.*take its files as they are with --as-files") as error:
-        above = call == "sync" or (name == "Delta" and call != "ParquetDataset")  # a Delta table is a source itself
         CALLS[call](root.parent.parent if above else root, tmp_path / "out")
     assert error.value.subject == str(root)
     assert not (tmp_path / "out").exists()

@@ -105,6 +105,17 @@ def test_deletion_vectors_that_cannot_be_right_are_refused(table: Path, cache: P
         pqcache.sync(table, cache)
 
 
+def test_a_damaged_copy_is_repaired_with_the_rows_that_are_left(table: Path, cache: Path) -> None:
+    with_vectors(table)
+    pqcache.sync(table, cache)
+    [file] = (cache / "current").glob("1.parquet")
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert pqcache.verify(cache, repair=True).repaired
+    assert held(cache) == judged(table)
+    assert pqcache.verify(cache, deep=True).ok
+
+
 MAPPED = (
     field("id", "long", **{"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "col-1"}),
     field("day", "date", **{"delta.columnMapping.id": 2, "delta.columnMapping.physicalName": "col-2"}),
