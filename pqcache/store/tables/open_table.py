@@ -7,21 +7,23 @@ from functools import partial
 
 from pqcache.errors import SourceNotFound, UsageError
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
-from pqcache.store.drivers.registry import installed, open_source
+from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
+from pqcache.store.tables.iceberg.errors import needs_pyiceberg
 from pqcache.store.tables.store_files import StoreFiles
 from pqcache.store.tables.table import Table
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
-from pqcache.store.tables.table_log import OpenOptions, TableLog
-from pqcache.store.tables.table_source import LocalTableSource, TableSource
+from pqcache.store.tables.table_log import MOVED, OpenOptions, TableLog
+from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import check_url, redact, url_scheme
 
 _NEVER_TABLES = (".parquet", ".parq", ".pq")  # how the URL of one file ends
-
+_ICEBERG_METADATA = (".metadata.json", ".metadata.json.gz")
+_ICEBERG_LOG = "metadata"
 
 OpenLog = Callable[[TableLog], Table]
-OpenCatalog = Callable[[str, OpenOptions], Source]
+OpenUrl = Callable[[str, OpenOptions], Source]
 
 
 def open_table(url: str, options: OpenOptions) -> Source:
@@ -37,7 +39,9 @@ def open_table(url: str, options: OpenOptions) -> Source:
     if open_catalog is not None:
         check_url(url)
         return _with_version(open_catalog(url, options), url, options)
-    source = open_source(url, options.store, options.timeout, options.hdfs_driver)
+    if url.lower().endswith(_ICEBERG_METADATA) and not options.as_files:
+        return _iceberg_file(url, options)
+    source = options.open_files(url, url)
     if not (options.as_files or lists_only_data_files(source) or url.lower().endswith(_NEVER_TABLES)):
         try:
             table = _table_at(url, source, options)
@@ -50,8 +54,13 @@ def open_table(url: str, options: OpenOptions) -> Source:
 
 
 def _with_version(source: Source, url: str, options: OpenOptions) -> Source:
-    """Return ``source``; raises UsageError where another version than the newest is wanted, and it has none."""
-    if not options.rule.is_newest and not (isinstance(source, TableSource) and source.reads_versions):
+    """Return ``source``; raises UsageError where a version or another place is asked for, and it has none."""
+    if isinstance(source, TableSource) and source.reads_versions:
+        return source
+    if MOVED in options.store:
+        source.close()
+        raise UsageError(redact(url), f"is no Iceberg table, for -o {MOVED}", f"leave -o {MOVED} out")
+    if not options.rule.is_newest:
         source.close()
         given = "--version" if options.rule.version is not None else "--as-of"
         raise UsageError(redact(url), f"is no table with versions, for {given}", f"leave {given} out")
@@ -66,17 +75,18 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
         if not any(is_log(directory, file.path) for file in entries):
             log.close()
             continue
+        if MOVED in options.store and directory != _ICEBERG_LOG:
+            break
         files = StoreFiles(source, partial(options.open_files, of=url))
         found = TableLog(url=source.url, source=log, entries=entries, files=files, options=options)
-        kind = LocalTableSource if url_scheme(url) in ("", "file") else TableSource
-        return kind(opener(found), files, options.rule)
+        return table_source(url, opener(found), files, options.rule)
     _check_not_part(url, options)
     return None
 
 
 def _openers() -> Mapping[str, OpenLog]:
     """Return what opens a table, by the name of the directory with its log."""
-    return {"_delta_log": _open_delta}
+    return {"_delta_log": _open_delta, _ICEBERG_LOG: _iceberg_directory}
 
 
 def _open_delta(log: TableLog) -> Table:
@@ -85,15 +95,33 @@ def _open_delta(log: TableLog) -> Table:
     return open_delta(log)
 
 
-def _catalogs() -> Mapping[str, OpenCatalog]:
-    """Return what opens a table that a catalog names, by the scheme of its URL."""
-    return {"hive": _open_hive}
+def _catalogs() -> Mapping[str, OpenUrl]:
+    """Return what opens a table that a catalog knows by its name, by the scheme of the URL."""
+    return {"hive": _open_hive, "iceberg": _iceberg_catalog}
 
 
 def _open_hive(url: str, options: OpenOptions) -> Source:
     with installed(url, "thrift", "hive"):
         from pqcache.store.tables.hive_metastore.table import open_hive
     return open_hive(url, options)
+
+
+def _iceberg_directory(log: TableLog) -> Table:
+    with needs_pyiceberg(log.url):
+        from pqcache.store.tables.iceberg.directory import open_directory
+    return open_directory(log)
+
+
+def _iceberg_file(url: str, options: OpenOptions) -> Source:
+    with needs_pyiceberg(redact(url)):
+        from pqcache.store.tables.iceberg.directory import open_metadata_file
+    return open_metadata_file(url, options)
+
+
+def _iceberg_catalog(url: str, options: OpenOptions) -> Source:
+    with needs_pyiceberg(redact(url)):
+        from pqcache.store.tables.iceberg.catalog import open_catalog_table
+    return open_catalog_table(url, options)
 
 
 def _check_not_part(url: str, options: OpenOptions) -> None:

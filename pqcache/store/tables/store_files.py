@@ -69,8 +69,10 @@ class StoreFiles:
 
 
 def usual_url(url: str) -> str:
-    """Return ``url`` in the form in which sources have it."""
+    """Return ``url``, as logs and metadata write it, in the form in which sources have it."""
     scheme = url_scheme(url)
+    if not scheme and url.startswith("hdfs:/"):  # as Hadoop writes one without a host
+        return f"hdfs://{url.removeprefix('hdfs:')}"
     if scheme == "file" or url.startswith("file:/"):
         return os.path.abspath(local_path(url if scheme else "file://" + url.removeprefix("file:")))
     return f"{_ALIASES[scheme]}{url[url.index('://') :]}" if scheme in _ALIASES else url

@@ -14,6 +14,8 @@ from pqcache.store.tables.store_files import StoreFiles
 from pqcache.store.tables.table import VersionRule
 from pqcache.store.urls import url_scheme
 
+MOVED = "moved"  # a store option that is the table's: whether it lies elsewhere than its metadata say
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpenOptions:
@@ -39,7 +41,8 @@ class OpenOptions:
 
     def open_files(self, url: str, of: str) -> Source:
         """Return the source of the files at ``url``, with the options of the store of ``of`` if it is of its kind."""
-        store = self.store if url_scheme(url) == url_scheme(of) else {}
+        same = url_scheme(url) == url_scheme(of)
+        store = {name: value for name, value in self.store.items() if same and name != MOVED}
         return open_source(url, store, self.timeout, self.hdfs_driver)
 
 

@@ -13,6 +13,7 @@ from pqcache.store.drivers.file_shape import FileShape
 from pqcache.store.manifest import Identity, SourceFile, TableVersion
 from pqcache.store.tables.store_files import StoreFiles
 from pqcache.store.tables.table import Table, TableFile, TableListing, VersionRule
+from pqcache.store.urls import url_scheme
 
 
 class TableSource:
@@ -134,3 +135,9 @@ class LocalTableSource(TableSource):
                 known = source.private_modes(places, group)
                 modes |= {found[place]: known.get(place, 0o444) for place in places} if known else {}
         return {path: modes.get(path, 0o444) for path in paths} if modes else {}
+
+
+def table_source(url: str, table: Table, files: StoreFiles, rule: VersionRule) -> TableSource:
+    """Return the source of a table whose files are, for the greater part, at ``url``."""
+    kind = LocalTableSource if url_scheme(url) in ("", "file") else TableSource
+    return kind(table, files, rule)
