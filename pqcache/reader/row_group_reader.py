@@ -101,8 +101,8 @@ class RowGroupReader:
             raise self._replaced(path, number, table.num_rows)
         if self.piece_rows:
             low, high = 0, high - low
-        for name in self.data.index.path_values.column_names:
-            found.pop(name, None)
+        for name in [name for name in found if self._path_value(number, name) is not None]:
+            found.pop(name)
         return [found.get(form.name) or self._column(path, table, form, number, low, high) for form in self.forms]
 
     def read_selected(

@@ -108,3 +108,15 @@ def test_a_column_that_no_file_has_is_null_where_the_path_lacks_it(tmp_path: Pat
         pq.write_table(pa.table({"id": [1]}), tmp_path / path)
     (batch,) = ParquetDataset(tmp_path, batch_size=2, shuffle=False, nulls={"day": -1})
     assert batch["day"].tolist() == [-1, 2]
+
+
+def test_long_values_inside_of_a_file_are_read(tmp_path: Path) -> None:
+    """Their pages are read by pqcache itself, and the path of this file says nothing of the column."""
+    (tmp_path / "lake/kind=a").mkdir(parents=True)
+    pq.write_table(pa.table({"kind": ["x" * 300], "id": [1]}), tmp_path / "lake/a.parquet")
+    pq.write_table(pa.table({"kind": ["y" * 300], "id": [2]}), tmp_path / "lake/kind=a/a.parquet")
+    pqcache.sync(tmp_path / "lake", tmp_path / "cache")
+    found = [
+        row for batch in pqcache.Cache.open(tmp_path / "cache").batches(shuffle=False) for row in batch.to_pylist()
+    ]
+    assert sorted(found, key=lambda row: row["id"]) == [{"kind": "x" * 300, "id": 1}, {"kind": "a", "id": 2}]
