@@ -89,12 +89,17 @@ def as_in_table(fields: Struct, columns: Sequence[TableColumn], name: str) -> St
     """Return the footer ``fields`` with the columns of a table only, under its names; the same file's, same offsets.
 
     Columns that the file lacks are not added. Raises ParquetError about the file ``name`` where its footer is damaged,
-    or where a struct of it has none of the table's fields.
+    where it has no field IDs and the columns no names in files, or where it or a struct of it has none of them.
     """
     schema = footer.schema_of(fields, name)
     tree = _tree(schema, name)
     by_id = any(9 in element for element in schema)
+    if not by_id and not any(column.stored for column in columns):
+        reason = "has no field IDs, and its table does not say by which names to read it"
+        raise ParquetError(name, reason, "have the engine that the table is from write the file again")
     kept = _Matcher(name, by_id).matched(tree, columns)
+    if tree and not kept:
+        raise ParquetError(name, "none of its columns is one of its table's", "write the file again")
     elements = [element for column in kept for element in column.flat()]
     written = [schema[0] | {5: (I32, len(kept))}, *(element.fields for element in elements)]
     if written == schema:

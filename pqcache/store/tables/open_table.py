@@ -76,6 +76,7 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
             log.close()
             continue
         if MOVED in options.store and directory != _ICEBERG_LOG:
+            log.close()
             break
         files = StoreFiles(source, partial(options.open_files, of=url))
         found = TableLog(url=source.url, source=log, entries=entries, files=files, options=options)

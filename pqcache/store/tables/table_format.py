@@ -22,7 +22,7 @@ _DELTA, _ICEBERG, _HUDI = "a Delta table", "an Iceberg table", "a Hudi table"
 _HIVE, _SPARK, _CACHE = "a transactional Hive table", "the output of a Spark stream", "a pqcache"
 _REASONS = {  # why a listing does not show its rows, and what to do
     _DELTA: ("its log says which files count", "name the table's own directory as the source of a sync"),
-    _ICEBERG: ("its metadata say which files count", "write it to plain Parquet with an engine that reads Iceberg"),
+    _ICEBERG: ("its metadata say which files count", "name the table's own directory as the source of a sync"),
     _HUDI: ("its timeline says which files count", "write it to plain Parquet with an engine that reads Hudi"),
     _HIVE: ("its files are changes to rows", "write it to an external table with Hive"),
     _SPARK: ("its log says which files count", "write it to plain Parquet with Spark"),

@@ -40,7 +40,7 @@ class DeleteFile:
 class Deletes:
     """Reads the delete files of one version of a table; threads may share it.
 
-    The positions of the delete files that were used last stay in memory, for the next data files that they are about.
+    The positions of the delete files that were used last are kept in memory, for the next data files that need them.
     """
 
     def __init__(self, access: TableAccess) -> None:

@@ -83,7 +83,10 @@ def _error(subject: str, error: Exception) -> PqcacheError:
 def _said(error: Exception) -> str:
     if type(error).__name__ in _SECRETIVE:
         return type(error).__name__
-    text = re.sub(r"://[^/@\s\"']*@", "://***@", first_line(error))
+    text = first_line(error)
+    if "ValidationError" in type(error).__name__:  # pydantic's, of which the first line is the number of errors
+        text = ": ".join(line.partition(" [")[0].strip() for line in str(error).splitlines()[1:3]) or text
+    text = re.sub(r"://[^/@\s\"']*@", "://***@", text)
     return printable(text if len(text) <= 300 else f"{text[:300]}...")
 
 

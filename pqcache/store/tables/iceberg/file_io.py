@@ -15,6 +15,7 @@ from pqcache.store.drivers.base import file_url, read_range
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.tables.store_files import StoreFiles, usual_url
 from pqcache.store.tables.table_log import OpenOptions
+from pqcache.store.urls import url_scheme
 
 ACCESS = "pqcache.access"  # the property of a FileIO that holds its TableAccess
 CLASS = f"{__name__}.StoreFileIO"
@@ -69,7 +70,7 @@ class TableAccess:
 
     def open(self, uri: str) -> io.BufferedReader:
         """Return a file to read from, which can seek."""
-        return io.BufferedReader(_Stream(self, uri), _BUFFER)
+        return io.BufferedReader(_StoreStream(self, uri), _BUFFER)
 
     def _tried(self, uri: str, call: Callable[[], T]) -> T:
         return with_retries(call, uri, self.options.retries, self.options.on_event)
@@ -78,7 +79,7 @@ class TableAccess:
 def plain_url(uri: str) -> str:
     """Return a URI of a table's metadata in the form in which sources have it; no character of it is encoded."""
     if not uri.startswith("file:"):
-        return usual_url(uri)
+        return usual_url(uri) if url_scheme(uri) or uri.startswith("hdfs:") else os.path.normpath(uri)
     path = uri.removeprefix("file:")
     return os.path.normpath("/" + path[2:].partition("/")[2] if path.startswith("//") else path)
 
@@ -87,7 +88,7 @@ class StoreFileIO(FileIO):
     """A FileIO that reads through the `TableAccess` in its properties, and writes nothing; threads may share it."""
 
     def new_input(self, location: str) -> InputFile:
-        return _Input(location, self.access)
+        return _StoreInput(location, self.access)
 
     def new_output(self, location: str) -> OutputFile:
         _refuse(location)
@@ -102,7 +103,7 @@ class StoreFileIO(FileIO):
         return access
 
 
-class _Input(InputFile):
+class _StoreInput(InputFile):
     def __init__(self, location: str, access: TableAccess) -> None:
         super().__init__(location)
         self._access = access
@@ -121,7 +122,7 @@ class _Input(InputFile):
         return self._access.open(self.location)
 
 
-class _Stream(io.RawIOBase):
+class _StoreStream(io.RawIOBase):
     """A file of a store, read where it is asked for."""
 
     def __init__(self, access: TableAccess, uri: str) -> None:

@@ -19,7 +19,11 @@ from pqcache.store.urls import printable
 
 HINT = "version-hint.text"
 SUFFIXES = (".metadata.json", ".metadata.json.gz")
-_NAME = re.compile(r"(?:v(?P<version>\d+)|(?P<number>\d+)-.+?)(\.gz)?\.metadata\.json(\.gz)?")  # Hadoop's, a catalog's
+# Hadoop's, a catalog's, and others
+_NAME = re.compile(
+    r"(?:v(?P<version>\d+)|(?P<number>\d+)-.+?|.+?)(\.gz)?\.metadata\.json(\.gz)?"
+)
+_UNNUMBERED = -1
 _NEWEST_FORMAT = 3
 _GZIP = b"\x1f\x8b"
 
@@ -37,15 +41,14 @@ def newest_metadata(names: Sequence[str], hint: str | None, url: str) -> str:
     SourceError where there is none, and UsageError where two may be the newest.
     """
     found = sorted(
-        _Found(int(match["version"] or match["number"]), name, match["version"] is not None)
+        _Found(int(match["version"] or match["number"] or _UNNUMBERED), name, match["version"] is not None)
         for name in names
         if (match := _NAME.fullmatch(name))
     )
     if not found:
-        reason = "has no metadata file whose name begins with a number"
-        raise SourceNotFound(url, reason, f"name one: {url}/NAME.metadata.json")
+        raise SourceNotFound(url, "has no metadata file any more", "check the table with the engine that wrote it")
     if hint is None:
-        newest = [file for file in found if file.number == found[-1].number]
+        newest = [file for file in found if file.number in (found[-1].number, _UNNUMBERED)]
     else:
         newest = _hinted(found, hint.strip(), url)
         newest += [file for file in found if file.number > newest[0].number]

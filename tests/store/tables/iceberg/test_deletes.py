@@ -1,0 +1,90 @@
+"""Position delete files and deletion vectors: the rows of one data file, in bounded memory."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyroaring import BitMap64
+
+from pqcache.errors import ParquetError, SourceNotFound
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.tables.iceberg import deletes as deletes_module
+from pqcache.store.tables.iceberg.deletes import DeleteFile, Deletes
+from pqcache.store.tables.iceberg.file_io import TableAccess
+from pqcache.store.tables.store_files import StoreFiles
+from pqcache.store.tables.table_log import OpenOptions
+
+
+@pytest.fixture
+def reads(tmp_path: Path) -> Deletes:
+    return Deletes(TableAccess(files=StoreFiles(None, open_source), options=OpenOptions(retries=0)))
+
+
+def write(path: Path, positions: dict[str, list[int]], **how: Any) -> str:
+    pairs = sorted((uri, row) for uri, found in positions.items() for row in found)
+    columns = {"file_path": [uri for uri, _ in pairs], "pos": pa.array([row for _, row in pairs], pa.int64())}
+    pq.write_table(pa.table(columns), path, **{"row_group_size": 10, **how})
+    return str(path)
+
+
+@pytest.mark.parametrize("most", [1 << 20, 25, 3])
+def test_positions_are_those_of_one_data_file(
+    reads: Deletes, tmp_path: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletes_module, "_MAX_CACHED", most)
+    chance = np.random.default_rng(most)
+    positions = [{f"s3://lake/f{i}": chance.integers(0, 2**40, 9).tolist() for i in range(5)} for _ in range(3)]
+    files = [DeleteFile(write(tmp_path / f"d{n}.parquet", found)) for n, found in enumerate(positions)]
+    for name in [f"s3://lake/f{i}" for i in range(6)] * 2:
+        expected = sorted({row for found in positions for row in found.get(name, [])})
+        assert reads.rows_of(name, files).tolist() == expected
+        assert sum(map(len, (p for known in reads._cached.values() for p in known.values()))) <= max(most, 45)
+    if most < 45:
+        assert len(reads._cached) <= 1
+
+
+def vector(positions: list[int]) -> bytes:
+    inside = bytes.fromhex("d1d33964") + BitMap64(positions).serialize()
+    return struct.pack(">I", len(inside)) + inside + struct.pack(">I", zlib.crc32(inside))
+
+
+def test_deletion_vectors_are_ranges_of_a_file(reads: Deletes, tmp_path: Path) -> None:
+    first, second = vector([1, 5, 2**33 + 7]), vector([])
+    path = tmp_path / "v.puffin"
+    path.write_bytes(b"PFA1" + first + second)
+    here = DeleteFile(str(path), 4, len(first))
+    assert reads.rows_of("x", [here]).tolist() == [1, 5, 2**33 + 7]
+    assert reads.rows_of("x", [DeleteFile(str(path), 4 + len(first), len(second))]).tolist() == []
+    both = [here, DeleteFile(write(tmp_path / "d.parquet", {"x": [5, 6], "y": [9]}))]
+    assert reads.rows_of("x", both).tolist() == [1, 5, 6, 2**33 + 7]
+    for place in range(len(first)):
+        damaged = bytearray(first)
+        damaged[place] ^= 0x10
+        path.write_bytes(b"PFA1" + damaged)
+        with pytest.raises(ParquetError, match="the deletion vector at 4 is damaged"):
+            reads.rows_of("x", [here])
+
+
+def test_delete_files_that_are_damaged_or_gone(reads: Deletes, tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound):
+        reads.rows_of("x", [DeleteFile(str(tmp_path / "none.parquet"))])
+    path = tmp_path / "d.parquet"
+    write(path, {"x": [1, 2]})
+    data = path.read_bytes()
+    nulls = pa.table({"file_path": ["x", None], "pos": [1, 2]})
+    for table in (nulls, pa.table({"pos": [1]}), pa.table({"file_path": ["x"], "pos": ["one"]})):
+        pq.write_table(table, path)
+        with pytest.raises(ParquetError, match="delete file cannot be read"):
+            reads.rows_of("x", [DeleteFile(str(path))])
+    path.write_bytes(data[:-20])
+    with pytest.raises(ParquetError, match="delete file cannot be read"):
+        reads.rows_of("x", [DeleteFile(str(path))])
+    path.write_bytes(data)
+    assert reads.rows_of("x", [DeleteFile(str(path))]).tolist() == [1, 2]
