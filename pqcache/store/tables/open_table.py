@@ -127,18 +127,21 @@ def _iceberg_catalog(url: str, options: OpenOptions) -> Source:
 
 def _check_not_part(url: str, options: OpenOptions) -> None:
     """Raise UsageError where ``url`` is a partition of a table; of a local one `check_above` looks at its listing."""
-    above, _, name = url.rstrip("/").rpartition("/")
-    if "=" not in name or url_scheme(url) in ("", "file"):
+    if url_scheme(url) in ("", "file"):
         return
+    above = url.rstrip("/")
     while "=" in above.rpartition("/")[2]:
         above = above.rpartition("/")[0]
     for directory in _openers():
-        log = options.open_files(f"{above}/{directory}", url)
+        root = above.removesuffix("/data") if directory == _ICEBERG_LOG else above  # where Iceberg's files are
+        if root == url.rstrip("/"):
+            continue
+        log = options.open_files(f"{root}/{directory}", url)
         entries = _listed(log, options)
         log.close()
         shown = next((file.path for file in entries if is_log(directory, file.path)), None)
         if shown is not None:
-            refuse_part(url, LOGS[directory], f"{above}/{directory}/{shown}")
+            refuse_part(url, LOGS[directory], f"{root}/{directory}/{shown}")
 
 
 def _listed(log: Source, options: OpenOptions) -> list[SourceFile]:

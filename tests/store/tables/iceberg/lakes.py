@@ -123,6 +123,7 @@ def data_file(
 def position_deletes(table: Table, positions: Sequence[tuple[str, int]], partition: Sequence[Any] = ()) -> DataFile:
     """Write a position delete file: pairs of a data file and a row."""
     path = local(table.location()) / "data" / f"deletes-{next(_numbers)}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
     ordered = sorted(positions)
     columns = {"file_path": [uri for uri, _ in ordered], "pos": pa.array([row for _, row in ordered], pa.int64())}
     pq.write_table(pa.table(columns), path, row_group_size=7)
