@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,13 @@ from pqcache.parquet.footer.thrift import I32, LIST, STRUCT, Items, Struct
 
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT.parent / "shared" / "corpus" / "data"
+
+
+def golden_tables() -> Path:
+    """Return the directory with other projects' tables that PQCACHE_GOLDEN_TABLES names, or one that is not there."""
+    return Path(os.environ.get("PQCACHE_GOLDEN_TABLES") or ROOT / "no-golden-tables")
+
+
 UNKNOWN: Struct = {10: (STRUCT, {11: (STRUCT, {})})}
 """The annotation with which parquet-mr writes INTERVAL since version 1.11; pyarrow reads nulls."""
 
