@@ -62,7 +62,7 @@ def redact(url: str) -> str:
         return f"{scheme}://***@{rest.rpartition('@')[2]}" if "@" in rest else url
     if "@" not in rest:
         return url
-    if "@" not in host and ":" in host and (scheme == "s3" or not host.rpartition(":")[2].isdigit()):
+    if "@" not in host and ":" in host and (scheme in ("s3", "hive") or not host.rpartition(":")[2].isdigit()):
         return f"{scheme}://***@{rest.rpartition('@')[2]}"  # an unescaped '/' in the password
     user, at, place = host.rpartition("@")
     user = "" if scheme == "s3" else user.partition(":")[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import Source
 from pqcache.store.tables.data_files import FileRules
+from pqcache.store.tables.hive_metastore.url import store_options
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table import VersionRule
 from pqcache.store.tables.table_log import OpenOptions
@@ -74,6 +75,10 @@ def check_apart(source: str, target: str) -> None:
 def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[str, str]:
     """Return the options for the store of ``url``; between HDFS and another store, names with a dot are Hadoop's."""
     one, two = url_scheme(url), url_scheme(other)
+    if one == "hive":  # it has those of the stores of its files too
+        return options
+    if two == "hive":
+        return store_options(options, one)
     if one in ("", "file"):
         return {}
     if one == two or two in ("", "file") or "hdfs" not in (one, two):

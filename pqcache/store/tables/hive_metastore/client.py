@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from struct import error as StructError
 from sys import intern
 from typing import Any
@@ -28,6 +28,7 @@ from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
 from pqcache.store.tables.hive_metastore import structs
+from pqcache.store.tables.hive_metastore.url import FRAMED, NONE, PLAIN, MetastoreAddress
 from pqcache.store.urls import printable
 
 BATCH = 500  # partitions of one call; servers may limit how many they send
@@ -35,34 +36,6 @@ _MAX_ITEMS = 10_000_000  # of a list, so that a server that is no metastore cann
 _INSERT_ONLY_TABLES = 2  # a capability: without it, a metastore hides why it does not show such a table
 _DENIED = re.compile(r"AccessControlException|permission denied|not authorized|access denied", re.IGNORECASE)
 _NOT_THRIFT = (TException, StructError, ValueError, TypeError, ArithmeticError, MemoryError, RecursionError)
-
-NONE, PLAIN, KERBEROS = "none", "plain", "kerberos"
-BUFFERED, FRAMED = "buffered", "framed"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetastoreAddress:
-    """Where metastores are, and how to log in.
-
-    Attributes:
-        url: their URL without a password, the subject of errors.
-        hosts: host and port of each; they are tried in turn.
-        transport: ``buffered`` or ``framed``.
-        auth: ``none``, ``plain`` for user and password (LDAP), or ``kerberos``.
-        user: with ``plain``.
-        password: with ``plain``.
-        principal: with ``kerberos``, like ``hive/_HOST@REALM``, of which service and host are used.
-        timeout: seconds without a byte.
-    """
-
-    url: str
-    hosts: tuple[tuple[str, int], ...]
-    transport: str = BUFFERED
-    auth: str = NONE
-    user: str = ""
-    password: str = field(default="", repr=False)
-    principal: str = "hive/_HOST"
-    timeout: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

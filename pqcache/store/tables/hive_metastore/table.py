@@ -6,6 +6,7 @@ its store. What of that is taken is decided as for a directory, by ``data_files.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound
+from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable
 from pqcache.events import Warned
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, file_url
 from pqcache.store.drivers.registry import open_source
@@ -34,6 +35,8 @@ from pqcache.units import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger("pqcache.store")
 
 _THREADS = 16  # of listings
 _AT_ONCE = 32  # partitions below the table's own location from which that is listed once instead of each of them
@@ -204,9 +207,15 @@ class HiveTable:
         places = [location for location, partitions in at.items() if partitions]
         below = {place for place in places if root and place.startswith(f"{root}/")}
         all_below = sum(location.startswith(f"{root}/") for location in at)
-        if len(below) >= _AT_ONCE and len(below) * _SHARE >= all_below:
-            places = [root, *(place for place in places if place not in below)]
         found: dict[str, Identity] = {}
+        if len(below) >= _AT_ONCE and len(below) * _SHARE >= all_below:
+            try:
+                found = self._list(root)
+                places = [place for place in places if place not in below]
+            except SourceUnavailable:
+                raise
+            except SourceError as error:  # it may be about a partition that is not wanted
+                log.debug("%s: locations are listed one by one: %s", self.url, error)
         for some in in_parallel([partial(self._list, place) for place in places], _THREADS):
             found.update(some)
         return found
@@ -259,7 +268,8 @@ def _spelled(location: str) -> str:
     """
     if location.startswith("file:"):
         return "/" + re.sub(r"file:(//[^/]*)?", "", location, count=1).strip("/")
-    return usual_url(location).rstrip("/") if url_scheme(location) else ""
+    spelled = usual_url(location).rstrip("/")
+    return spelled if url_scheme(spelled) else ""
 
 
 def _innermost(url: str, locations: Mapping[str, object]) -> str:

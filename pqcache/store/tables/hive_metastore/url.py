@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from urllib.parse import unquote
 
 from pqcache.errors import UsageError
-from pqcache.store.tables.hive_metastore.client import BUFFERED, FRAMED, KERBEROS, NONE, PLAIN, MetastoreAddress
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import redact
 
+NONE, PLAIN, KERBEROS = "none", "plain", "kerberos"
+BUFFERED, FRAMED = "buffered", "framed"
 OPTIONS = {
     "auth": "none, plain (user and password) or kerberos",
     "principal": "that of the metastore, like hive/_HOST@REALM",
@@ -22,8 +23,33 @@ OPTIONS = {
 }
 _PORT = 9083
 _FORM = "write hive://HOST:9083/DATABASE.TABLE"
-_URL = re.compile(r"[^:]+://(?:(?P<login>.*)@)?(?P<hosts>[^/@]+)/(?P<database>[^/.?#]+)\.(?P<name>[^/.?#]+)/?")
+_URL = re.compile(r"[^:]+://(?:(?P<login>[^/]*)@)?(?P<hosts>[^/@]+)/(?P<database>[^/.?#]+)\.(?P<name>[^/.?#]+)/?")
 _HOST = re.compile(r"(?P<host>[^:\[\]]+|\[[0-9a-fA-F:.]+\])(:(?P<port>\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetastoreAddress:
+    """Where metastores are, and how to log in.
+
+    Attributes:
+        url: their URL without a password, the subject of errors.
+        hosts: host and port of each; they are tried in turn.
+        transport: ``buffered`` or ``framed``.
+        auth: ``none``, ``plain`` for user and password (LDAP), or ``kerberos``.
+        user: with ``plain``.
+        password: with ``plain``.
+        principal: with ``kerberos``, like ``hive/_HOST@REALM``, of which service and host are used.
+        timeout: seconds without a byte.
+    """
+
+    url: str
+    hosts: tuple[tuple[str, int], ...]
+    transport: str = BUFFERED
+    auth: str = NONE
+    user: str = ""
+    password: str = field(default="", repr=False)
+    principal: str = "hive/_HOST"
+    timeout: float
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,10 @@ from thrift.transport.TTransport import TMemoryBuffer
 
 import pqcache
 from pqcache.errors import PqcacheError, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.store.repartition.endpoints import make_endpoints
 from pqcache.store.tables.hive_metastore import structs
-from pqcache.store.tables.hive_metastore.client import BATCH, Metastore, MetastoreAddress
+from pqcache.store.tables.hive_metastore.client import BATCH, Metastore
+from pqcache.store.tables.hive_metastore.url import MetastoreAddress
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import redact
@@ -279,6 +281,7 @@ def test_options_go_to_the_metastore_or_to_the_store_of_a_location(
         ("hive://h:9083", {}, "names no table of a metastore; write hive://HOST:9083/DATABASE.TABLE"),
         ("hive://h:9083/t", {}, "names no table of a metastore"),
         ("hive://h/a.b.c", {}, "names no table of a metastore"),
+        ("hive://u:1/2p@h/a.b", {}, "hive://***@h/a.b: names no table"),
         ("hive:///a.b", {}, "names no table of a metastore"),
         ("hive://h:x/a.b", {}, "'h:x' is no HOST:PORT"),
         ("hive://h:70000/a.b", {}, "'h:70000' is no HOST:PORT"),
@@ -338,6 +341,31 @@ def test_the_command_line(handler: Handler, tmp_path: Path) -> None:
     assert "connection refused" in down.stderr
     wrong = run_pqcache("sync", "hive://127.0.0.1/table", cache)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+def test_a_damaged_file_is_fetched_again(handler: Handler, tmp_path: Path) -> None:
+    with metastore(handler) as port:
+        pqcache.sync(f"hive://127.0.0.1:{port}/db.t", tmp_path / "cache")
+        damaged = tmp_path / "cache" / "current" / "dt=1" / "a.parquet"
+        damaged.chmod(0o600)
+        damaged.write_bytes(b"x" * damaged.stat().st_size)
+        run = run_pqcache("verify", tmp_path / "cache", "--repair")
+        assert run.returncode == 0, run.stderr
+    assert pqcache.verify(tmp_path / "cache").ok
+
+
+def test_a_table_is_repartitioned_to_a_directory(handler: Handler, tmp_path: Path) -> None:
+    with metastore(handler, framed=True) as port:
+        url = f"hive://127.0.0.1:{port}/db.t"
+        report = pqcache.repartition(url, tmp_path / "to", row_group_size="1MB", options={"transport": "framed"})
+    assert (report.rows, sorted(path.name for path in (tmp_path / "to").glob("dt=*"))) == (2, ["dt=1", "dt=2"])
+
+
+def test_options_of_a_metastore_are_not_those_of_a_target() -> None:
+    options = {"auth": "kerberos", "dfs.x": "1", "endpoint": "http://127.0.0.1:1"}
+    for target, expected in (("hdfs://h/t", ["dfs.x"]), ("s3://b/t", ["endpoint"]), ("/t", [])):
+        endpoints = make_endpoints("hive://h/a.b", target, options, None)
+        assert (endpoints.source_options, list(endpoints.target_options)) == (options, expected)
 
 
 def test_a_location_may_be_one_file(handler: Handler, tmp_path: Path) -> None:

@@ -196,6 +196,19 @@ def test_the_tables_location_is_listed_once_for_many_partitions(
     assert [file.path for file in listings[0]][-1] == "dt=x/a.parquet"
 
 
+def test_a_fault_in_an_unknown_partition_does_not_matter(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = daily(database, tmp_path / "t", 3)
+    monkeypatch.setattr(hive_table, "_AT_ONCE", 2)
+    (tmp_path / "t" / "dt=unknown").mkdir()
+    (tmp_path / "t" / "dt=unknown" / "a.parquet").symlink_to("nowhere")
+    assert pqcache.sync(url, tmp_path / "cache").rows == 30
+    (tmp_path / "t" / "dt=1" / "a.parquet").symlink_to("nowhere")
+    with pytest.raises(SourceError, match=r"dt=1/a.parquet: is a link to nothing"):
+        pqcache.sync(url, tmp_path / "cache")
+
+
 def test_partitions_without_files_are_reported(database: Database, tmp_path: Path) -> None:
     url = daily(database, tmp_path / "t", 2)
     database.add("t", (["8"], tmp_path / "nowhere"), (["9"], tmp_path / "t" / "empty"))
