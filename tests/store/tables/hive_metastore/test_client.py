@@ -307,6 +307,16 @@ def test_what_a_login_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         open_table("hive://h/a.b", OpenOptions(store={"auth": "kerberos"}))
 
 
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "thrift"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("table", "client", "structs"):
+        monkeypatch.delitem(sys.modules, f"pqcache.store.tables.hive_metastore.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "thrift", None)
+    with pytest.raises(UsageError, match=r"^hive://h/a.b: needs thrift; install .*pip install 'pqcache\[hive\]'$"):
+        open_table("hive://h/a.b", OpenOptions())
+
+
 def test_versions_are_refused() -> None:
     for name in ("version", "as_of"):
         with pytest.raises(UsageError, match="is no table with versions, for --"):
