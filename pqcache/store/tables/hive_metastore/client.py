@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from struct import error as StructError
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.Thrift import TApplicationException, TException, TMessageType
@@ -30,6 +30,8 @@ from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
 from pqcache.store.tables.hive_metastore import structs
 from pqcache.store.tables.hive_metastore.url import FRAMED, NONE, PLAIN, MetastoreAddress
 from pqcache.store.urls import printable
+
+T = TypeVar("T")
 
 BATCH = 500  # partitions of one call; servers may limit how many they send
 _MAX_ITEMS = 10_000_000  # of a list, so that a server that is no metastore cannot have memory reserved
@@ -70,24 +72,32 @@ class PartitionEntry:
     storage: Storage
 
 
-class Metastore:
-    """An open connection to the first metastore that answers."""
+def ask(address: MetastoreAddress, question: Callable[[Metastore], T]) -> T:
+    """Return what ``question`` returns of the first metastore that answers it; they are tried in turn.
 
-    def __init__(self, address: MetastoreAddress) -> None:
-        self._address = address
+    Raises SourceUnavailable where none does; what ``question`` raises else is raised at once.
+    """
+    failed: list[SourceUnavailable] = []
+    for host, port in address.hosts:
+        try:
+            with closing(Metastore(address, host, port)) as metastore:
+                return question(metastore)
+        except SourceUnavailable as error:
+            failed.append(error)
+    if len(failed) == 1:
+        raise failed[0]
+    reason = "; ".join(error.reason for error in failed)
+    raise SourceUnavailable(address.url, f"none of {len(failed)} metastores answers ({reason})")
+
+
+class Metastore:
+    """An open connection to a metastore."""
+
+    def __init__(self, address: MetastoreAddress, host: str, port: int) -> None:
+        self._address, self._place = address, f"{host}:{port}"
         self._socket: Any = None
         self._protocol: Any = None
-        failed: list[SourceError] = []
-        for host, port in address.hosts:
-            try:
-                self._connect(host, port)
-                return
-            except SourceError as error:
-                failed.append(error)
-        if len(failed) > 1 and all(isinstance(error, SourceUnavailable) for error in failed):
-            reason = "; ".join(error.reason for error in failed)
-            raise SourceUnavailable(address.url, f"none of {len(failed)} metastores answers ({reason})")
-        raise next((error for error in failed if not isinstance(error, SourceUnavailable)), failed[0])
+        self._connect(host, port)
 
     def table(self, database: str, name: str) -> TableEntry:
         """Return a table; raises SourceNotFound where the metastore has none of this name."""
@@ -126,7 +136,6 @@ class Metastore:
             self._socket.close()
 
     def _connect(self, host: str, port: int) -> None:
-        self._place = f"{host}:{port}"
         try:
             plain = socket.create_connection((host, port), min(self._address.timeout, FIRST_ANSWER_TIMEOUT))
         except OSError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,7 +22,7 @@ from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import NULL, is_hidden_directory, partition_table
 from pqcache.store.manifest import Identity, TableVersion
 from pqcache.store.tables.hive_metastore.checks import check_parquet, check_table
-from pqcache.store.tables.hive_metastore.client import Metastore, PartitionEntry, Storage, TableEntry
+from pqcache.store.tables.hive_metastore.client import Metastore, PartitionEntry, Storage, TableEntry, ask
 from pqcache.store.tables.hive_metastore.url import OPTIONS, MetastoreTable, parse_url, store_options
 from pqcache.store.tables.store_files import StoreFiles, usual_url
 from pqcache.store.tables.table import TableFile, TableListing, VersionRule, partition_path
@@ -119,14 +118,15 @@ class HiveTable:
     def _ask(self) -> tuple[TableEntry, list[PartitionEntry]]:
         """Return the table and its partitions as the metastore has them now."""
         database, name = self._named.database, self._named.name
-        with closing(Metastore(self._named.address)) as metastore:
+
+        def read(metastore: Metastore) -> tuple[TableEntry, list[PartitionEntry]]:
             table = metastore.table(database, name)
             check_table(self.url, table)
-            if not table.keys:
-                return table, []
-            names = metastore.partition_names(database, name)
-            found = list(metastore.partitions(database, name, names))
-        if not found:
+            names = metastore.partition_names(database, name) if table.keys else []
+            return table, list(metastore.partitions(database, name, names))
+
+        table, found = ask(self._named.address, read)
+        if table.keys and not found:
             reason = "has no partitions in the metastore"
             raise SourceIncomplete(self.url, reason, "nothing was published, add them with MSCK REPAIR TABLE")
         return table, found

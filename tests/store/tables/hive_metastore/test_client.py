@@ -24,7 +24,7 @@ import pqcache
 from pqcache.errors import PqcacheError, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.repartition.endpoints import make_endpoints
 from pqcache.store.tables.hive_metastore import structs
-from pqcache.store.tables.hive_metastore.client import BATCH, Metastore
+from pqcache.store.tables.hive_metastore.client import BATCH, ask
 from pqcache.store.tables.hive_metastore.url import MetastoreAddress
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
@@ -104,6 +104,11 @@ def test_metastores_are_tried_in_turn(handler: Handler) -> None:
             SourceUnavailable, match=rf"none of 2 metastores answers \({down}: connection refused; {down}"
         ):
             listed(f"hive://{down},{down}/db.t")
+
+
+def test_a_metastore_that_is_silent_is_passed_over(handler: Handler) -> None:
+    with server(lambda client: time.sleep(5)) as silent, metastore(handler) as port:
+        assert listed(f"hive://127.0.0.1:{silent},127.0.0.1:{port}/db.t", timeout=0.3) == PATHS
 
 
 def test_errors_of_the_metastore_have_names(handler: Handler) -> None:
@@ -226,7 +231,7 @@ def test_damaged_answers_are_errors_of_this_package(
         monkeypatch.setattr(socket, "create_connection", lambda *_: ours)
         address = MetastoreAddress(url="hive://h/db.t", hosts=(("h", 1),), timeout=5)
         with suppress(PqcacheError):  # a damaged text is as good as any other
-            Metastore(address).table("db", "t")
+            ask(address, lambda metastore: metastore.table("db", "t"))
         monkeypatch.undo()
 
 
