@@ -119,7 +119,7 @@ def test_output_in_any_locale(encoding: str, shop: Path) -> None:
 def test_usage_errors(shop: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for arguments, part in [
-        (["sync", "gs://bucket/x", cache], "unknown scheme gs://"),
+        (["sync", "nowhere://bucket/x", cache], "unknown scheme nowhere://"),
         (["sync", cache], "not a pqcache yet"),
         (["sync", shop, cache, "--row-group-size", "5x"], "'5x': not a size; write it like"),
         (["sync", shop, cache, "--row-group-size", "0"], "too small"),

@@ -8,7 +8,9 @@ from urllib.parse import quote, unquote, urlsplit
 from pqcache.errors import UsageError
 
 _SECRET = re.compile(
-    r"secret|password|passwd|token|delegation|signature|credential|access_?key|(^|_)key$", re.IGNORECASE
+    r"secret|password|passwd|passphrase|token|delegation|signature|credential|access_?key|(^|_)key$|(^|_)sas(_|$)"
+    r"|connection_?string|headers$|cookies$|^auth$|kwargs$",  # these may hold one among other values
+    re.IGNORECASE,
 )
 _QUERY = re.compile(r"(?<=[?&])([^=&/?]*)=([^&/#]*)")  # NAME=VALUE behind a question mark
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -25,6 +27,8 @@ def check_url(url: str) -> None:
     scheme = url_scheme(url)
     if not url.partition("://")[2 if scheme == "file" else 0].strip():
         raise UsageError("", "an empty path", "name a directory or a URL")
+    if re.match(r"[\w+.-]+(://[^?]*?)?::[\w+.-]+://", url):
+        raise UsageError(redact(url), "is a chain of file systems", "name the store itself, without '::'")
     try:
         _ = urlsplit(url.partition("?")[0]).port if scheme not in ("", "hive") else None  # that one has several hosts
     except ValueError as error:

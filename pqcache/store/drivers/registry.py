@@ -9,6 +9,8 @@ from pqcache.errors import UsageError
 from pqcache.store.drivers.base import HDFS3, HDFS_NATIVE, TIMEOUT, Source, Target
 from pqcache.store.urls import check_url, local_path, redact, url_scheme
 
+_OBJECT_STORES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}  # scheme -> extra
+
 
 def open_source(
     url: str, options: Mapping[str, str] | None = None, timeout: float = TIMEOUT, hdfs_driver: str = HDFS_NATIVE
@@ -46,8 +48,16 @@ def open_source(
         from pqcache.store.drivers.served_snapshot import ServedSource
 
         return ServedSource(url, options, timeout)
-    known = "use hdfs://, webhdfs://, s3://, hive://, pqcache+http://, file:// or a path"
-    raise UsageError(redact(url), f"unknown scheme {scheme}://", known)
+    if scheme in _OBJECT_STORES:
+        with installed(url, "obstore", _OBJECT_STORES[scheme]):
+            from pqcache.store.drivers.object_store import ObjectStoreSource
+        return ObjectStoreSource(url, options, timeout)
+    if _has_file_system(url):
+        from pqcache.store.drivers.fsspec_source import FsspecSource
+
+        return FsspecSource(url, options, timeout)
+    advice = "use hdfs://, webhdfs://, s3://, gs://, abfss://, a scheme of fsspec, hive://, iceberg://, pqcache+http:// or a path"
+    raise UsageError(redact(url), f"unknown scheme {scheme}://", advice)
 
 
 def open_target(
@@ -75,7 +85,18 @@ def open_target(
         raise UsageError(redact(url), "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead")
     if scheme in ("pqcache+http", "pqcache+https"):
         raise UsageError(redact(url), "a served cache can be read, not written", "write to the machine that serves it")
+    if scheme in _OBJECT_STORES or _has_file_system(url):
+        advice = "write to hdfs://, s3://, file:// or a path, and copy it from there"
+        raise UsageError(redact(url), f"{scheme}:// can be read, not written", advice)
     raise UsageError(redact(url), f"unknown scheme {scheme}://", "a target is hdfs://, s3://, file:// or a path")
+
+
+def _has_file_system(url: str) -> bool:
+    """Return whether fsspec knows the scheme of ``url``; UsageError where fsspec is missing."""
+    with installed(url, "fsspec and aiohttp", "http"):
+        from pqcache.store.drivers.fsspec_systems import is_known
+
+        return is_known(url)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from pqcache.store.sync.listing import Listing, ListSource, list_source
 from pqcache.store.sync.newest_files import NewestRule, newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
 from pqcache.store.sync.plan import Plan, Recipe, recipe_for
+from pqcache.store.sync.safety_checks import check_identities
 from pqcache.store.sync.source_modes import limit_to_source
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
@@ -263,6 +264,8 @@ def _list(
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
     """Publish a new snapshot if anything has changed."""
     recipe = recipe_for(run.config, listing.subset.recipe)
+    if run.options.compare == IDENTITY:
+        check_identities(listing.files, source.url)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY:
         summary = _unchanged(run.current, listing, recipe, run.config.shard, table_digest(version_of(source)))

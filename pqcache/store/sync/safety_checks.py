@@ -123,6 +123,17 @@ def check_listing(listing: Sequence[SourceFile], source: str) -> None:
         )
 
 
+def check_identities(listing: Iterable[SourceFile], source: str) -> None:
+    """Raise SourceError for a file of which the store gives only the size: a change of its bytes would not be seen."""
+    for file in listing:
+        if not file.identity.tag and not file.identity.mtime_ns:
+            raise SourceError(
+                source if source.endswith(f"/{file.path}") else f"{source}/{file.path}",
+                "the store gives its size only, so a change that keeps it would not be noticed",
+                "nothing was published, run with '--compare content' each time, or copy it to another store",
+            )
+
+
 def check_case(listing: Sequence[SourceFile], source: str, scratch: Path) -> None:
     """Raise SourceError when two names differ only in case and the file system of ``scratch`` folds case."""
     folded: dict[str, str] = {}

@@ -299,8 +299,11 @@ def test_places_that_overlap_are_refused(shop: Path, tmp_path: Path) -> None:
         pqcache.repartition("s3://lake/shop", "s3://key:secret@lake/shop/out")
     with pytest.raises(pqcache.UsageError, match="names no directory"):
         pqcache.repartition(shop, "hdfs://")
-    with pytest.raises(pqcache.UsageError, match=r"unknown scheme gs://"):
-        pqcache.repartition(shop, "gs://lake/shop")
+    with pytest.raises(pqcache.UsageError, match=r"unknown scheme nowhere://"):
+        pqcache.repartition(shop, "nowhere://lake/shop")
+    for scheme in ("gs", "abfss", "http", "memory"):
+        with pytest.raises(pqcache.UsageError, match=rf"{scheme}:// can be read, not written; write to hdfs://, s3://"):
+            pqcache.repartition(shop, f"{scheme}://lake/shop")
 
 
 @pytest.mark.hdfs

@@ -20,9 +20,7 @@ from pqcache.store.urls import printable
 HINT = "version-hint.text"
 SUFFIXES = (".metadata.json", ".metadata.json.gz")
 # Hadoop's, a catalog's, and others
-_NAME = re.compile(
-    r"(?:v(?P<version>\d+)|(?P<number>\d+)-.+?|.+?)(\.gz)?\.metadata\.json(\.gz)?"
-)
+_NAME = re.compile(r"(?:v(?P<version>\d+)|(?P<number>\d+)-.+?|.+?)(\.gz)?\.metadata\.json(\.gz)?")
 _UNNUMBERED = -1
 _NEWEST_FORMAT = 3
 _GZIP = b"\x1f\x8b"

@@ -1,0 +1,189 @@
+"""A source on any other store for which an implementation of fsspec is installed: sftp://, hf://, oss://, http:// ...
+
+Directories are listed one by one, because fsspec's own walk leaves out what it may not read. Nothing is cached. Calls
+run within a time limit, as clients have none or one of minutes. An asynchronous file system runs on a thread of
+fsspec's, which does not survive a fork: fsspec makes another one in the child, and refuses a file system made before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+from pqcache.errors import PqcacheError, SourceError, SourceUnavailable, UsageError
+from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, DirectoryLimit
+from pqcache.store.drivers.fsspec_errors import fsspec_error
+from pqcache.store.drivers.fsspec_identity import identity_of
+from pqcache.store.drivers.fsspec_systems import open_file_system
+from pqcache.store.drivers.time_limits import with_time_limit
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.urls import redact, url_scheme
+from pqcache.system.parallel import in_parallel
+
+T = TypeVar("T")
+_FIRST_CHUNK, _MIN_CHUNK, _MAX_CHUNK = 256 << 10, 64 << 10, 4 << 20  # bytes
+_FAST, _SLOW = 0.5, 4.0  # seconds for a chunk, from which on the next one is larger or smaller
+_HTTP = ("http", "https")
+_INFO = {"hf": {"refresh": True, "expand_info": True}}  # what makes ``info`` and ``ls`` ask the store, and say all
+_LS = {"hf": {"refresh": True}}
+_LOOKED_AT = 64  # files of a listing without details that are asked for at a time, and how many at once
+_AT_ONCE = 16
+_SAFE = "/!$&'()*+,;=:@~"  # not encoded in a path of HTTP
+_DATA_SUFFIXES = (".parquet", ".parq", ".pq")
+
+
+class FsspecSource:
+    """A Source over fsspec; see ``pqcache.store.drivers.base.Source``."""
+
+    def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
+        self.url = redact(url).rstrip("/")
+        self._scheme = url_scheme(url)
+        self._timeout = timeout
+        self._only = ""
+        if self._scheme in _HTTP and "?" in url:
+            raise UsageError(self.url, "has a query", "name a directory or a file without one")
+        self._first = min(FIRST_ANSWER_TIMEOUT, timeout)
+        with self._errors(""):
+            self._fs, self._root = self._call(lambda: open_file_system(url, options), self._first)
+
+    def list(self) -> Iterator[SourceFile]:
+        with self._errors(""):
+            if self._only:
+                yield SourceFile(self._only, self.stat(self._only))
+                return
+            if self._is_file():
+                self._root, _, self._only = self._root.rpartition("/")
+                self._only = self._decoded(self._only)
+                yield SourceFile(self._only, self.stat(self._only))
+                return
+            pending, limit = [""], DirectoryLimit(self.url)
+            while pending:
+                incomplete: list[str] = []
+                for path, info in self._entries(pending.pop()):
+                    if info["type"] == "directory":
+                        pending.append(limit.enter(path))
+                    elif (known := identity_of(info)) is None:
+                        incomplete.append(path)
+                    else:
+                        yield SourceFile(path, known)
+                for first in range(0, len(incomplete), _LOOKED_AT):
+                    yield from self._look_at(incomplete[first : first + _LOOKED_AT])
+
+    def stat(self, path: str) -> Identity:
+        with self._errors(path):
+            info = self._info(self._name(path))
+            known = identity_of(info)
+            if known is None and isinstance(info.get("size"), int):
+                known = Identity(info["size"], 0)  # `check_identities` refuses to take it for a file's
+            if known is None:
+                raise SourceError(self._show(path), "the store does not say how large it is", "copy it elsewhere first")
+            return known
+
+    def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
+        if length <= 0:
+            return
+
+        def chunks() -> Iterator[bytes]:
+            size, left = _FIRST_CHUNK, length
+            with self._fs.open(self._name(path), "rb", cache_type="none") as file:
+                if offset:
+                    file.seek(offset)
+                while left > 0:
+                    began = time.monotonic()
+                    chunk = file.read(min(size, left))
+                    if not chunk:
+                        return
+                    if len(chunk) > left:
+                        raise SourceUnavailable(self._show(path), "the server sent more than was asked for")
+                    left -= len(chunk)
+                    yield chunk
+                    # one request must end within the time limit, also on a slow line
+                    seconds = time.monotonic() - began
+                    if seconds < _FAST:
+                        size = min(_MAX_CHUNK, 2 * size)
+                    elif seconds > _SLOW:
+                        size = max(_MIN_CHUNK, size // 2)
+
+        with self._errors(path):
+            yield from with_time_limit(chunks, self._timeout, len)
+
+    def close(self) -> None:
+        for name in ("ftp", "client"):  # what file systems over one connection call it
+            connection = getattr(self._fs, name, None)
+            if callable(getattr(connection, "close", None)) and self._scheme in ("sftp", "ssh", "ftp"):
+                with self._errors(""):
+                    self._call(connection.close, self._first)
+
+    def _entries(self, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the path and the description of everything in a directory."""
+        name = self._name(directory)
+        name = f"{name}/" if self._scheme in _HTTP else name
+        start = f"{name.rstrip('/')}/"
+        for info in self._call(lambda: self._fs.ls(name, detail=True, **_LS.get(self._scheme, {}))):
+            found = str(info["name"])
+            if not self._is_below(found, start):
+                continue
+            rest = found[len(start) :].rstrip("/")
+            if info["type"] not in ("file", "directory"):  # a link
+                info = {**self._info(found), "name": found}
+            path = self._decoded(rest)
+            yield (f"{directory}/{path}" if directory else path), info
+
+    def _is_below(self, found: str, start: str) -> bool:
+        """Return whether a name that is listed for ``start`` lies in it; only a web page may have others."""
+        rest = found[len(start) :].rstrip("/") if found.startswith(start) else ""
+        if self._scheme in _HTTP:  # a page has other links too, to itself in another order, to what is above
+            segment = unquote(rest)
+            return bool(rest) and not any(mark in rest for mark in "?#/") and segment not in (".", "..")
+        if found.rstrip("/") == start.rstrip("/"):
+            return False  # an object that stands for the directory
+        if not rest or "/" in rest:
+            raise SourceError(self.url, f"lists {found}, which is not in it", "the listing cannot be trusted")
+        return True
+
+    def _look_at(self, paths: Sequence[str]) -> Iterator[SourceFile]:
+        """Yield files with the identity that the store gives when it is asked for one of them."""
+        stats = in_parallel([partial(self.stat, path) for path in paths], _AT_ONCE)
+        for path, known in zip(paths, stats, strict=True):
+            yield SourceFile(path, known)
+
+    def _is_file(self) -> bool:
+        """Return whether the URL names one file."""
+        if self._scheme not in _HTTP:
+            return bool(self._info(self._root, self._first)["type"] == "file")
+        if self._root.endswith(_DATA_SUFFIXES):
+            return True
+        answer = self._info(f"{self._root}/", self._first)  # a directory is a page that lists it
+        return str(answer.get("mimetype", "text/html")) != "text/html"
+
+    def _info(self, name: str, seconds: float | None = None) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._call(lambda: self._fs.info(name, **_INFO.get(self._scheme, {})), seconds)
+        return found
+
+    def _call(self, call: Callable[[], T], seconds: float | None = None) -> T:
+        return next(with_time_limit(lambda: iter([call()]), seconds or self._timeout))
+
+    def _name(self, path: str) -> str:
+        if self._scheme in _HTTP:
+            path = quote(path, safe=_SAFE)
+        return f"{self._root}/{path}" if path else self._root
+
+    def _decoded(self, name: str) -> str:
+        return unquote(name) if self._scheme in _HTTP else name
+
+    def _show(self, path: str) -> str:
+        return f"{self.url}/{path}" if path and not (self._only and self.url.endswith(f"/{path}")) else self.url
+
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        """Turn what file systems raise into pqcache's errors."""
+        try:
+            yield
+        except PqcacheError:
+            raise
+        except Exception as error:  # each client has errors of its own
+            raise fsspec_error(self._show(path), error) from error
