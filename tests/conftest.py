@@ -1,4 +1,4 @@
-"""Fixtures for tests that need a real server, and what a run of the tests is made of: groups, depth, profiles.
+"""Fixtures for tests that need a real server or an emulator, and what a run of the tests is made of.
 
 A server starts when the first test asks and stops at the end. Where it cannot run, its tests are skipped, loudly;
 with PQCACHE_REQUIRE_SERVERS=1 they fail instead. With PQCACHE_TEST_PROFILE=deep, properties are tried with more
@@ -23,6 +23,8 @@ from hypothesis import is_hypothesis_test, settings
 
 from tests import short_waits
 from tests.examples import PROFILE, examples
+from tests.servers import azure as azure_server
+from tests.servers import gcs as gcs_server
 from tests.servers import hdfs as hdfs_server
 from tests.servers import hive as hive_server
 from tests.servers import s3 as s3_server
@@ -30,6 +32,8 @@ from tests.servers.processes import ServerUnavailable
 from tests.warm import fork_checkers
 
 if TYPE_CHECKING:
+    from tests.servers.azure import Azure
+    from tests.servers.gcs import Gcs
     from tests.servers.hdfs import Hdfs
     from tests.servers.hive import Hive
     from tests.servers.s3 import S3
@@ -93,6 +97,30 @@ def hive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     server = _started(request.config, "Hive metastore", lambda: hive_server.start(tmp_path_factory.getbasetemp()))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def gcs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+    """A running emulator of Google Cloud Storage, shared by the session."""
+    server = _started(request.config, "GCS", lambda: gcs_server.start(tmp_path_factory.getbasetemp()))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def azure(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
+    """A running emulator of Azure Blob Storage, shared by the session."""
+    server = _started(request.config, "Azure", lambda: azure_server.start(tmp_path_factory.getbasetemp()))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def no_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what the user has set for Google's and Azure's clients, and proxies, out of a test."""
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_", "STORAGE_EMULATOR"))]:
+        monkeypatch.delenv(name)
+    _no_proxy(monkeypatch)
 
 
 @pytest.fixture
@@ -174,7 +202,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        for server in ("hdfs", "s3", "hive"):
+        for server in ("hdfs", "s3", "hive", "gcs", "azure"):
             if server in getattr(item, "fixturenames", ()) and item.get_closest_marker(server) is None:
                 item.add_marker(server)
             if item.get_closest_marker(server) is not None and item.get_closest_marker("xdist_group") is None:

@@ -2,8 +2,9 @@
 
 That is what the test servers run on, and mandoc, which checks the manual pages.
 
-Debian packages come through apt-get, Hadoop's and Hive's jars through pip and apt-get (see jars.py). Where this cannot
-be done, it says what is missing and succeeds all the same: the tests that need it are skipped then.
+Debian packages come through apt-get, Hadoop's and Hive's jars through pip and apt-get (see jars.py), Azurite through
+npm. Where this cannot be done, it says what is missing and succeeds all the same: the tests that need it are skipped
+then.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 if not __package__:  # run by its path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.servers import hdfs, hive_jars, jars, s3
+from tests.servers import azure, hdfs, hive_jars, jars, s3
 from tests.servers.processes import ServerUnavailable
 
 MANUAL = {"mandoc": "mandoc"}  # with the Debian package that has it
@@ -27,9 +28,10 @@ MANUAL = {"mandoc": "mandoc"}  # with the Debian package that has it
 def main() -> int:
     missing = [
         sorted({package for name, package in programs.items() if shutil.which(name) is None})
-        for programs in ({**hdfs.PROGRAMS, **s3.PROGRAMS}, MANUAL)  # apart: apt-get installs all of a list or nothing
+        # apart: apt-get installs all of a list or nothing
+        for programs in ({**hdfs.PROGRAMS, **s3.PROGRAMS}, {} if azure.cached() else azure.PROGRAMS, MANUAL)
     ]
-    if not any(missing) and jars.cached() and hive_jars.cached():
+    if not any(missing) and jars.cached() and hive_jars.cached() and azure.cached():
         return 0
     problems = []
     apt = _Apt()
@@ -51,6 +53,12 @@ def main() -> int:
         print("fetching the Hive metastore's jars (456 MB, of which 90 MB are kept)", flush=True)
         try:
             hive_jars.class_path()
+        except (ServerUnavailable, OSError) as error:
+            problems.append(str(error))
+    if not azure.cached():
+        print("fetching Azurite (about 190 MB)", flush=True)
+        try:
+            azure.install()
         except (ServerUnavailable, OSError) as error:
             problems.append(str(error))
     if problems:

@@ -70,9 +70,8 @@ def class_path() -> list[Path]:
 
 
 def cache_directory() -> Path:
-    """Where jars are kept between runs."""
-    cache = os.environ.get("PQCACHE_TEST_CACHE") or Path.home() / ".cache" / "pqcache-test"
-    return Path(cache).resolve()
+    """Where what the test servers need is kept between runs."""
+    return Path(os.environ.get("PQCACHE_TEST_CACHE") or Path.home() / ".cache" / "pqcache-test").resolve()
 
 
 def _directory() -> Path:

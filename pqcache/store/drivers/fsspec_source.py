@@ -30,6 +30,7 @@ _FAST, _SLOW = 0.5, 4.0  # seconds for a chunk, from which on the next one is la
 _HTTP = ("http", "https")
 _INFO = {"hf": {"refresh": True, "expand_info": True}}  # what makes ``info`` and ``ls`` ask the store, and say all
 _LS = {"hf": {"refresh": True}}
+_CONNECTIONS = {"sftp": "client", "ssh": "client", "ftp": "ftp"}  # where a file system keeps the only one that it has
 _LOOKED_AT = 64  # files of a listing without details that are asked for at a time, and how many at once
 _AT_ONCE = 16
 _SAFE = "/!$&'()*+,;=:@~"  # not encoded in a path of HTTP
@@ -112,11 +113,10 @@ class FsspecSource:
             yield from with_time_limit(chunks, self._timeout, len)
 
     def close(self) -> None:
-        for name in ("ftp", "client"):  # what file systems over one connection call it
-            connection = getattr(self._fs, name, None)
-            if callable(getattr(connection, "close", None)) and self._scheme in ("sftp", "ssh", "ftp"):
-                with self._errors(""):
-                    self._call(connection.close, self._first)
+        connection = getattr(self._fs, _CONNECTIONS.get(self._scheme, ""), None)
+        if connection is not None:
+            with self._errors(""):
+                self._call(connection.close, self._first)
 
     def _entries(self, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the path and the description of everything in a directory."""

@@ -144,7 +144,9 @@ def test_without_pyiceberg(lake: Lake, tmp_path: Path) -> None:
     for source in (place(table), "iceberg://lake/shop.sales", local(table.refresh().metadata_location)):
         done = run_without_warmth("sync", source, tmp_path / "cache", env=env)
         assert done.returncode == 2
-        assert "is an Iceberg table, which needs pyiceberg; install it with: pip install 'pqcache[iceberg]'" in done.stderr
+        assert (
+            "is an Iceberg table, which needs pyiceberg; install it with: pip install 'pqcache[iceberg]'" in done.stderr
+        )
         assert "Traceback" not in done.stderr
 
 

@@ -43,7 +43,9 @@ def shop(first: int, count: int) -> pa.Table:
             "region": pa.array([("kr", None, "a/b=c d", "")[i % 4] for i in ids]),
             "price": pa.array([i / 2 for i in ids], pa.float32()),
             "cost": pa.array([Decimal(i) / 100 for i in ids], pa.decimal128(9, 2)),
-            "place": pa.array([{"city": f"c{i}", "zip": i} for i in ids], pa.struct([("city", "string"), ("zip", "int32")])),
+            "place": pa.array(
+                [{"city": f"c{i}", "zip": i} for i in ids], pa.struct([("city", "string"), ("zip", "int32")])
+            ),
             "tags": pa.array([[f"t{j}" for j in range(i % 3)] for i in ids], pa.list_(pa.string())),
         }
     )
@@ -183,7 +185,9 @@ def test_columns_that_were_renamed_dropped_added_moved_and_widened(lake: Lake, t
     assert rows_of(tmp_path / "cache") == rows_in(table)
     schema = next(pqcache.Cache.open(tmp_path / "cache").batches()).schema
     assert [schema.field(name).type for name in ("id", "paid", "day")] == [pa.int64(), pa.float64(), pa.date32()]
-    pqcache.sync(place(table), tmp_path / "part", where="paid > 1 AND note = 'n'", columns=["id", "tags", "paid", "note"])
+    pqcache.sync(
+        place(table), tmp_path / "part", where="paid > 1 AND note = 'n'", columns=["id", "tags", "paid", "note"]
+    )
     kept = rows_in(table, row_filter="paid > 1 AND note = 'n'", selected_fields=("id", "tags", "paid", "note"))
     assert rows_of(tmp_path / "part", columns=["id", "tags", "paid", "note"]) == kept
     pqcache.sync(place(table), tmp_path / "large", row_group_size="64KB")
@@ -204,7 +208,9 @@ def test_files_without_field_ids_are_read_by_the_name_mapping(lake: Lake, tmp_pa
         change.rename_column("name", "label")
     with pytest.raises(PqcacheError, match="no field IDs"):
         pqcache.sync(place(table), tmp_path / "cache")
-    mapping = NameMapping([MappedField(**{"field-id": 1}, names=["id"]), MappedField(**{"field-id": 2}, names=["name"])])
+    mapping = NameMapping(
+        [MappedField(**{"field-id": 1}, names=["id"]), MappedField(**{"field-id": 2}, names=["name"])]
+    )
     with table.transaction() as change:
         change.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
     pqcache.sync(place(table), tmp_path / "cache")

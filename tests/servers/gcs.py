@@ -1,0 +1,100 @@
+"""An emulator of Google Cloud Storage on 127.0.0.1: see gcs_emulator.py."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+from tests.servers.processes import Daemon, ServerUnavailable, free_ports, new_directory, wait_until
+from tests.servers.upload import for_each_file
+
+_READY_WITHIN = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Gcs:
+    """A running emulator."""
+
+    endpoint: str  # http://127.0.0.1:P
+    token: str = field(repr=False)
+    _daemon: Daemon = field(repr=False)
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The options of pqcache's gs:// that lead here."""
+        return {"endpoint": self.endpoint, "token": self.token}
+
+    def create_bucket(self, name: str) -> None:
+        """Make an empty bucket."""
+        self._request("POST", "/storage/v1/b", json.dumps({"name": name}).encode(), "application/json")
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write BUCKET/PATH, replacing what is there."""
+        bucket, _, name = path.partition("/")
+        url = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
+        self._request("POST", url, data, "application/octet-stream")
+
+    def delete(self, path: str) -> None:
+        """Remove BUCKET/PATH."""
+        bucket, _, name = path.partition("/")
+        self._request("DELETE", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}", b"", "")
+
+    def upload_tree(self, local_dir: Path, path: str) -> int:
+        """Put all files below `local_dir` below BUCKET/PATH; returns how many."""
+        return for_each_file(local_dir, lambda file, name: self.put(f"{path}/{name}", file.read_bytes()))
+
+    def stop(self) -> None:
+        """End it; what it stored is gone."""
+        self._daemon.kill()
+
+    def _request(self, method: str, url: str, body: bytes, kind: str) -> None:
+        with contextlib.closing(http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=30)) as connection:
+            connection.request(method, url, body, {"Content-Type": kind})
+            answer = connection.getresponse()
+            if answer.status >= 300:
+                raise OSError(f"{method} {url}: {answer.status} {answer.read()[:300]!r}")
+
+
+@contextlib.contextmanager
+def running(directory: Path) -> Iterator[Gcs]:
+    """`start`, and `stop` at the end of the with block."""
+    server = start(directory)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def start(directory: Path) -> Gcs:
+    """Start an emulator that keeps all in memory, and logs into a new directory below `directory`.
+
+    Call it from the main thread. Raises ServerUnavailable, saying what is missing or what it logged.
+    """
+    if find_spec("gcp_storage_emulator") is None:
+        raise ServerUnavailable("the package gcp-storage-emulator is missing (extra dev)")
+    home = new_directory(directory, "gcs-")
+    port, token = free_ports(1)[0], secrets.token_hex(20)
+    program = str(Path(__file__).with_name("gcs_emulator.py"))
+    daemon = Daemon("gcs", [sys.executable, program, str(port), token, str(home)], home)
+    server = Gcs(endpoint=f"http://127.0.0.1:{port}", token=token, _daemon=daemon)
+    try:
+        daemon.start()
+        wait_until(lambda: _answers(port), [daemon], _READY_WITHIN)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _answers(port: int) -> bool:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request("GET", "/")
+        return connection.getresponse().status == 200

@@ -1,0 +1,126 @@
+"""gcp-storage-emulator, with the part of the XML API that it lacks: python tests/servers/gcs_emulator.py PORT TOKEN HOME
+
+The emulator stores objects and answers the JSON API, which the tests write with. Clients in Rust read by the XML API,
+so that is added here on the same storage: listings by pages, HEAD, ranges, If-Match. Of requests with a token, only
+those with TOKEN are allowed. HOME is not used: it is there to be seen in the list of processes.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from datetime import datetime
+from email.utils import format_datetime
+from functools import partial
+from http.server import ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.server import RequestHandler
+from gcp_storage_emulator.storage import Storage
+
+_PAGE = 1000
+_JSON = ("/storage/", "/upload/", "/download/", "/batch/", "/b/")
+
+
+class Handler(RequestHandler):  # type: ignore[misc]
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    lock = threading.Lock()
+    token = ""
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        if parts.path == "/" or parts.path.startswith(_JSON):
+            with self.lock:
+                super().do_GET()
+            return
+        given = self.headers.get("Authorization")
+        if given not in (None, f"Bearer {self.token}"):
+            self._answer(401, _error("AuthenticationRequired"))
+            return
+        bucket, _, key = unquote(parts.path[1:]).partition("/")
+        with self.lock:
+            self._list(bucket, parse_qs(parts.query)) if not key else self._object(bucket, key)
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        with self.lock:
+            super().do_POST()
+
+    def do_DELETE(self) -> None:
+        with self.lock:
+            super().do_DELETE()
+
+    def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
+        prefix = query.get("prefix", [""])[0]
+        after = query.get("continuation-token", query.get("start-after", [""]))[0]
+        try:
+            files, _ = self.storage.get_file_list(bucket, prefix or None, None, None)
+        except NotFound:
+            self._answer(404, _error("NoSuchBucket"))
+            return
+        found = sorted((file for file in files if file["name"] > after), key=lambda file: str(file["name"]))
+        page, rest = found[:_PAGE], found[_PAGE:]
+        items = "".join(
+            f"<Contents><Key>{escape(file['name'])}</Key><Generation>{file['generation']}</Generation>"
+            f'<LastModified>{file["updated"]}</LastModified><ETag>"{_etag(file)}"</ETag><Size>{file["size"]}</Size>'
+            "</Contents>"
+            for file in page
+        )
+        token = f"<NextContinuationToken>{escape(page[-1]['name'])}</NextContinuationToken>" if rest else ""
+        body = (
+            f"<ListBucketResult><IsTruncated>{str(bool(rest)).lower()}</IsTruncated>{token}{items}</ListBucketResult>"
+        )
+        self._answer(200, body.encode())
+
+    def _object(self, bucket: str, key: str) -> None:
+        try:
+            data, file = self.storage.get_file(bucket, key), self.storage.get_file_obj(bucket, key)
+        except NotFound:
+            self._answer(404, _error("NoSuchKey"))
+            return
+        etag = f'"{_etag(file)}"'
+        if self.headers.get("If-Match", etag) != etag:
+            self._answer(412, _error("PreconditionFailed"))
+            return
+        moment = datetime.fromisoformat(file["updated"].replace("Z", "+00:00"))
+        headers = {"ETag": etag, "Last-Modified": format_datetime(moment).replace("+0000", "GMT")}
+        headers["x-goog-generation"] = file["generation"]
+        status = 200
+        if asked := self.headers.get("Range"):
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            end = min(int(last) + 1 if last else len(data), len(data))
+            headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(data)}"
+            data, status = data[int(first) : end], 206
+        self._answer(status, data, headers)
+
+    def _answer(self, status: int, body: bytes, headers: dict[str, Any] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+def _etag(file: dict[str, Any]) -> str:
+    """As Google's: another one for each generation."""
+    return f"{file['etag'].rstrip('=')}-{file['generation']}"
+
+
+def _error(code: str) -> bytes:
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
+
+
+def main() -> None:
+    port, Handler.token = int(sys.argv[1]), sys.argv[2]
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, Storage(use_memory_fs=True)))
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
