@@ -1,4 +1,4 @@
-"""Fixtures for tests that need a real server or an emulator, and what a run of the tests is made of.
+"""Fixtures for tests that need a server, and what a run of the tests is made of: groups, depth, profiles.
 
 A server starts when the first test asks and stops at the end. Where it cannot run, its tests are skipped, loudly;
 with PQCACHE_REQUIRE_SERVERS=1 they fail instead. With PQCACHE_TEST_PROFILE=deep, properties are tried with more

@@ -39,8 +39,13 @@ class Gcs:
     def put(self, path: str, data: bytes) -> None:
         """Write BUCKET/PATH, replacing what is there."""
         bucket, _, name = path.partition("/")
-        url = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
-        self._request("POST", url, data, "application/octet-stream")
+        url = f"/upload/storage/v1/b/{bucket}/o?name={quote(name, safe='')}&uploadType="
+        if data:
+            self._request("POST", f"{url}media", data, "application/octet-stream")
+        else:  # of which the emulator takes only this kind
+            parts = ("Content-Type: application/json\r\n\r\n{}", "Content-Type: application/octet-stream\r\n\r\n")
+            body = "".join(f"--END\r\n{part}\r\n" for part in parts) + "--END--\r\n"
+            self._request("POST", f"{url}multipart", body.encode(), "multipart/related; boundary=END")
 
     def delete(self, path: str) -> None:
         """Remove BUCKET/PATH."""

@@ -1,4 +1,4 @@
-"""gcp-storage-emulator, with the part of the XML API that it lacks: python tests/servers/gcs_emulator.py PORT TOKEN HOME
+"""gcp-storage-emulator with what it lacks of the XML API: python tests/servers/gcs_emulator.py PORT TOKEN HOME
 
 The emulator stores objects and answers the JSON API, which the tests write with. Clients in Rust read by the XML API,
 so that is added here on the same storage: listings by pages, HEAD, ranges, If-Match. Of requests with a token, only
@@ -21,8 +21,13 @@ from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
-_PAGE = 1000
+_PAGE = 20
 _JSON = ("/storage/", "/upload/", "/download/", "/batch/", "/b/")
+
+
+class MemoryStorage(Storage):  # type: ignore[misc]
+    def _write_config_to_file(self) -> None:
+        """Leave out what the emulator does for each write: it writes down all objects."""
 
 
 class Handler(RequestHandler):  # type: ignore[misc]
@@ -72,9 +77,8 @@ class Handler(RequestHandler):  # type: ignore[misc]
             for file in page
         )
         token = f"<NextContinuationToken>{escape(page[-1]['name'])}</NextContinuationToken>" if rest else ""
-        body = (
-            f"<ListBucketResult><IsTruncated>{str(bool(rest)).lower()}</IsTruncated>{token}{items}</ListBucketResult>"
-        )
+        more = f"<IsTruncated>{str(bool(rest)).lower()}</IsTruncated>{token}"
+        body = f"<ListBucketResult>{more}{items}</ListBucketResult>"
         self._answer(200, body.encode())
 
     def _object(self, bucket: str, key: str) -> None:
@@ -118,7 +122,7 @@ def _error(code: str) -> bytes:
 
 def main() -> None:
     port, Handler.token = int(sys.argv[1]), sys.argv[2]
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, Storage(use_memory_fs=True)))
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, MemoryStorage(use_memory_fs=True)))
     server.serve_forever()
 
 

@@ -59,7 +59,8 @@ class ObjectStoreSource:
             self._store = _new_store(self._place, timeout)
         except (BaseError, ValueError, OSError) as error:
             advice = f"check the {self._place.credentials}"
-            raise UsageError(self.url, _without_urls(first_line(error)), advice) from error
+            reason = re.sub(r"(Invalid Access Key).*", r"\1", first_line(error))  # the rest has a letter of it
+            raise UsageError(self.url, _without_urls(reason), advice) from error
 
     def list(self) -> Iterator[SourceFile]:
         with self._errors(""):
@@ -124,9 +125,7 @@ class ObjectStoreSource:
 
     def _check_process(self) -> None:
         if _process["forked"]:
-            reason = (
-                f"a {self._place.scheme}:// store was used before this process was forked, and obstore cannot go on"
-            )
+            reason = "obstore was used before this process was forked, and cannot be used in it"
             raise SourceError(self.url, reason, "fork before the first use, or start processes with 'spawn'")
 
     @contextmanager

@@ -1,0 +1,367 @@
+"""gs:// and az:// against emulators: syncs, versions, credentials, forks; and against servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import pqcache
+from pqcache.errors import (
+    PqcacheError,
+    SourceChanged,
+    SourceDenied,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+)
+from pqcache.store.drivers.object_store_config import place_of
+from pqcache.store.drivers.registry import open_source
+from pqcache.store.urls import is_secret, redact
+from tests.datasets import rows_of, write_day, write_shop
+from tests.store.drivers.web_server import Asked, reply, serving
+from tests.warm import run_pqcache
+
+if TYPE_CHECKING:
+    from tests.servers.azure import Azure
+    from tests.servers.gcs import Gcs
+
+pytestmark = pytest.mark.usefixtures("no_cloud")
+KINDS = [pytest.param("gs", marks=pytest.mark.gcs), pytest.param("az", marks=pytest.mark.azure)]
+DAY = "dt=2026-11-02"
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A bucket or container of its own."""
+
+    scheme: str
+    bucket: str
+    server: Azure | Gcs
+    options: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.bucket}/wh/shop"
+
+    @property
+    def words(self) -> list[str]:
+        """The options for the command line."""
+        return [word for name, value in self.options.items() for word in ("-o", f"{name}={value}")]
+
+    def put(self, path: str, data: bytes) -> None:
+        self.server.put(f"{self.bucket}/wh/shop/{path}", data)
+
+    def delete(self, path: str) -> None:
+        self.server.delete(f"{self.bucket}/wh/shop/{path}")
+
+    def upload(self, root: Path) -> None:
+        self.server.upload_tree(root, f"{self.bucket}/wh/shop")
+
+
+@pytest.fixture(params=KINDS)
+def lake(request: pytest.FixtureRequest) -> Iterator[Lake]:
+    name = f"lake-{uuid.uuid4().hex[:12]}"
+    if request.param == "gs":
+        google: Gcs = request.getfixturevalue("gcs")
+        google.create_bucket(name)
+        yield Lake("gs", name, google, google.options)
+    else:
+        azure: Azure = request.getfixturevalue("azure")
+        azure.create_container(name)
+        yield Lake("az", name, azure, azure.options)
+        azure.delete_container(name)
+
+
+def test_a_second_night_fetches_what_changed(lake: Lake, tmp_path: Path) -> None:
+    here = write_shop(tmp_path / "shop", rows=50)
+    lake.upload(here)
+    report = pqcache.sync(lake.url, tmp_path / "cache", options=lake.options)
+    assert report.added == 9
+    assert rows_of(tmp_path / "cache/current") == rows_of(here)
+    assert not pqcache.sync(tmp_path / "cache", options=lake.options).published
+
+    write_day(here, "2026-11-02", files=1, rows=50, first=900_000)
+    write_day(here, "2026-11-04", files=1, rows=50, first=910_000)
+    (here / "dt=2026-11-01/part-00001.parquet").unlink()
+    lake.upload(here)
+    lake.delete("dt=2026-11-01/part-00001.parquet")
+    for gone in ("00001", "00002"):
+        (here / f"{DAY}/part-{gone}.parquet").unlink()
+        lake.delete(f"{DAY}/part-{gone}.parquet")
+    report = pqcache.sync(tmp_path / "cache", options=lake.options)
+    assert (report.added, report.removed) == (1, 3)
+    assert report.changed >= 1
+    assert rows_of(tmp_path / "cache/current") == rows_of(here)
+
+
+def test_the_command_line_in_a_pipe(lake: Lake, tmp_path: Path) -> None:
+    lake.upload(write_shop(tmp_path / "shop", days=1, files=1, rows=20))
+    done = run_pqcache("sync", lake.url, tmp_path / "cache", "--json", *lake.words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout.splitlines()[-1])["added"] == 1
+    remembered = (tmp_path / "cache/pqcache.toml").read_text()
+    for name, value in lake.options.items():
+        assert (value in remembered) is not is_secret(name)
+        assert value not in done.stdout or not is_secret(name)
+    done = run_pqcache("inspect", lake.url, *lake.words)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_names_and_ranges_are_those_of_the_store(lake: Lake) -> None:
+    names = ["a b#?.parquet", "dt=2026%2F11/p+q.parquet", "dt=ü/p", "empty/none", "z"]
+    for name in names:
+        lake.put(name, b"" if "empty" in name else name.encode())
+    lake.server.put(f"{lake.bucket}/wh/shopping/x", b"beside it")
+    source = open_source(lake.url, lake.options)
+    found = {file.path: file.identity for file in source.list()}
+    assert set(found) == set(names)
+    for name in names:
+        identity = found[name]
+        assert source.stat(name) == identity
+        assert identity.tag
+        data = b"".join(source.read(name, 0, identity.size, identity.tag))
+        assert data == (b"" if "empty" in name else name.encode())
+        if identity.size > 2:
+            assert b"".join(source.read(name, 1, identity.size - 2)) == data[1:-1]
+    source.close()
+
+
+def test_one_object_is_a_source(lake: Lake) -> None:
+    lake.put("dt=1/x.parquet", b"PAR1")
+    source = open_source(f"{lake.url}/dt=1/x.parquet", lake.options)
+    for _ in range(2):
+        assert [file.path for file in source.list()] == ["x.parquet"]
+    assert b"".join(source.read("x.parquet", 1, 2)) == b"AR"
+    with pytest.raises(SourceNotFound, match=rf"^{lake.url}/dt=1/y: no such object"):
+        source.stat("y")
+    assert list(open_source(f"{lake.url}/nothing", lake.options).list()) == []
+
+
+def test_only_the_version_that_was_listed_is_read(lake: Lake) -> None:
+    lake.put("x", b"first version")
+    source = open_source(lake.url, lake.options)
+    (file,) = source.list()
+    lake.put("x", b"other version")
+    with pytest.raises(SourceChanged, match=rf"^{lake.url}/x: is not the version that was listed"):
+        list(source.read("x", 0, 5, file.identity.tag))
+    assert not file.identity.is_still(source.stat("x"))
+
+
+@pytest.mark.gcs
+def test_a_listing_of_several_pages(gcs: Gcs) -> None:
+    gcs.create_bucket(name := f"pages-{uuid.uuid4().hex[:12]}")
+    for number in range(41):  # the emulator has 20 on a page
+        gcs.put(f"{name}/x/{number:04d}", b"x")
+    assert len(list(open_source(f"gs://{name}/x", gcs.options).list())) == 41
+
+
+def test_wrong_credentials_and_missing_buckets_are_named(lake: Lake, tmp_path: Path) -> None:
+    lake.put("x.parquet", b"PAR1")
+    secret = "WRONGWRONGWRONGWRONG"
+    name = "token" if lake.scheme == "gs" else "account_key"
+    source = open_source(lake.url, {**lake.options, name: secret})
+    for call in (source.list, lambda: iter([source.stat("x.parquet")]), lambda: source.read("x.parquet", 0, 2)):
+        with pytest.raises(SourceDenied, match=rf"^{lake.url}.*: access denied .*; check ") as error:
+            list(call())
+        assert secret not in str(error.value)
+    missing = f"{lake.scheme}://nothing-here-{uuid.uuid4().hex}/x"
+    word = "bucket" if lake.scheme == "gs" else "container"
+    done = run_pqcache("sync", missing, tmp_path / "cache", *lake.words)
+    assert done.returncode == 1
+    assert done.stderr == f"pqcache: error: {missing}: no such {word}; check the URL\n"
+    assert not (tmp_path / "cache/current").exists()
+
+
+FORK = """
+import os, sys, json, pqcache
+url, cache, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+pqcache.sync(url, cache, options=options)
+child = os.fork()
+if child == 0:
+    rows = sum(batch.num_rows for batch in pqcache.Cache(cache).batches())
+    try:
+        pqcache.sync(cache, options=options)
+    except pqcache.SourceError as error:
+        print(rows, error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(pqcache.sync(cache, options=options).published)
+"""
+
+
+def test_a_forked_child_reads_the_cache_and_is_refused_at_the_store(lake: Lake, tmp_path: Path) -> None:
+    lake.upload(write_shop(tmp_path / "shop", days=1, files=1, rows=20))
+    command = [sys.executable, "-c", FORK, lake.url, str(tmp_path / "cache"), json.dumps(dict(lake.options))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    refused = "obstore was used before this process was forked, and cannot be used in it"
+    advice = "fork before the first use, or start processes with 'spawn'"
+    assert done.stdout.splitlines() == [f"20 {lake.url}: {refused}; {advice}", "False"], done.stderr
+
+
+@pytest.mark.azure
+def test_a_shared_access_signature_is_a_secret(azure: Azure, tmp_path: Path) -> None:
+    azure.create_container(name := f"sas-{uuid.uuid4().hex[:8]}")
+    azure.upload_tree(write_shop(tmp_path / "shop", days=1, files=1, rows=20), f"{name}/shop")
+    given = {"account_name": azure.options["account_name"], "endpoint": azure.options["endpoint"]}
+    parts = f"AccountName={given['account_name']};BlobEndpoint={given['endpoint']}"
+    for secret in (
+        {**given, "sas_token": azure.sas_token},
+        {"connection_string": f"{parts};AccountKey={azure.key}"},
+        {"connection_string": f"{parts};SharedAccessSignature={azure.sas_token}"},
+    ):
+        assert pqcache.sync(f"az://{name}/shop", tmp_path / "cache", options=secret).rows == 20
+    remembered = (tmp_path / "cache/pqcache.toml").read_text()
+    assert "sig" not in remembered
+    assert azure.key not in remembered
+    with pytest.raises(PqcacheError) as error:
+        list(open_source("az://nobody/x", {**given, "sas_token": azure.sas_token}).list())
+    assert "sig=" not in str(error.value)
+    azure.delete_container(name)
+
+
+class Bucket:
+    """A store of one object that answers as it is told."""
+
+    data = b"0123456789" * 400
+    drip, status, cut, tag = 0.0, 0, 0, '"one"'
+
+    def answer(self, asked: Asked, handler: BaseHTTPRequestHandler) -> None:
+        if self.status:
+            reply(handler, b"<Error><Code>Broken</Code></Error>", status=self.status)
+            return
+        headers = {"ETag": self.tag, "Last_Modified": "Fri, 20 Nov 2026 04:00:00 GMT"}
+        if asked.headers["Range"] is None:
+            reply(handler, self.data, **headers)
+            return
+        first, last = map(int, asked.headers["Range"].removeprefix("bytes=").split("-"))
+        body = self.data[first : last + 1]
+        headers["Content_Range"] = f"bytes {first}-{last}/{len(self.data)}"
+        if not self.cut:
+            reply(handler, body, status=206, drip=self.drip, **headers)
+            return
+        handler.send_response(206)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body[: self.cut])
+        handler.wfile.flush()
+        if self.drip:
+            time.sleep(self.drip)
+        handler.close_connection = True
+
+
+def test_bad_servers_are_unavailable_and_never_waited_for() -> None:
+    bucket = Bucket()
+    with serving(bucket.answer) as server:
+
+        def read(timeout: float = 5.0, tag: str = "one") -> bytes:
+            options = {"endpoint": server.url, "anon": "true"}
+            return b"".join(open_source("gs://lake", options, timeout).read("x", 0, len(bucket.data), tag))
+
+        assert read() == bucket.data
+        bucket.status = 503
+        with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: the server answers Broken; try again later"):
+            read()
+        bucket.status = 400
+        with pytest.raises(SourceError, match=r"^gs://lake/x: the server answers 400 Broken"):
+            read()
+        bucket.status, bucket.cut = 0, 10
+        with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: .*check the endpoint and the network"):
+            read()
+        bucket.drip = 3.0
+        with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: no answer in time"):
+            read(timeout=0.3)
+        bucket.cut, bucket.drip = 0, 0.01
+        with pytest.raises(SourceUnavailable, match=r"fewer than 1,000 bytes a second"):
+            read(timeout=0.3)
+        bucket.drip, bucket.tag = 0.0, '"two"'  # a server that takes no notice of If-Match
+        with pytest.raises(SourceChanged):
+            read()
+    with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: error sending request; check the endpoint"):
+        read()
+
+
+def test_chunks_before_an_error_are_passed_on() -> None:
+    bucket = Bucket()
+    bucket.cut = 1000
+    with serving(bucket.answer) as server:
+        source = open_source("gs://lake", {"endpoint": server.url, "anon": "true"}, 5.0)
+        got = b""
+        with suppress(SourceUnavailable):
+            for chunk in source.read("x", 0, len(bucket.data), "one"):
+                got += chunk
+            pytest.fail("the connection ended too early")
+    assert got == bucket.data[:1000]
+
+
+AZURE_URL = "abfss://lake@account.dfs.core.windows.net/wh/shop"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "config"),
+    [
+        (AZURE_URL, {}, {"account_name": "account"}),
+        ("az://lake/wh/shop", {"account_name": "a", "sas_token": "s"}, {"account_name": "a", "sas_key": "s"}),
+        (
+            "abfs://lake@a.blob.core.chinacloudapi.cn/wh/shop",
+            {"anon": "true"},
+            {"account_name": "a", "endpoint": "https://a.blob.core.chinacloudapi.cn", "skip_signature": "true"},
+        ),
+        (
+            "az://lake/wh/shop",
+            {"connection_string": "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=k==;EndpointSuffix=x.y"},
+            {"account_name": "a", "account_key": "k==", "endpoint": "https://a.blob.x.y"},
+        ),
+        ("gs://lake/wh/shop", {"token": "t"}, {"bearer_token": "t"}),
+        ("gcs://lake/wh/shop", {"service_account": "/f"}, {"service_account": "/f"}),
+    ],
+)
+def test_what_a_url_and_options_say(url: str, options: dict[str, str], config: dict[str, str]) -> None:
+    place = place_of(url, options)
+    assert (place.bucket, place.root, dict(place.config)) == ("lake", "wh/shop", config)
+    assert redact(url) == url  # a container is no password
+    assert place.base == url.removesuffix("/wh/shop")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "why"),
+    [
+        ("gs://", {}, "no bucket; write gs://BUCKET/PATH"),
+        ("az://", {}, "no container; write az://CONTAINER@ACCOUNT"),
+        ("az://lake/x", {}, "names no storage account; write az://CONTAINER@ACCOUNT"),
+        ("az://lake@somewhere/x", {}, "has no account that is known"),
+        ("gs://lake/x", {"project": "p"}, "-o project=...: gs:// has no such option; it has: anon, endpoint"),
+        ("az://lake/x", {"connection_string": "nonsense"}, "the connection string: has no AccountName"),
+        ("gs://user:PASS@lake/x", {}, "has a user, a password or a port"),
+        ("gs://lake/x", {"endpoint": "http://u:PASS@127.0.0.1:1"}, "-o endpoint: holds a user"),
+        ("az://lake/x", {"account_name": "a", "account_key": "PASS%%%"}, "check the options and the AZURE_"),
+        ("gs://lake/x", {"service_account": "/PASS/nowhere"}, "check the options and the GOOGLE_"),
+        ("zip::gs://lake/x", {}, "is a chain of file systems"),
+        ("gs://lake/x?token=PASS", {}, "has a secret in its path"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, str], why: str) -> None:
+    with pytest.raises(UsageError) as error:
+        open_source(url, {**options, **({"account_name": "a"} if "connection" in options else {})})
+    assert why in str(error.value)
+    assert "PASS" not in str(error.value) or "nowhere" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_test_reaches_a_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
+    assert place_of("gs://lake/x", {}).config["base_url"] == "http://127.0.0.1:1"
+    assert not [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_"))]
