@@ -16,21 +16,30 @@ from pqcache.store.drivers.time_limits import Stalled, too_slow
 
 _DENIED = ("AuthenticationException", "BadHostKeyException", "ClientAuthenticationError", "GatedRepoError")
 _MISSING = ("RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError")
+_CONNECTION = (
+    "ClientConnectionError", "ClientPayloadError", "SSHException", "TransportError", "gaierror",
+    "HttpProcessingError",  # aiohttp's for an answer that ends too early; it has the status 400
+)  # fmt: skip
 _ADVICE = "check the credentials (-o KEY=VALUE goes to the file system of fsspec)"
 
 
 def fsspec_error(name: str, error: BaseException) -> PqcacheError:
     """Return pqcache's error about the URL ``name``.
 
-    A file system may say "not found" for whatever went wrong, so what it was caused by counts first: the status of an
-    answer, then a connection that failed.
+    A file system may say "not found" for whatever went wrong, so what it was caused by counts first: a connection that
+    failed, or the status of an answer.
     """
     chain = _chain(error)
     if (slow := too_slow(name, error)) is not None:
         return slow
     if any(isinstance(found, Stalled | TimeoutError) or "Timeout" in type(found).__name__ for found in chain):
         return SourceUnavailable(name, "no answer in time", "check the host and the network")
-    for status in filter(None, map(_status, chain)):
+    for found in chain:
+        status = _status(found)
+        if _is_connection(found):
+            return SourceUnavailable(name, "the connection failed", "check the host, the port and the network")
+        if not status:
+            continue
         if status in (401, 403):
             return SourceDenied(name, f"access denied ({status})", _ADVICE)
         if status in (404, 410):
@@ -43,8 +52,6 @@ def fsspec_error(name: str, error: BaseException) -> PqcacheError:
         return SourceDenied(name, "access denied", _ADVICE)
     if any(each in names for each in _MISSING):
         return SourceNotFound(name, "no such file or directory", "check the URL")
-    if any(_is_connection(found) for found in chain):
-        return SourceUnavailable(name, "the connection failed", "check the host, the port and the network")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SourceNotFound(name, "no such file or directory", "check the URL")
     if "range requests" in str(error) or "Cannot seek" in str(error):
@@ -77,8 +84,7 @@ def _status(error: BaseException) -> int:
 def _is_connection(error: BaseException) -> bool:
     """Return whether an error is about a connection: Python's, or one of aiohttp, requests, httpx or paramiko."""
     return isinstance(error, ConnectionError | EOFError) or any(
-        base.__name__ in ("ClientConnectionError", "ClientPayloadError", "SSHException", "TransportError", "gaierror")
-        or (base.__name__ == "RequestException" and base.__module__.startswith("requests"))
+        base.__name__ in _CONNECTION or (base.__name__ == "RequestException" and base.__module__.startswith("requests"))
         for base in type(error).__mro__
     )
 

@@ -27,7 +27,11 @@ _PARAMIKO = (
     "allow_agent", "look_for_keys", "compress", "gss_auth", "gss_kex", "gss_host", "host_key_policy",
 )  # fmt: skip
 _PASSED_ON = {"sftp": _PARAMIKO, "ssh": _PARAMIKO}  # options that a constructor takes without naming them
-_OURS = {"self", "args", "kwargs", "asynchronous", "loop", "use_listings_cache", "skip_instance_cache", "fs", "fo"}
+_OURS = {  # what no user has to set, and what has to stay as it is
+    "self", "args", "asynchronous", "loop", "use_listings_cache", "skip_instance_cache", "listings_expiry_time", "fs",
+    "fo", "batch_size", "block_size", "cache_options", "cache_type", "default_cache_type", "default_fill_cache",
+    "encoded", "get_client", "global_store", "same_scheme", "simple_links", "size_policy",
+}  # fmt: skip
 _OPENS = {"http": {"encoded": True, "simple_links": False}, "https": {"encoded": True, "simple_links": False}}
 _ROOTS = {"http", "https"}  # whose paths are URLs
 
