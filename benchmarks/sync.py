@@ -4,12 +4,14 @@
 
 Everything is measured as a process of its own, interleaved round by round; the table shows medians, ratios
 against pqcache, CPU seconds of the client per GB, and peak memory. Peers that are not on this machine are left
-out and named. The servers are a Ceph RADOS Gateway and a Hadoop NameNode and DataNode on 127.0.0.1.
+out and named. The servers are a Ceph RADOS Gateway, a Hadoop NameNode and DataNode, Azurite, and an emulator of Google
+Cloud Storage, on 127.0.0.1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import statistics
@@ -29,9 +31,12 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.servers import azure as azure_server  # noqa: E402
+from tests.servers import gcs as gcs_server  # noqa: E402
 from tests.servers import hdfs as hdfs_server  # noqa: E402
 from tests.servers import s3 as s3_server  # noqa: E402
 
+_PARTS = ["bulk", "small", "hdfs", "nothing", "delta", "gs", "az"]
 PQCACHE = [sys.executable, "-m", "pqcache"]
 _TRANSFER_MANAGER = """
 import sys, os, boto3
@@ -60,6 +65,15 @@ for status in client.list_status(root, recursive=True):
     path = target + status.path; os.makedirs(os.path.dirname(path), exist_ok=True)
     with client.read(status.path) as source, open(path, "wb") as out:
         for chunk in source.read_range_stream(0, len(source)): out.write(chunk)
+"""
+_FSSPEC_GET = """
+import sys, json, fsspec
+scheme, options, path, target = sys.argv[1:]
+if scheme == "gs":
+    from gcsfs.core import GCSFileSystem as kind  # without gRPC, which an emulator does not speak
+else:
+    from adlfs import AzureBlobFileSystem as kind
+kind(**json.loads(options)).get(path, target, recursive=True)
 """
 _HDFS_LIST = """
 import sys, hdfs_native
@@ -206,18 +220,41 @@ def s3_peers(bucket: str, prefix: str) -> dict[str, Callable[[Path], list[str]]]
     return peers
 
 
+def cloud(kind: str, big: Path, size: int, rounds: int, base: Path) -> None:
+    """Compare a first sync from an emulator of a cloud's store with fsspec's client of it."""
+    with gcs_server.running(base) if kind == "gs" else azure_server.running(base) as server:
+        if isinstance(server, gcs_server.Gcs):
+            server.create_bucket("bench")
+            name, options = "gcsfs get", {"endpoint_url": server.endpoint, "token": "anon"}
+        else:
+            server.create_container("bench")
+            text = (
+                f"AccountName={server.options['account_name']};AccountKey={server.key};BlobEndpoint={server.endpoint}"
+            )
+            name, options = "adlfs get", {"connection_string": text}
+        server.upload_tree(big, "bench/big")
+        given = [word for key, value in server.options.items() for word in ("-o", f"{key}={value}")]
+        peers: dict[str, Callable[[Path], list[str]]] = {
+            "pqcache": lambda out: [*PQCACHE, "sync", f"{kind}://bench/big", str(out), "-q", *given],
+            name: lambda out: [
+                sys.executable, "-c", _FSSPEC_GET, kind, json.dumps(options), "bench/big", str(out),
+            ],
+        }  # fmt: skip
+        compare(f"{kind}://, 8 files, {size >> 20} MB, first sync", peers, dict(os.environ), rounds, size)
+
+
 def main() -> None:
     """Start the servers, fill them, and print every comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="a tenth of the data, to try the script")
-    parser.add_argument("--only", choices=["bulk", "small", "hdfs", "nothing", "delta"], action="append")
+    parser.add_argument("--only", choices=[*_PARTS], action="append")
     arguments = parser.parse_args()
-    only, part = arguments.only or ["bulk", "small", "hdfs", "nothing", "delta"], 10 if arguments.small else 1
+    only, part = arguments.only or _PARTS, 10 if arguments.small else 1
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
         big, many, tiny = base / "big", base / "many", base / "tiny"
-        big_size = write_files(big, 8, (128 << 20) // part) if {"bulk", "hdfs"} & set(only) else 0
+        big_size = write_files(big, 8, (128 << 20) // part) if {"bulk", "hdfs", "gs", "az"} & set(only) else 0
         many_size = write_files(many, 2000 // part, 1 << 20) if "small" in only else 0
         if "nothing" in only:
             write_files(tiny, 20_000 // part, 500)
@@ -242,6 +279,9 @@ def main() -> None:
                     s3.upload_tree(tiny, "s3://bench/tiny")
                     nothing_to_do("s3://bench/tiny", [_S3_LIST, "bench", "tiny/"], env, arguments.rounds, base, part)
                 client.close()
+        for kind in ("gs", "az"):
+            if kind in only:
+                cloud(kind, big, big_size, arguments.rounds, base)
         if {"hdfs", "nothing"} & set(only):
             with hdfs_server.running(base) as hdfs:
                 env = dict(os.environ)
