@@ -45,6 +45,8 @@ from tests.warm import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
+    from tests.servers.azure import Azure
+    from tests.servers.gcs import Gcs
     from tests.servers.hdfs import Hdfs
     from tests.servers.s3 import S3
 
@@ -150,8 +152,9 @@ NOT_RUN = {
 
 
 def needs(block: Block) -> str:
-    """Return which server a block needs: hdfs, s3, or none."""
-    return "hdfs" if "hdfs://" in block.text else "s3" if "s3://" in block.text else ""
+    """Return which server a block needs: hdfs, s3, gcs, azure, or none."""
+    schemes = {"hdfs://": "hdfs", "s3://": "s3", "gs://": "gcs", "az://": "azure", "abfss://": "azure"}
+    return next((server for scheme, server in schemes.items() if scheme in block.text), "")
 
 
 @pytest.fixture
@@ -237,6 +240,31 @@ def test_what_is_shown_of_s3_runs(
         Bucket=s3_bucket.name, Policy=json.dumps({"Version": "2012-10-17", "Statement": [policy]})
     )
     assert run_page(page, lake, "s3", {**names, **public})
+
+
+@pytest.mark.gcs
+@pytest.mark.usefixtures("no_cloud")
+@pytest.mark.parametrize("page", pages_with("gcs"), ids=lambda page: page.name)
+def test_what_is_shown_of_google_cloud_storage_runs(
+    page: Path, lake: Path, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs.create_bucket(bucket := f"docs-{os.urandom(4).hex()}")
+    gcs.upload_tree(lake / "lake" / "shop", f"{bucket}/warehouse/shop")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
+    public = {"gs://public-data/shop": f"gs://{bucket}/warehouse/shop"}
+    assert run_page(page, lake, "gcs", {**public, "gs://lake/": f"gs://{bucket}/"})
+
+
+@pytest.mark.azure
+@pytest.mark.usefixtures("no_cloud")
+@pytest.mark.parametrize("page", pages_with("azure"), ids=lambda page: page.name)
+def test_what_is_shown_of_azure_runs(page: Path, lake: Path, azure: Azure, monkeypatch: pytest.MonkeyPatch) -> None:
+    azure.create_container(container := f"docs-{os.urandom(4).hex()}")
+    azure.upload_tree(lake / "lake" / "shop", f"{container}/warehouse/shop")
+    parts = (f"AccountName={azure.options['account_name']}", f"AccountKey={azure.key}")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", ";".join([*parts, f"BlobEndpoint={azure.endpoint}"]))
+    hosts = {"abfss://lake@account.dfs.core.windows.net/": f"abfss://{container}/", "az://lake/": f"az://{container}/"}
+    assert run_page(page, lake, "azure", hosts)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -48,7 +48,8 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A path, hdfs://, webhdfs://, s3://, hive:// or pqcache+http://. Or a cache alone, to repeat its sync.",
+        help="A path or a URL (hdfs://, webhdfs://, s3://, gs://, abfss://, http:// ...). "
+        "Or a cache alone, to repeat its sync.",
     ),
 ]
 OptionalCache = Annotated[

@@ -27,7 +27,7 @@ _PARAMIKO = (
     "allow_agent", "look_for_keys", "compress", "gss_auth", "gss_kex", "gss_host", "host_key_policy",
 )  # fmt: skip
 _PASSED_ON = {"sftp": _PARAMIKO, "ssh": _PARAMIKO}  # options that a constructor takes without naming them
-_OURS = {  # what no user has to set, and what has to stay as it is
+_OURS = {  # what no user has to set, and what has to be as it is
     "self", "args", "asynchronous", "loop", "use_listings_cache", "skip_instance_cache", "listings_expiry_time", "fs",
     "fo", "batch_size", "block_size", "cache_options", "cache_type", "default_cache_type", "default_fill_cache",
     "encoded", "get_client", "global_store", "same_scheme", "simple_links", "size_policy",
@@ -72,7 +72,7 @@ def open_file_system(url: str, options: Mapping[str, str]) -> tuple[Any, str]:
     logging.getLogger(kind.__module__.partition(".")[0]).addHandler(logging.NullHandler())  # errors are reported once
     given = {**kind._get_kwargs_from_urls(url), **{name: parsed(name, value) for name, value in options.items()}}
     given = {**_OPENS.get(scheme, {}), **given, "use_listings_cache": False, "skip_instance_cache": True}
-    if scheme in _PASSED_ON:  # which would hand them to its client
+    if scheme in _PASSED_ON:  # its client would get them too
         del given["use_listings_cache"]
     try:
         made = kind(**given)
@@ -90,7 +90,7 @@ def known_class(scheme: str) -> str:
 
 
 def parsed(name: str, value: str) -> Any:
-    """Return the value of an option: a number, a boolean or an object of JSON; a secret stays a text unless an object.
+    """Return the value of an option: a number, a boolean or an object of JSON; a secret is a text unless an object.
 
     >>> parsed("port", "22"), parsed("anon", "True"), parsed("password", "22"), parsed("host", "x")
     (22, True, '22', 'x')

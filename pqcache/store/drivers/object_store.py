@@ -32,7 +32,7 @@ from pqcache.errors import (
     first_line,
 )
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT
-from pqcache.store.drivers.object_store_config import Place, place_of
+from pqcache.store.drivers.object_store_config import BucketConfig, place_of
 from pqcache.store.drivers.time_limits import Stalled, too_slow, with_time_limit
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact
@@ -147,7 +147,7 @@ def _forget_parent() -> None:
 os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _new_store(place: Place, timeout: float) -> Any:
+def _new_store(place: BucketConfig, timeout: float) -> Any:
     """Return obstore's client, which does not try again by itself: a source's caller does."""
     client = {
         "allow_http": place.allow_http,
@@ -177,7 +177,7 @@ def _with_parents(directories: set[str]) -> set[str]:
     return found
 
 
-def _source_error(name: str, error: Exception, place: Place) -> PqcacheError:
+def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheError:
     """Return pqcache's error; obstore's text has the URL of the request, which may hold a signature."""
     text = str(error)
     if (slow := too_slow(name, error)) is not None:

@@ -43,7 +43,7 @@ _AZURE_ADVICE = (
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Place:
+class BucketConfig:
     """A bucket or container, a path in it, and obstore's configuration, which may hold secrets.
 
     Attributes:
@@ -78,7 +78,7 @@ class Place:
         return "options and the GOOGLE_* variables" if self.scheme == "gs" else "options and the AZURE_* variables"
 
 
-def place_of(url: str, options: Mapping[str, str]) -> Place:
+def place_of(url: str, options: Mapping[str, str]) -> BucketConfig:
     """Return the place that a URL names; an unknown option, or no bucket or account, raises UsageError."""
     scheme = url_scheme(url)
     netloc, _, path = url.partition("://")[2].partition("/")
@@ -86,12 +86,14 @@ def place_of(url: str, options: Mapping[str, str]) -> Place:
     if scheme in GCS_SCHEMES:
         check_options(f"{scheme}://", options, GCS_OPTIONS)
         config = _named(options, _GCS_NAMES)
-        if "STORAGE_EMULATOR_HOST" in os.environ:
-            config.setdefault("base_url", _with_scheme(os.environ["STORAGE_EMULATOR_HOST"]))
+        if "base_url" not in config and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
+            config["base_url"] = emulator if "://" in emulator else f"http://{emulator}"
+            if not {"bearer_token", "service_account"} & set(config):
+                config["skip_signature"] = "true"  # as Google's own clients do
         _check_bucket(shown, netloc, f"{scheme}://BUCKET/PATH")
         _check_endpoint(config.get("base_url", ""))
         base = f"{scheme}://{netloc}"
-        return Place(scheme="gs", base=base, bucket=netloc, root=root, config=config, advice=_GCS_ADVICE)
+        return BucketConfig(scheme="gs", base=base, bucket=netloc, root=root, config=config, advice=_GCS_ADVICE)
     check_options(f"{scheme}://", options, AZURE_OPTIONS)
     container, _, host = netloc.partition("@")
     _check_bucket(shown, container, f"{scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH")
@@ -102,7 +104,7 @@ def place_of(url: str, options: Mapping[str, str]) -> Place:
         advice = f"write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, or give -o account_name=ACCOUNT"
         raise UsageError(shown, "names no storage account", advice)
     base = f"{scheme}://{netloc}"
-    return Place(scheme="az", base=base, bucket=container, root=root, config=config, advice=_AZURE_ADVICE)
+    return BucketConfig(scheme="az", base=base, bucket=container, root=root, config=config, advice=_AZURE_ADVICE)
 
 
 def _named(options: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +154,3 @@ def _check_bucket(shown: str, bucket: str, form: str) -> None:
 def _check_endpoint(endpoint: str) -> None:
     if "@" in endpoint or "?" in endpoint:
         raise UsageError("-o endpoint", "holds a user, a password or a signature", "give credentials as options")
-
-
-def _with_scheme(endpoint: str) -> str:
-    return endpoint if "://" in endpoint else f"http://{endpoint}"

@@ -304,7 +304,7 @@ def test_what_a_web_server_refuses_is_no_missing_file(
         list(open_source(f"{web[1].url}/lake").list())
 
 
-def test_errors_of_other_clients_are_told_apart() -> None:
+def test_errors_of_other_clients_are_distinguished() -> None:
     class AuthenticationException(Exception):
         """As paramiko's."""
 

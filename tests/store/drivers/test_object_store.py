@@ -233,7 +233,7 @@ def test_a_shared_access_signature_is_a_secret(azure: Azure, tmp_path: Path) -> 
 
 
 class Bucket:
-    """A store of one object that answers as it is told."""
+    """A store of one object that answers as its fields say."""
 
     data = b"0123456789" * 400
     drip, status, cut, tag = 0.0, 0, 0, '"one"'
