@@ -48,8 +48,7 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A path or a URL (hdfs://, webhdfs://, s3://, gs://, abfss://, http:// ...). "
-        "Or a cache alone, to repeat its sync.",
+        help="A path or a URL: hdfs://, s3://, gs://, abfss://, http:// ... Or a cache alone, to repeat its sync.",
     ),
 ]
 OptionalCache = Annotated[

@@ -118,6 +118,11 @@ def narrow(source: Source, where: str | None) -> None:
         tell(where)
 
 
+def may_give_only_sizes(source: Source) -> bool:
+    """Return whether a store may say nothing of a file but its size, as such a driver says by an attribute."""
+    return getattr(source, "may_give_only_sizes", False)
+
+
 class LocalFiles(Source, Protocol):
     """A source whose files have modes that mean something on this machine."""
 

@@ -40,6 +40,8 @@ _DATA_SUFFIXES = (".parquet", ".parq", ".pq")
 class FsspecSource:
     """A Source over fsspec; see ``pqcache.store.drivers.base.Source``."""
 
+    may_give_only_sizes = True  # then a time is 0, and there is no tag
+
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         self.url = redact(url).rstrip("/")
         self._scheme = url_scheme(url)

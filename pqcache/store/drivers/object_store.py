@@ -187,6 +187,8 @@ def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheEr
     match = re.search(r"status code: (\d{3})", text)
     status = int(match[1]) if match else 0
     code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", text)) else str(status)
+    if "token request" in text and status < 500:
+        return SourceDenied(name, "no credentials found, and this machine has no account of its own", place.advice)
     if code in ("ContainerNotFound", "NoSuchBucket"):
         return SourceNotFound(name, f"no such {place.bucket_word}", "check the URL")
     if isinstance(error, FileNotFoundError) or status in (404, 410):
@@ -199,8 +201,6 @@ def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheEr
         return SourceUnavailable(name, f"the server answers {code}", "try again later")
     if status:
         return SourceError(name, f"the server answers {status} {code}".rstrip(), place.advice)
-    if re.search(r"token|credential|metadata\.google|169\.254\.169\.254", first_line(text), re.IGNORECASE):
-        return SourceDenied(name, "no credentials found", place.advice)
     if (reason := re.search(r"HTTP error: ([^\n]*)", text)) is not None:
         return SourceUnavailable(name, _without_urls(reason[1]), "check the endpoint and the network")
     return SourceError(name, _without_urls(first_line(text)))

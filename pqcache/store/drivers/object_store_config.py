@@ -33,6 +33,8 @@ AZURE_OPTIONS = {
     "endpoint": "URL of a compatible store",
     "anon": _ANON,
 }
+_CREDENTIALS = {"account_key", "sas_key", "client_id", "token", "bearer_token", "use_azure_cli", "service_account"}
+_CREDENTIAL = r"key|sas|token|client|cli$|msi|identity|service_account|credentials"  # in the name of a variable
 # obstore's names where they differ
 _GCS_NAMES = {"endpoint": "base_url", "token": "bearer_token", "anon": "skip_signature"}
 _AZURE_NAMES = {"sas_token": "sas_key", "anon": "skip_signature"}
@@ -88,8 +90,7 @@ def place_of(url: str, options: Mapping[str, str]) -> BucketConfig:
         config = _named(options, _GCS_NAMES)
         if "base_url" not in config and (emulator := os.environ.get("STORAGE_EMULATOR_HOST")):
             config["base_url"] = emulator if "://" in emulator else f"http://{emulator}"
-            if not {"bearer_token", "service_account"} & set(config):
-                config["skip_signature"] = "true"  # as Google's own clients do
+        _protect_machine(config, config.get("base_url", ""), "GOOGLE_")
         _check_bucket(shown, netloc, f"{scheme}://BUCKET/PATH")
         _check_endpoint(config.get("base_url", ""))
         base = f"{scheme}://{netloc}"
@@ -100,6 +101,7 @@ def place_of(url: str, options: Mapping[str, str]) -> BucketConfig:
     config = {**_from_connection_string(options), **_from_host(shown, host), **_named(options, _AZURE_NAMES)}
     config.pop("connection_string", None)
     _check_endpoint(config.get("endpoint", ""))
+    _protect_machine(config, config.get("endpoint", ""), "AZURE_")
     if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
         advice = f"write {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH, or give -o account_name=ACCOUNT"
         raise UsageError(shown, "names no storage account", advice)
@@ -142,6 +144,13 @@ def _from_connection_string(options: Mapping[str, str]) -> dict[str, str]:
         "endpoint": endpoint.rstrip("/"),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _protect_machine(config: dict[str, str], endpoint: str, prefix: str) -> None:
+    """Read without credentials where none are given and the endpoint has no TLS: the machine's are not sent there."""
+    given = {name for name in (*config, *os.environ) if name in _CREDENTIALS or name.startswith(prefix)}
+    if endpoint.startswith("http://") and not any(re.search(_CREDENTIAL, name, re.IGNORECASE) for name in given):
+        config.setdefault("skip_signature", "true")
 
 
 def _check_bucket(shown: str, bucket: str, form: str) -> None:

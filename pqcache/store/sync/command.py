@@ -15,7 +15,7 @@ from pqcache.errors import UsageError, disk_errors
 from pqcache.events import OnEvent, Warned, ignore
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
-from pqcache.store.drivers.base import TIMEOUT, Source, version_of
+from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
 from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary, table_digest
 from pqcache.store.ownership import check_ownership
@@ -264,7 +264,7 @@ def _list(
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
     """Publish a new snapshot if anything has changed."""
     recipe = recipe_for(run.config, listing.subset.recipe)
-    if run.options.compare == IDENTITY:
+    if run.options.compare == IDENTITY and may_give_only_sizes(source):
         check_identities(listing.files, source.url)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY:

@@ -361,6 +361,29 @@ def test_what_cannot_be_meant_is_refused(url: str, options: dict[str, str], why:
     assert "\n" not in str(error.value)
 
 
+def test_a_machine_without_an_account_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(lambda asked, handler: reply(handler, status=403)) as server:
+        monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"{server.url}/msi")
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, server.url)
+        source = open_source("az://lake/x", {"account_name": "a", "endpoint": "https://127.0.0.1:1/a"}, timeout=2)
+        with pytest.raises(SourceDenied, match=r"^az://lake/x: no credentials found, and this machine has no account"):
+            list(source.list())
+
+
+def test_a_server_without_tls_does_not_get_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    http, https = "http://127.0.0.1:1/a", "https://127.0.0.1:1/a"
+    azure = {"account_name": "a"}
+    assert place_of("az://lake/x", {**azure, "endpoint": http}).config["skip_signature"] == "true"
+    assert place_of("gs://lake/x", {"endpoint": http}).config["skip_signature"] == "true"
+    for given in ({"endpoint": https}, {"endpoint": http, "sas_token": "s"}, {"endpoint": http, "token": "t"}, {}):
+        assert "skip_signature" not in place_of("az://lake/x", {**azure, **given}).config
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "k")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/f")
+    assert "skip_signature" not in place_of("az://lake/x", {**azure, "endpoint": http}).config
+    assert "skip_signature" not in place_of("gs://lake/x", {"endpoint": http}).config
+
+
 def test_no_test_reaches_a_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "127.0.0.1:1")
     assert place_of("gs://lake/x", {}).config["base_url"] == "http://127.0.0.1:1"
