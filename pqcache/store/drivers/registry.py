@@ -56,7 +56,7 @@ def open_source(
         from pqcache.store.drivers.fsspec_source import FsspecSource
 
         return FsspecSource(url, options, timeout)
-    advice = "use hdfs://, webhdfs://, s3://, gs://, abfss://, a scheme of fsspec, hive://, iceberg://, pqcache+http:// or a path"
+    advice = "use a path, hdfs://, webhdfs://, s3://, gs://, abfss://, hive://, iceberg:// or a scheme of fsspec"
     raise UsageError(redact(url), f"unknown scheme {scheme}://", advice)
 
 
