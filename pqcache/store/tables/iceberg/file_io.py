@@ -10,16 +10,18 @@ from typing import Any, NoReturn, TypeVar
 
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
-from pqcache.errors import SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import SourceError, SourceNotFound, SourceUnavailable, UsageError
 from pqcache.store.drivers.base import file_url, read_range
 from pqcache.store.drivers.retries import with_retries
+from pqcache.store.tables.iceberg.avro import check_avro
 from pqcache.store.tables.store_files import StoreFiles, usual_url
 from pqcache.store.tables.table_log import OpenOptions
-from pqcache.store.urls import url_scheme
+from pqcache.store.urls import printable, url_scheme
 
 ACCESS = "pqcache.access"  # the property of a FileIO that holds its TableAccess
 CLASS = f"{__name__}.StoreFileIO"
 _BUFFER = 1 << 20
+_GZIP = b"\x1f\x8b"
 
 T = TypeVar("T")
 
@@ -119,7 +121,14 @@ class _StoreInput(InputFile):
         return True
 
     def open(self, seekable: bool = True) -> Any:
-        return self._access.open(self.location)
+        data = self._access.read_all(self.location)
+        if not data.lstrip().startswith((b"{", _GZIP)):  # all but the metadata file are Avro
+            try:
+                check_avro(data)
+            except ValueError as error:
+                advice = "check the table with the engine that wrote it"
+                raise SourceError(printable(self.location), f"this manifest is damaged: {error}", advice) from error
+        return io.BytesIO(data)
 
 
 class _StoreStream(io.RawIOBase):

@@ -28,14 +28,16 @@ def sold(first: int) -> pa.Table:
     return pa.table({"id": pa.array(range(first, first + 6), pa.int64()), "kind": ["a", "b", "c d/e"] * 2})
 
 
+NONE = (404, {"error": {"message": "no such table", "type": "NoSuchTableException", "code": 404}})
+
+
 @contextmanager
 def rest_catalog(answers: dict[str, tuple[int, Any]]) -> Iterator[str]:
     """Run a server that answers paths with a status and JSON; return its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, body = answers.get(self.path.partition("?")[0], (404, {"error": {"message": "no such table",
-                                                                    "type": "NoSuchTableException", "code": 404}}))  # fmt: skip
+            status, body = answers.get(self.path.partition("?")[0], NONE)
             data = json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
@@ -95,7 +97,7 @@ def test_a_rest_catalog(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             answers[f"/v1/namespaces/shop/tables/{name}"] = (status, body)
             with pytest.raises(error):
                 pqcache.sync(f"iceberg://rest/shop.{name}", tmp_path / "other", retries=0)
-        with pytest.raises(UsageError, match="is no table with versions|no such option"):
+        with pytest.raises(UsageError, match="no such option"):
             pqcache.sync("iceberg://rest/shop.sales", tmp_path / "other", options={"endpoint": uri})
     with pytest.raises(SourceUnavailable, match="its catalog does not answer"):
         pqcache.sync(tmp_path / "cache", retries=0)

@@ -194,7 +194,7 @@ def test_columns_that_were_renamed_dropped_added_moved_and_widened(lake: Lake, t
     assert rows_of(tmp_path / "large") == rows_in(table)
     shares = [rows_of(tmp_path / f"shard{i}") for i in range(2)
               if pqcache.sync(place(table), tmp_path / f"shard{i}", shard=f"{i}/2").rows]  # fmt: skip
-    assert sorted(sum(shares, [])) == rows_in(table)
+    assert sorted(row for share in shares for row in share) == rows_in(table)
     first = table.metadata.snapshots[0].snapshot_id
     pqcache.sync(place(table), tmp_path / "cache", version=first, force=True)
     assert rows_of(tmp_path / "cache") == rows_in(table, first)
