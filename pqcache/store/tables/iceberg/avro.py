@@ -1,4 +1,4 @@
-"""Checks Avro files before pyiceberg reads them: its decoder is compiled, and reads past the end of what is cut short."""
+"""Checks Avro files before pyiceberg reads them: its decoder is compiled, and reads past the end of one that is cut."""
 
 from __future__ import annotations
 

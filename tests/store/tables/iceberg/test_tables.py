@@ -192,6 +192,9 @@ def test_columns_that_were_renamed_dropped_added_moved_and_widened(lake: Lake, t
     assert rows_of(tmp_path / "part", columns=["id", "tags", "paid", "note"]) == kept
     pqcache.sync(place(table), tmp_path / "large", row_group_size="64KB")
     assert rows_of(tmp_path / "large") == rows_in(table)
+    pqcache.repartition(place(table), tmp_path / "plain", row_group_size="64KB")
+    pqcache.sync(tmp_path / "plain", tmp_path / "of_plain")
+    assert len(rows_of(tmp_path / "of_plain", columns=["id"])) == len(rows_in(table))
     shares = [rows_of(tmp_path / f"shard{i}") for i in range(2)
               if pqcache.sync(place(table), tmp_path / f"shard{i}", shard=f"{i}/2").rows]  # fmt: skip
     assert sorted(row for share in shares for row in share) == rows_in(table)
@@ -238,14 +241,17 @@ def test_position_deletes_are_applied_while_files_are_fetched(lake: Lake, tmp_pa
     commit(table, [data_file(table, shop(start, 30)) for start in (0, 30, 60)])
     pqcache.sync(place(table), tmp_path / "cache")
     uris = sorted(task.file.file_path for task in table.scan().plan_files())
-    held = {file.name: file.stat().st_ino for file in (tmp_path / "cache" / "current").rglob("*.parquet")}
-    commit(table, [position_deletes(table, [(uris[0], 3), (uris[0], 3), (uris[1], 29)]), *[]])
+    commit(table, [position_deletes(table, [(uris[0], 3), (uris[0], 3), (uris[1], 29)])])
     commit(table, [position_deletes(table, [(uris[0], row) for row in range(20, 30)] + [(uris[0], 0)])])
     commit(table, [data_file(table, shop(90, 5))])  # younger than the deletes
     report = pqcache.sync(tmp_path / "cache")
     assert rows_of(tmp_path / "cache") == rows_in(table)
     assert report.rows == 95 - 1 - 1 - 11
-    assert held
+    pqcache.repartition("iceberg://lake/shop.deletes", tmp_path / "plain", row_group_size="64KB")
+    pqcache.repartition(place(table), tmp_path / "local", row_group_size="64KB")
+    for plain in ("plain", "local"):
+        pqcache.sync(tmp_path / plain, tmp_path / f"of_{plain}")
+        assert rows_of(tmp_path / f"of_{plain}") == rows_in(table)
     pqcache.sync(place(table), tmp_path / "part", where="id >= 25 AND price < 40", columns=["id"])
     kept = rows_in(table, row_filter="id >= 25 AND price < 40", selected_fields=("id",))
     assert rows_of(tmp_path / "part") == kept
