@@ -21,7 +21,6 @@ from pqcache.store.urls import printable, url_scheme
 ACCESS = "pqcache.access"  # the property of a FileIO that holds its TableAccess
 CLASS = f"{__name__}.StoreFileIO"
 _BUFFER = 1 << 20
-_GZIP = b"\x1f\x8b"
 
 T = TypeVar("T")
 
@@ -122,7 +121,7 @@ class _StoreInput(InputFile):
 
     def open(self, seekable: bool = True) -> Any:
         data = self._access.read_all(self.location)
-        if not data.lstrip().startswith((b"{", _GZIP)):  # all but the metadata file are Avro
+        if ".json" not in self.location.rpartition("/")[2]:  # all but the metadata file are Avro
             try:
                 check_avro(data)
             except ValueError as error:
