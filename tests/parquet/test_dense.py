@@ -212,9 +212,7 @@ def test_wrong_names_are_refused(lake: Path, tmp_path: Path, monkeypatch: pytest
     with pytest.raises(pqcache.UsageError, match="give a list of names"):
         pqcache.repartition(lake, tmp_path / "out", dense="tokens")
     # Nothing may be contacted, not even for credentials.
-    monkeypatch.setattr(
-        "pqcache.store.repartition.to_target.open_source", lambda *_: pytest.fail("a source was opened")
-    )
+    monkeypatch.setattr("pqcache.store.repartition.endpoints.open_table", lambda *_: pytest.fail("a source was opened"))
     monkeypatch.setattr(
         "pqcache.store.repartition.dense_proposals.open_dataset", lambda *_: pytest.fail("a source was opened")
     )

@@ -47,7 +47,7 @@ def paged(keys: list[str], size: int, next_page: str) -> Answer:
         after = query.get("marker") or query.get("continuation-token") or ""
         if next_page == "marker" and query.get("list-type") == "2" and "marker" not in query:
             after = ""  # version 1 knows no tokens
-        left = [key for key in keys if key > after]
+        left = [key for key in keys if key > after and key.startswith(query.get("prefix", ""))]
         rest = TOKEN.format(left[size - 1]) if next_page == "token" and len(left) > size else ""
         return page(left[:size], len(left) > size, rest)
 
@@ -107,7 +107,7 @@ def test_a_listing_that_contradicts_itself_is_refused(
     monkeypatch.setattr(s3_list, "MAX_KEYS", 20)
     monkeypatch.setattr(s3_list, "MAX_EMPTY_PAGES", 5)
     with fake_s3(broken(name)) as fake, pytest.raises(SourceError) as error:
-        pqcache.sync("s3://b/wh", tmp_path / "cache", options=fake.options)
+        pqcache.sync("s3://b/wh", tmp_path / "cache", options=fake.options, as_files=True)
     assert error.value.exit_code == 1
     assert error.value.subject == "s3://b/wh"
     assert FAULTS[name] in error.value.reason

@@ -154,6 +154,8 @@ def test_the_listing_before_publishing_is_of_the_same_partitions(
 
     def changing(source: LocalSource) -> object:
         nonlocal listings
+        if source.url != str(lake):  # the directory of a table's log, which is looked for
+            return listed(source)
         listings += 1
         if listings == 2:
             shutil.rmtree(lake / "dt=0")

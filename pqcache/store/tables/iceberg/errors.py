@@ -22,6 +22,7 @@ _MISSING = ("NoSuchTableError", "NoSuchIcebergTableError", "NoSuchNamespaceError
 _DENIED = ("UnauthorizedError", "ForbiddenError", "AuthorizationExpiredError", "OAuthError")
 _PASSING = ("ServiceUnavailableError", "ServerError", "TooManyRequestsError")
 _SECRETIVE = ("ArgumentError",)  # what SQLAlchemy says of a URL that it cannot read may show the password
+_AS_FILES = "take its files as they are with --as-files (as_files=True)"
 _INSTALL = "pip install 'pqcache[iceberg]'"
 
 
@@ -33,7 +34,7 @@ def needs_pyiceberg(url: str) -> Iterator[None]:
     except ImportError as error:
         if (error.name or "pqcache").partition(".")[0] == "pqcache":
             raise  # an error of this package's own
-        advice = f"install it with: {_INSTALL}, or take its files as they are with --as-files (as_files=True)"
+        advice = f"install it with: {_INSTALL}, or {_AS_FILES}"
         raise UsageError(url, "is an Iceberg table, which needs pyiceberg", advice) from error
 
 
@@ -77,7 +78,8 @@ def _error(subject: str, error: Exception) -> PqcacheError:
         return UsageError(subject, f"its catalog needs another package ({said})", "install it")
     if type(error).__module__.startswith("sqlalchemy."):
         return SourceError(subject, f"its catalog's database cannot be read ({said})", "check the catalog's uri")
-    return SourceError(subject, f"pyiceberg cannot read it ({said})", "check the table with the engine that wrote it")
+    advice = f"check the table with the engine that wrote it, or {_AS_FILES}"
+    return SourceError(subject, f"pyiceberg cannot read it ({said})", advice)
 
 
 def _said(error: Exception) -> str:
@@ -85,7 +87,8 @@ def _said(error: Exception) -> str:
         return type(error).__name__
     text = first_line(error)
     if "ValidationError" in type(error).__name__:  # pydantic's, of which the first line is the number of errors
-        text = ": ".join(line.partition(" [")[0].strip() for line in str(error).splitlines()[1:3]) or text
+        lines = [line.partition(" [")[0].strip() for line in str(error).splitlines()[1:3]]
+        text = ": ".join(line for line in lines if not line.startswith("For further information")) or text
     text = re.sub(r"://[^/@\s\"']*@", "://***@", text)
     return printable(text if len(text) <= 300 else f"{text[:300]}...")
 
