@@ -54,7 +54,7 @@ CALLS: dict[str, Callable[[Path, Path], Any]] = {
 @pytest.mark.parametrize("call", sorted(CALLS))
 def test_a_table_is_refused_by_name(call: str, table: tuple[str, Path], tmp_path: Path) -> None:
     name, root = table
-    above = call == "sync" or (name in ("Delta", "Iceberg") and call != "ParquetDataset")  # which are sources themselves
+    above = call == "sync" or (name in ("Delta", "Iceberg") and call != "ParquetDataset")  # are sources
     with pytest.raises(UsageError, match=rf"{name}.*take its files as they are with --as-files") as error:
         CALLS[call](root.parent.parent if above else root, tmp_path / "out")
     assert error.value.subject == str(root)
