@@ -220,14 +220,18 @@ def print_index(report: IndexReport) -> None:
 
 
 def print_history(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of runs, the newest last; it fits 80 columns, so that snapshot names can be copied."""
+    """Print a table of runs, the newest last; it fits 80 columns, so that snapshot names can be copied.
+
+    Of a cache of a Delta or Iceberg table it has the versions too, which may be long.
+    """
     if not records:
         print_line("no run yet")
         return
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("time (UTC)", "command", "files", "fetched", "took", "snapshot"):
+    versions = ("version",) if any(record.get("version") for record in records) else ()
+    for name in ("time (UTC)", "command", "files", "fetched", "took", "snapshot", *versions):
         table.add_column(name, justify="right" if name in ("fetched", "took") else "left", no_wrap=True)
     for record in records:
         known = "added" in record  # else the run was killed before it wrote its record
@@ -238,6 +242,7 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
             format_size(record["fetched_bytes"]) if known else "-",
             format_seconds(record["seconds"]) if known else "-",
             str(record["snapshot"]),
+            *(str(record.get("version") or "-") for _ in versions),
         )
     stdout_console().print(table)
 
