@@ -358,6 +358,8 @@ def first_page(keys: int) -> Callable[[bytes], bytes]:
 
     def cut(listing: bytes) -> bytes:
         found = re.findall(rb"<Contents>.*?</Contents>", listing, flags=re.DOTALL)
+        if len(found) <= keys:  # one page, as of a directory that is not there
+            return listing
         last = re.search(rb"<Key>(.*?)</Key>", found[keys - 1])
         assert last is not None
         for item in found[keys:]:

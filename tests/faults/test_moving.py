@@ -66,12 +66,12 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: Callable[[str, int], None] = lambda path, offset: None
         self.read_bytes: dict[str, int] = {}
-        real = sync_module.open_source
+        real = sync_module.open_table
 
         def opened(*arguments: Any) -> Any:
             return Watched(real(*arguments), lambda path, offset: self.at(path, offset), self.read_bytes)
 
-        monkeypatch.setattr(sync_module, "open_source", opened)
+        monkeypatch.setattr(sync_module, "open_table", opened)
         monkeypatch.setattr(local, "_CHUNK", 1 << 18)
 
     def once(self, action: Callable[[], None], path: str = BIG, after: int = 1 << 18) -> None:

@@ -133,7 +133,7 @@ def test_a_file_moved_from_an_unlisted_directory_to_a_listed_one(
 
 def move_during_listing(monkeypatch: pytest.MonkeyPatch, made: Path, remote: Remote) -> None:
     """Move a file of the second day to the first once, when a listing has passed the first day and not the second."""
-    real, moved = sync_module.open_source, []
+    real, moved = sync_module.open_table, []
 
     def opened(*arguments: Any) -> Any:
         source = real(*arguments)
@@ -153,7 +153,7 @@ def move_during_listing(monkeypatch: pytest.MonkeyPatch, made: Path, remote: Rem
         source.list = torn
         return source
 
-    monkeypatch.setattr(sync_module, "open_source", opened)
+    monkeypatch.setattr(sync_module, "open_table", opened)
 
 
 def test_a_source_that_never_holds_still(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from pqcache.errors import SourceNotFound, UsageError
+from pqcache.errors import SourceError, SourceNotFound, UsageError
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files
 from pqcache.store.drivers.registry import installed
 from pqcache.store.drivers.retries import with_retries
@@ -71,7 +71,11 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
     """Return the table in the directory that ``source`` is, or None where there is the log of none."""
     for directory, opener in _openers().items():
         log = options.open_files(f"{url.rstrip('/')}/{directory}", url)
-        entries = _listed(log, options)
+        try:
+            entries = _listed(log, options)
+        except SourceError as error:
+            log.close()
+            raise error.renamed(log.url, source.url) from error  # nobody has asked for the log
         if not any(is_log(directory, file.path) for file in entries):
             log.close()
             continue

@@ -358,7 +358,7 @@ def test_what_identifies_a_file(info: dict[str, Any], identity: Identity | None)
 @pytest.mark.parametrize(
     ("url", "options", "why"),
     [
-        ("nowhere://x", {}, "unknown scheme nowhere://; use hdfs://"),
+        ("nowhere://x", {}, "unknown scheme nowhere://; use a path, hdfs://"),
         ("simplecache::memory://x", {}, "is a chain of file systems; name the store itself"),
         ("zip://x.parquet::https://h/x.zip", {}, "is a chain of file systems"),
         ("reference://x", {}, "reference:// is no store of its own"),

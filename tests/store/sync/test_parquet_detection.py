@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import pqcache
-from pqcache.errors import ParquetError, SourceIncomplete, UsageError
+from pqcache.errors import ParquetError, SourceError, SourceIncomplete, UsageError
 from pqcache.events import Event, Warned
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.layout import CONTENT
@@ -198,7 +198,7 @@ def test_other_stores_are_looked_into_too(
             for path in (f"dt=2026-11-0{day}/{name}" for day in (1, 2) for name in NAMES)
         )
         remote.put("_delta_log/00000000000000000000.json", b"{}")
-        with pytest.raises(UsageError, match="is a Delta table"):
+        with pytest.raises(SourceError, match="deltalake cannot read its log"):
             pqcache.sync(cache)
 
 
