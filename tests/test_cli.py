@@ -129,7 +129,7 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
         (["sync", "s3://", cache], "no bucket"),
         (["sync", "", cache], "an empty path"),
         (["inspect", "file://"], "an empty path"),
-        (["inspect", "webhdfs://u:1[x"], "webhdfs://u:1[x: Invalid IPv6 URL; write webhdfs://HOST:PORT/PATH"),
+        (["inspect", "webhdfs://u:1[x"], "webhdfs://u:1[x: has no valid host and port; write webhdfs://HOST:PORT/PATH"),
         (["sync", "s3://[x", cache], "write s3://BUCKET/PATH"),
         (["repartition", shop, "hdfs://h:x/y"], "write hdfs://HOST:PORT/PATH"),
         (["inspect", "webhdfs://h:1/x?delegation=S3CR3T"], "x?delegation=***: has a secret in its path"),

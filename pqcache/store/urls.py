@@ -31,9 +31,9 @@ def check_url(url: str) -> None:
         raise UsageError(redact(url), "is a chain of file systems", "name the store itself, without '::'")
     try:
         _ = urlsplit(url.partition("?")[0]).port if scheme not in ("", "hive") else None  # that one has several hosts
-    except ValueError as error:
+    except ValueError:  # whose text has the port, which is the password where that has a '/'
         place = "BUCKET" if scheme == "s3" else "HOST:PORT"
-        raise UsageError(redact(url), str(error), f"write {scheme}://{place}/PATH") from None
+        raise UsageError(redact(url), "has no valid host and port", f"write {scheme}://{place}/PATH") from None
     if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
         raise UsageError(redact(url), "has a secret in its path", "give it as an option instead: -o token=...")
 
