@@ -53,7 +53,7 @@ OPTIONS = {
 _PINNED = re.compile(r"snapshots/(\d{8}T\d{6}Z-\d+)(?:/(.*))?")
 _CHUNK = 1 << 20
 _REASON = 4096  # bytes of an answer that says what is wrong
-_ERRORS = (OSError, http.client.HTTPException, ValueError)
+_ERRORS = (OSError, http.client.HTTPException, ValueError, RecursionError)  # the last of JSON that is too deep
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,9 @@ class ServedSource:
                 spoken = about.get("protocol") if isinstance(about, dict) else None
                 reason = f"the server speaks version {spoken!r} of the protocol, this pqcache speaks {PROTOCOL}"
                 raise SourceError(self.url, printable(reason), "install the same pqcache on both machines")
-            name = str(about["snapshot"])
+            name = about.get("snapshot")
+            if not isinstance(name, str):
+                raise ValueError("no snapshot is named")
         with self._get(f"snapshots/{quote(name, safe='')}/manifest") as response:
             data = response.read(MAX_ANSWER + 1)
             tag = response.headers.get("ETag", "").strip('"')
@@ -254,7 +256,10 @@ def _source_error(shown: str, error: BaseException) -> SourceError:
         return SourceUnavailable(shown, "no answer in time", "check the host, the port and the network")
     if isinstance(error, ConnectionRefusedError):
         return SourceUnavailable(shown, "cannot connect", "check that 'pqcache serve' runs there, and the port")
-    if isinstance(error, ValueError) or type(error) in (http.client.BadStatusLine, http.client.UnknownProtocol):
+    if isinstance(error, ValueError | RecursionError) or type(error) in (
+        http.client.BadStatusLine,
+        http.client.UnknownProtocol,
+    ):
         return SourceError(shown, "what answers there is no 'pqcache serve'", "check the host and the port")
     return SourceUnavailable(shown, first_line(error), "check the host, the port and the network")
 

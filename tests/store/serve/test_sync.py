@@ -246,18 +246,23 @@ def test_tokens(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         ("pqcache+http://me:secret@127.0.0.1/shop", "has a user"),
         ("pqcache+http://127.0.0.1/shop?token=secret", "has a secret"),
         ("pqcache+http://127.0.0.1:x/shop", "HOST:PORT"),
+        ("pqcache+http://me:secret/word@127.0.0.1/shop", "HOST:PORT"),
+        ("sftp://me:secret/word@127.0.0.1/shop", "HOST:PORT"),
     ],
 )
 def test_urls_that_make_no_sense(url: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason) as error:
         open_source(url)
     assert "secret@" not in str(error.value)
+    assert "secret'" not in str(error.value)
 
 
 def test_what_is_no_pqcache_serve(tmp_path: Path) -> None:
     answers = {
         "/text/current": lambda h: reply(h, b"<html>"),
         "/list/current": lambda h: reply(h, b"[]"),
+        "/none/current": lambda h: reply(h, b'{"protocol": 1}'),
+        "/deep/current": lambda h: reply(h, b"[" * 4000),
         "/newer/current": lambda h: reply(h, b'{"protocol": 2, "snapshot": "x"}'),
         "/moved/current": lambda h: reply(h, status=302, Location="http://127.0.0.1:1/"),
         "/busy/current": lambda h: reply(h, b'{"error": "busy \\u001b[1m"}', status=503),
@@ -270,6 +275,8 @@ def test_what_is_no_pqcache_serve(tmp_path: Path) -> None:
         for name, reason in (
             ("text", "no 'pqcache serve'"),
             ("list", "version None"),
+            ("none", "no 'pqcache serve'"),
+            ("deep", "no 'pqcache serve'"),
             ("newer", "version 2 of the protocol"),
             ("moved", "redirects"),
             ("busy", r"busy %1B\[1m"),
