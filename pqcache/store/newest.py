@@ -1,8 +1,9 @@
 """Which partitions of a table are its newest, in the order of their values, and how many of them ``--newest`` takes.
 
 Partitions compare column by column from the outermost: a null, or a column that a path lacks, is older than any value,
-whole numbers compare by value (``9`` before ``10``, and ``08`` before ``9``) and are older than all other text, which
-compares by its characters. So which of two is newer never depends on what other values there are.
+numbers compare by value (``9`` before ``10``, ``08`` before ``9``, and ``9.50`` before ``10.50``) and are older than all
+other text, which compares by its characters, but for a ``Z`` at the end of a time, which is older than a fraction of a
+second. So which of two is newer never depends on what other values there are.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 from pqcache.errors import UsageError
 from pqcache.store.hive import partition_values
 from pqcache.units import format_size, parse_size
 
 FREE = "free"
-_INTEGER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z")
 
-Rank = tuple[tuple[int, int, str], ...]
+Rank = tuple[tuple[int, Decimal, str], ...]
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,9 @@ def _rank(directory: str, names: Iterable[str]) -> Rank:
     return tuple(_rank_of(values.get(name)) for name in names)
 
 
-def _rank_of(value: str | None) -> tuple[int, int, str]:
+def _rank_of(value: str | None) -> tuple[int, Decimal, str]:
     if value is None:
-        return (0, 0, "")
-    return (1, int(value), value) if _INTEGER.fullmatch(value) else (2, 0, value)
+        return (0, Decimal(0), "")
+    if _NUMBER.fullmatch(value):
+        return (1, Decimal(value), value)
+    return (2, Decimal(0), f"{value[:-1]}\0" if _TIME.fullmatch(value) else value)

@@ -36,9 +36,9 @@ from pqcache.store.access_token import TOKEN, checked_token, read_token
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, TIMEOUT, check_options
 from pqcache.store.drivers.http_connections import HttpConnections
 from pqcache.store.drivers.http_speed_floor import MAX_ANSWER, response_class
-from pqcache.store.drivers.snapshot_source import files_below, identity_of
+from pqcache.store.drivers.snapshot_source import files_below, identity_of, table_below
 from pqcache.store.drivers.time_limits import too_slow
-from pqcache.store.manifest import FileEntry, Identity, SourceFile
+from pqcache.store.manifest import FileEntry, Identity, SourceFile, TableVersion
 from pqcache.store.urls import printable, redact, url_scheme
 from pqcache.system.checksum import checksum_text, new_checksum
 
@@ -58,10 +58,11 @@ _ERRORS = (OSError, http.client.HTTPException, ValueError, RecursionError)  # th
 
 @dataclass(frozen=True)
 class _Pinned:
-    """A snapshot, and its files by their paths relative to the source."""
+    """A snapshot, its files by their paths relative to the source, and the table that they are of."""
 
     id: str
     files: Mapping[str, FileEntry]
+    table: TableVersion | None
 
 
 class ServedSource:
@@ -87,6 +88,11 @@ class ServedSource:
         self._connections = HttpConnections(partial(_connect, url_scheme(url) == TLS_SCHEME, parts, timeout))
         self._pinned: _Pinned | None = None
         self._lock = threading.Lock()
+
+    @property
+    def table_version(self) -> TableVersion | None:
+        """What is known of the table that the snapshot was made from."""
+        return self._snapshot().table
 
     def list(self) -> Iterator[SourceFile]:
         for path, entry in self._snapshot().files.items():
@@ -159,10 +165,11 @@ class ServedSource:
         from pqcache.store.manifest_file import parse_manifest  # and pyarrow, which takes its time to import
 
         try:
-            files = parse_manifest(data, self.url).files
+            manifest = parse_manifest(data, self.url)
         except DamagedError as error:
             raise SourceError(self.url, error.reason, "run 'pqcache verify --repair' on the served cache") from error
-        return _Pinned(name, files_below(files, self._below, self.url))
+        files = files_below(manifest.files, self._below, self.url)
+        return _Pinned(name, files, table_below(manifest, self._below))
 
     def _entry(self, pinned: _Pinned, path: str) -> FileEntry:
         try:

@@ -7,16 +7,20 @@ records: links and copies of one file in several snapshots have one identity.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from hashlib import blake2b
 
 from pqcache.errors import SourceNotFound
 from pqcache.store.cache_directory import lease_at
 from pqcache.store.drivers.base import check_options
 from pqcache.store.drivers.local import LocalSource
-from pqcache.store.manifest import FileEntry, Identity, SourceFile
+from pqcache.store.hive import parent, partition_values
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, TableVersion
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path
 
@@ -30,15 +34,19 @@ class SnapshotSource:
         self.url = os.path.abspath(os.path.expanduser(local_path(url)))
         self._snapshot, self._below, self._lease = snapshot, below, lease
         self._files = LocalSource(str(snapshot.path / below), {})
-        self._entries: dict[str, FileEntry] | None = None
+
+    @property
+    def table_version(self) -> TableVersion | None:
+        """What is known of the table that the snapshot was made from."""
+        return self._table
 
     def list(self) -> Iterator[SourceFile]:
-        for path, entry in self._listed().items():
+        for path, entry in self._entries.items():
             yield SourceFile(path, identity_of(entry))
 
     def stat(self, path: str) -> Identity:
         try:
-            return identity_of(self._listed()[path])
+            return identity_of(self._entries[path])
         except KeyError:
             raise SourceNotFound(f"{self.url}/{path}", "no such file in the snapshot", "check the path") from None
 
@@ -62,10 +70,17 @@ class SnapshotSource:
         self._files.close()
         self._lease.close()
 
-    def _listed(self) -> dict[str, FileEntry]:
-        if self._entries is None:
-            self._entries = files_below(self._snapshot.checked_manifest().files, self._below, self.url)
-        return self._entries
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return self._snapshot.checked_manifest()
+
+    @cached_property
+    def _entries(self) -> dict[str, FileEntry]:
+        return files_below(self._manifest.files, self._below, self.url)
+
+    @cached_property
+    def _table(self) -> TableVersion | None:
+        return table_below(self._manifest, self._below)
 
 
 def open_snapshot(url: str, options: Mapping[str, str]) -> SnapshotSource | None:
@@ -90,6 +105,31 @@ def files_below(entries: Iterable[FileEntry], below: str, url: str) -> dict[str,
     if below and not (found or only):
         raise SourceNotFound(url, "no such file or directory in the snapshot", "check the path")
     return found or only
+
+
+def table_below(manifest: Manifest, below: str) -> TableVersion | None:
+    """Return what is known of the table that a snapshot was made from, for what lies below a path in it.
+
+    It has the types of partition columns, and columns that no file has yet; of all columns only those that the snapshot
+    took, without those whose values are in ``below``. A snapshot is no version to ask for, so it names none.
+    """
+    from pqcache.store.manifest_file import schema_of_table  # and pyarrow, which takes its time to import
+
+    schema = schema_of_table(manifest.table)
+    if manifest.table is None or schema is None:
+        return None
+    fetched = [json.loads(recipe or "{}").get("fetch", {}) for recipe in {entry.recipe for entry in manifest.files}]
+    taken = set(schema.names)
+    if all("columns" in subset for subset in fetched):
+        directories = {parent(entry.path) for entry in manifest.files}
+        taken = {name for subset in fetched for name in subset["columns"]}
+        taken.update(name for directory in directories for name in partition_values(directory))
+    above = partition_values(below)
+    for name in schema.names:
+        if name not in taken or name in above:
+            schema = schema.remove(schema.get_field_index(name))
+    data = bytes(schema.serialize())
+    return replace(manifest.table, version="", time="", schema=data, schema_digest="", load_schema=None)
 
 
 def identity_of(entry: FileEntry) -> Identity:

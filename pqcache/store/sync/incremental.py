@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete
+from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
 from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source, version_of
@@ -166,6 +166,7 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
     listing, up to NEW_LISTINGS times, and reuses what it has downloaded.
     """
     manifest, intact = _read_current(run.current, run.options.on_event)
+    _check_still_table(run, source, manifest)
     rules = wait_rules(run.config)
     attempt = _Attempt(
         run=run,
@@ -192,6 +193,20 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
         f"keeps changing while it is copied, last {path}",
         "nothing was published, sync again when its writers have finished, or leave young files out with --settle",
     )
+
+
+def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None) -> None:
+    """Raise UsageError where a version of a table is held, and there are only files now where it was.
+
+    Without its log, rows that the table has deleted or written again would be among those of its files.
+    """
+    held = None if manifest is None else manifest.table
+    if manifest is None or held is None or not held.version or version_of(source) is not None:
+        return
+    if run.config.as_files or manifest.source != redact(run.config.source):
+        return
+    reason = f"has no log of a table any more, and the cache holds {held}"
+    raise UsageError(source.url, reason, "put the log back, or take the files as they are with --as-files")
 
 
 def _fetched_otherwise(manifest: Manifest, recipe: Recipe) -> frozenset[str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 
 import pqcache
 from pqcache.errors import DamagedError, SourceError, SourceNotFound, UsageError
@@ -16,6 +20,7 @@ from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.snapshot_source import SnapshotSource
 from tests.datasets import rows_of, write_day, write_shop
+from tests.delta_tables import held, judged
 
 
 @pytest.fixture
@@ -160,3 +165,43 @@ def test_a_chain_of_caches_is_as_private_as_its_source(lake: Path, tmp_path: Pat
     pqcache.sync(tmp_path / "upstream" / "current", tmp_path / "cache")
     modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "cache" / "current").rglob("*.parquet")}
     assert modes == {0}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A Delta table with partitions by a date and by text that looks like a number, and a column that no file has."""
+    days = [dt.date(2026, 11, 1), dt.date(2026, 11, 2), None]
+    rows = pa.table({"id": [1, 2, 3], "day": pa.array(days, pa.date32()), "code": ["7", "8", "9"]})
+    write_deltalake(str(tmp_path / "table"), rows, partition_by=["day", "code"])
+    DeltaTable(str(tmp_path / "table")).alter.add_columns([Field("added", PrimitiveType("integer"))])
+    return tmp_path / "table"
+
+
+def test_a_cache_of_a_table_keeps_its_types_as_a_source(table: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    pqcache.sync(table, first)
+    pqcache.sync(first / "current", second)
+    assert held(second) == judged(table)
+    assert not pqcache.sync(second).published
+    DeltaTable(str(table)).alter.add_columns([Field("later", PrimitiveType("string"))])
+    pqcache.sync(first)
+    assert pqcache.sync(second).published, "the schema alone has changed"
+    assert held(second) == judged(table)
+    damaged = next((second / "current").resolve().rglob("*.parquet"))
+    damaged.chmod(0o644)
+    os.truncate(damaged, 20)
+    pqcache.verify(second, repair=True)
+    assert held(second) == judged(table)
+    pqcache.repartition(f"{first}/current", tmp_path / "target", row_group_size="1MB")
+    assert len(held(first)) == sum(1 for _ in (tmp_path / "target").rglob("*.parquet"))
+
+
+def test_a_cache_of_a_table_as_a_source_has_only_what_it_holds(table: Path, tmp_path: Path) -> None:
+    first, second, day = tmp_path / "first", tmp_path / "second", tmp_path / "day"
+    pqcache.sync(table, first, columns=["id", "day"])
+    pqcache.sync(first / "current", second)
+    assert held(second) == [{"code": r["code"], "day": r["day"], "id": r["id"]} for r in judged(table)]
+    pqcache.sync(first / "current" / "day=2026-11-01", day)
+    assert held(day) == [{"code": "7", "id": 1}]
+    with pytest.raises(UsageError, match="no column added"):
+        pqcache.sync(first / "current", tmp_path / "third", columns=["id", "added"])

@@ -433,3 +433,19 @@ def test_a_sync_with_nothing_to_do_imports_no_arrow(table: Path, cache: Path) ->
     words = [sys.executable, "-c", code, "sync", str(cache), "-q"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_table_that_has_lost_its_log(table: Path, cache: Path) -> None:
+    """Its files alone have rows that it has deleted."""
+    pqcache.sync(table, cache)
+    before = held(cache)
+    (table / "_delta_log").rename(table.parent / "log")
+    for dry_run in (True, False):
+        with pytest.raises(UsageError, match="no log of a table any more, and the cache holds Delta version 2"):
+            pqcache.sync(cache, dry_run=dry_run)
+    assert held(cache) == before
+    pqcache.sync(cache, as_files=True)
+    assert len(held(cache)) > len(before)
+    (table.parent / "log").rename(table / "_delta_log")
+    pqcache.sync(cache, as_files=False, force=True)
+    assert held(cache) == before
