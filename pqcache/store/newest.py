@@ -1,7 +1,7 @@
 """Which partitions of a table are its newest, in the order of their values, and how many of them ``--newest`` takes.
 
 Partitions compare column by column from the outermost: a null, or a column that a path lacks, is older than any value,
-numbers compare by value (``9`` before ``10``, ``08`` before ``9``, and ``9.50`` before ``10.50``) and are older than all
+numbers compare by value (``9`` before ``10``, ``08`` before ``9``, ``9.50`` before ``10.50``) and are older than all
 other text, which compares by its characters, but for a ``Z`` at the end of a time, which is older than a fraction of a
 second. So which of two is newer never depends on what other values there are.
 """
