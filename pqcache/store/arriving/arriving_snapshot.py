@@ -1,0 +1,89 @@
+"""An arriving snapshot: complete but for the bytes of its files, which a run is fetching.
+
+arriving/ID/                    ID is the one of the snapshot that it becomes
+  dt=2026-11-19/part-00000.parquet    at its full size, with its footer; other bytes are zeros until they are there
+  _pqcache/files.arrow, row_groups.arrow, lease    as in a snapshot, but for the checksums of files
+  _pqcache/arrived              what is there (see `ArrivalMap`)
+  _pqcache/wanted/              what readers want next (see `WantedList`)
+  _pqcache/run                  locked by the run that fetches it
+  _pqcache/changed.json         why files will never arrive: path to subject, reason and advice of the error
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pqcache.errors import SourceChanged
+from pqcache.store.arriving.arrival_map import ArrivalMap
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, FILES, ROW_GROUPS, RUN, WANTED
+from pqcache.store.snapshot import Snapshot
+from pqcache.system.disk import read_regular
+from pqcache.system.locks import lock_holder, try_lock
+
+
+@dataclass(frozen=True)
+class ArrivingSnapshot(Snapshot):
+    """A snapshot that is not published yet; its path is below ``arriving/`` until then."""
+
+    @property
+    def published_path(self) -> Path:
+        """Where it is when it is published."""
+        return self.path.parent.parent / "snapshots" / self.id
+
+    @property
+    def wanted_directory(self) -> Path:
+        """Where readers say what they want next."""
+        return self.path / WANTED
+
+    def map(self, writable: bool = False) -> ArrivalMap:
+        """Return what is there, mapped."""
+        return ArrivalMap(self.path / ARRIVED, writable)
+
+    def is_being_filled(self) -> bool:
+        """Return whether a run is fetching it; False also where it has been published or removed."""
+        try:
+            descriptor = os.open(self.path / RUN, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except PermissionError:  # another user's: what can be seen of a lock
+            try:
+                descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:
+                return False
+        except OSError:
+            return False
+        try:
+            return try_lock(descriptor, exclusive=False) is False
+        finally:
+            os.close(descriptor)
+
+    def filled_by(self) -> str:
+        """Return which process fetches it, like ``process 12 of alice``; empty where that is not known."""
+        try:
+            descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return ""
+        try:
+            return lock_holder(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def error_of(self, path: str) -> SourceChanged:
+        """Return why a file that is CHANGED will never arrive."""
+        try:
+            known = json.loads(read_regular(self.path / CHANGED))
+            return SourceChanged(*known[path])
+        except (OSError, ValueError, KeyError, TypeError):
+            return SourceChanged(path, "changed at the source while it was copied", "sync again")
+
+
+def find_arriving(cache: CacheDirectory) -> ArrivingSnapshot | None:
+    """Return the snapshot that is arriving in a cache, the newest where a killed run has left others; None for none."""
+    try:
+        found = [ArrivingSnapshot(path) for path in (cache.path / ARRIVING).iterdir() if not path.is_symlink()]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    complete = [s for s in found if all((s.path / name).is_file() for name in (FILES, ROW_GROUPS, ARRIVED))]
+    return max(complete, key=lambda snapshot: (snapshot.number, snapshot.id), default=None)

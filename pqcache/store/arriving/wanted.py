@@ -1,0 +1,116 @@
+"""Which row groups the readers of an arriving snapshot want next, as they tell the run that fetches them.
+
+``_pqcache/wanted/`` has two files for each reader: ``NAME.reader``, which the reader keeps locked while it lives, and
+``NAME.wanted``, which it replaces when it wants something else: a line of JSON, and row groups of the index as int32.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pqcache.system.disk import open_plain, read_regular
+from pqcache.system.locks import try_lock
+
+Ints = npt.NDArray[np.int64]
+
+log = logging.getLogger("pqcache.arriving")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a reader wants: row groups of the index, the first one first, and of each only ``columns`` (None: all).
+
+    ``urgent`` says that a reader waits for them now.
+    """
+
+    row_groups: Ints
+    columns: tuple[str, ...] | None = None
+    urgent: bool = False
+
+
+class WantedList:
+    """What one reader wants, in a file that disappears from the run's view when the reader's process ends.
+
+    A reader that may not write to the cache wants nothing: its row groups come in the order of the others.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._wanted, self._reader = directory / f"{name}.wanted", directory / f"{name}.reader"
+        self._descriptor = -1
+        try:
+            self._descriptor = open_plain(self._reader, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # published meanwhile, or another user's cache
+            log.debug("%s: what this process reads is not fetched first: %s", directory, error)
+
+    def replace(self, wanted: Wanted) -> None:
+        """Want something else from now on."""
+        if self._descriptor < 0:
+            return
+        about = {"columns": wanted.columns, "urgent": wanted.urgent}
+        data = json.dumps(about).encode() + b"\n" + np.asarray(wanted.row_groups, "<i4").tobytes()
+        new = self._wanted.with_suffix(".new")
+        try:
+            new.write_bytes(data)
+            os.replace(new, self._wanted)
+        except OSError as error:
+            log.debug("%s: what this process reads is not fetched first: %s", self._wanted.parent, error)
+
+    def close(self) -> None:
+        """Want nothing any more."""
+        if self._descriptor < 0:
+            return
+        for path in (self._wanted, self._reader):
+            with suppress(OSError):
+                path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def read_wanted(directory: Path) -> list[Wanted]:
+    """Return what living readers want, one item for each; files of dead ones are removed."""
+    found = []
+    for path in sorted(directory.glob("*.wanted")):
+        if not _is_alive(path.with_suffix(".reader")):
+            for left in (path, path.with_suffix(".reader"), path.with_suffix(".new")):
+                with suppress(OSError):
+                    left.unlink()
+            continue
+        try:
+            line, _, numbers = read_regular(path).partition(b"\n")
+            about = json.loads(line)
+            columns: Sequence[str] | None = about["columns"]
+            row_groups = np.frombuffer(numbers, "<i4").astype(np.int64)
+        except (OSError, ValueError, KeyError, TypeError) as error:  # replaced or removed meanwhile
+            log.debug("%s is passed over: %s", path, error)
+            continue
+        found.append(
+            Wanted(
+                row_groups=row_groups,
+                columns=None if columns is None else tuple(columns),
+                urgent=about.get("urgent") is True,
+            )
+        )
+    return found
+
+
+def _is_alive(reader: Path) -> bool:
+    try:
+        descriptor = os.open(reader, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return try_lock(descriptor, exclusive=True) is False
+    finally:
+        os.close(descriptor)
