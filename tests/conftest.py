@@ -7,6 +7,7 @@ examples and are marked `deep`, as the long sweeps are.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+from pqcache.store.drivers import hdfs_user
 from tests import short_waits
 from tests.examples import PROFILE, examples
 from tests.servers import azure as azure_server
@@ -136,6 +138,16 @@ def hdfs_dir(hdfs: Hdfs, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     hdfs.mkdirs(url)
     yield url
     hdfs.delete(url)
+
+
+@pytest.fixture(autouse=True)
+def no_open_hdfs_client() -> Iterator[None]:
+    """A test closes its sources on HDFS, since the user of the first open one is the user of the next test's too."""
+    before = hdfs_user.open_clients()
+    yield
+    if hdfs_user.open_clients() > before:
+        gc.collect()  # errors that tests have caught refer to sources
+        assert hdfs_user.open_clients() <= before, "a source on HDFS is open after the test"
 
 
 @pytest.fixture

@@ -584,7 +584,7 @@ def _send(there: Any, back: Any, big: bool) -> None:
 
 def _send_many(there: Any, back: Any) -> None:
     torch.set_num_threads(1)  # as DataLoader's workers do: OpenMP does not survive a fork
-    pool = worker_pool()
+    pool, inherited = worker_pool(), _shared_maps()  # what earlier tests have received
     for number in range(40):
         memory = torch.from_numpy(pool.borrow(400_000))
         memory[:] = number
@@ -594,8 +594,12 @@ def _send_many(there: Any, back: Any) -> None:
         del batch
         if number % 4 == 3:
             back.get()
-    there.put(Path("/proc/self/maps").read_text().count("pqcache-batch"))
+    there.put(_shared_maps() - inherited)
     back.get()
+
+
+def _shared_maps() -> int:
+    return Path("/proc/self/maps").read_text().count("pqcache-batch")
 
 
 def test_shared_memory_is_reused_but_never_under_a_batch() -> None:

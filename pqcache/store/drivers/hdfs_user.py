@@ -31,6 +31,11 @@ class _Clients:
 _open = _Clients()
 
 
+def open_clients() -> int:
+    """Return how many clients are open in this process."""
+    return _open.count
+
+
 def environment_user() -> str:
     """Return the user in the environment as it is without open clients; empty if there is none."""
     with _open.lock:

@@ -75,7 +75,8 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
             entries = _listed(log, options)
         except SourceError as error:
             log.close()
-            raise error.renamed(log.url, source.url) from error  # nobody has asked for the log
+            subject = error.subject.removesuffix(f"/{directory}")  # nobody has asked for the log
+            raise type(error)(subject, error.reason, error.advice) from error
         if not any(is_log(directory, file.path) for file in entries):
             log.close()
             continue

@@ -125,4 +125,5 @@ def test_a_namenode_that_falls_silent_during_the_run_is_passed_over(hdfs: Hdfs, 
     with pytest.raises(SourceUnavailable):
         list(source.read(path, 0, size))
     assert sum(map(len, source.read(path, 0, size))) == size
+    source.close()
     relay.close()
