@@ -25,13 +25,13 @@ from hypothesis import is_hypothesis_test, settings
 from pqcache.store.drivers import hdfs_user
 from tests import short_waits
 from tests.examples import PROFILE, examples
+from tests.forked_commands import fork_checkers
 from tests.servers import azure as azure_server
 from tests.servers import gcs as gcs_server
 from tests.servers import hdfs as hdfs_server
 from tests.servers import hive as hive_server
 from tests.servers import s3 as s3_server
 from tests.servers.processes import ServerUnavailable
-from tests.warm import fork_checkers
 
 if TYPE_CHECKING:
     from tests.servers.azure import Azure

@@ -18,8 +18,8 @@ import pytest
 
 import pqcache
 from tests.datasets import rows_of, write_day, write_shop
+from tests.forked_commands import run_pqcache
 from tests.remote import make_remote
-from tests.warm import run_pqcache
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket
@@ -331,7 +331,7 @@ NO_ARROW = (
     "concurrent.futures",
     "mmap",
     "pqcache.store.sync.incremental",
-    "pqcache.store.sync.apply",
+    "pqcache.store.sync.build_snapshot",
 )
 
 

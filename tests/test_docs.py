@@ -38,10 +38,10 @@ from pqcache.store.urls import is_secret
 from pqcache.store.verify.command import VerifyReport
 from tests import ROOT
 from tests.datasets import write_shop
+from tests.forked_commands import warm
 from tests.remote import S3Remote
 from tests.scripts import run_script
 from tests.servers.hdfs import superuser
-from tests.warm import warm
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket

@@ -18,7 +18,7 @@ from pqcache.console.commands import app
 from pqcache.console.help import Command, CommandGroup
 from pqcache.store.config import Config
 from tests import ROOT
-from tests.warm import run_pqcache
+from tests.forked_commands import run_pqcache
 
 MAN = ROOT / "man" / "man1"
 PAGES = sorted((ROOT / "man").glob("man?/*"))

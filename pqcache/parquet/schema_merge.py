@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from pqcache.errors import ParquetError
-from pqcache.parquet.dense import dense_in
+from pqcache.parquet.dense_columns import dense_in
 from pqcache.parquet.nested import with_changed_types
 
 _UNITS = ("s", "ms", "us", "ns")

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import UsageError
-from pqcache.parquet.dense import Dense, as_list, dense_in
+from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows
-from pqcache.parquet.dense import as_list
+from pqcache.parquet.dense_columns import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints

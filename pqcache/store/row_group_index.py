@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
-from pqcache.parquet.dense import is_alike
+from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
 from pqcache.parquet.schema_merge import unify, with_table_columns
 from pqcache.store.hive import parent, partition_values, partitions_of

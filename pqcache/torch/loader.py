@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Sampler
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.torch.callers import check_skipping, reads_ahead
+from pqcache.torch.foreign_loaders import check_skipping, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
-from pqcache.torch.lightning_callers import begins_epoch, counts_iterations
+from pqcache.torch.lightning_loaders import begins_epoch, counts_iterations
 from pqcache.torch.ragged import to_device
 from pqcache.torch.resumable import Place, ResumableDataset
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.torch.callers import keeps_order, restored_by_torchdata
 from pqcache.torch.checkpoint import MixState, State
+from pqcache.torch.foreign_loaders import keeps_order, restored_by_torchdata
 
 _MAX_WORKERS = 4096
 # what each value of the shared tensor is; after _FINISHED there is one for each worker

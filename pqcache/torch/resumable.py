@@ -16,10 +16,10 @@ from pqcache.errors import UsageError
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch
-from pqcache.torch.callers import check_batching, check_dividing, reads_ahead, warn_of_lost_place
 from pqcache.torch.checkpoint import MixState, State
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
-from pqcache.torch.lightning_callers import check_fit, check_saving, restore_place
+from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead, warn_of_lost_place
+from pqcache.torch.lightning_loaders import check_fit, check_saving, restore_place
 from pqcache.torch.progress import Progress
 from pqcache.torch.shared_memory import end_with_trainer
 from pqcache.units import parse_count

@@ -18,7 +18,7 @@ import pqcache
 from pqcache.reader.open_dataset import open_local_dataset
 from tests import ROOT
 from tests.datasets import write_shop
-from tests.warm import run_pqcache
+from tests.forked_commands import run_pqcache
 
 PQCACHE = [sys.executable, "-m", "pqcache"]
 COMPLETE = """

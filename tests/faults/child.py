@@ -259,7 +259,7 @@ def _no_directory_fsync() -> None:
 
 def _current_before_the_files() -> None:
     import pqcache.store.publish as module
-    import pqcache.store.sync.apply
+    import pqcache.store.sync.build_snapshot
     from pqcache.store.layout import FILES, LEASE, ROW_GROUPS
 
     def publish(cache: Any, built: Path, *_: object) -> Any:
@@ -274,11 +274,11 @@ def _current_before_the_files() -> None:
             path.rename(final / path.relative_to(built))
         return module.Snapshot(final)
 
-    pqcache.store.sync.apply.publish = publish
+    pqcache.store.sync.build_snapshot.publish = publish
 
 
 def _links_fail_silently() -> None:
-    import pqcache.store.sync.apply as module
+    import pqcache.store.sync.build_snapshot as module
 
     real = module.link_or_copy
 
@@ -292,7 +292,7 @@ def _links_fail_silently() -> None:
 
 
 def _leftovers_are_kept() -> None:
-    import pqcache.store.sync.apply as build
+    import pqcache.store.sync.build_snapshot as build
     import pqcache.store.sync.command as sync
 
     build.take_over_or_remove = lambda *_: None  # type: ignore[assignment]
@@ -400,7 +400,7 @@ def main() -> None:
     import importlib
     import importlib.metadata
 
-    from tests.warm import import_pqcache
+    from tests.forked_commands import import_pqcache
 
     # all of it now: a child that has given up its rights may not be allowed to read the interpreter's files
     modules = (

@@ -29,8 +29,8 @@ from tests.datasets import shop_table, write_day
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at
 from tests.faults.runner import Runner, RunResult
 from tests.faults.sweep import DEPTHS, points_to_try
+from tests.forked_commands import run_pqcache
 from tests.remote import Remote, make_remote
-from tests.warm import run_pqcache
 
 SIZE = ["--row-group-size", "32k"]
 PART = ["--columns", "id,title,price", "--where", "price < 0.7"]

@@ -30,8 +30,8 @@ from tests.datasets import shop_table, write_day
 from tests.faults import proxy as faults
 from tests.faults.checks import Rows, check_clean, check_snapshot, rows_at, same_rows
 from tests.faults.proxy import Fault, Proxy
+from tests.forked_commands import run_pqcache
 from tests.remote import HdfsRemote, Remote, S3Remote, make_remote
-from tests.warm import run_pqcache
 
 USUAL = [f"dt=2026-11-0{day}/part-0000{n}.parquet" for day, n in ((1, 0), (1, 1), (2, 0), (3, 0))]
 BIG = "dt=2026-11-02/part-00000.parquet"  # of several MB: so that "in the middle" means something

@@ -112,7 +112,7 @@ def test_accelerate_still_has_the_names_that_the_loader_uses(rows_table: Path) -
     assert not accelerator.gradient_state.in_dataloader
     assert GradientState._shared_state
     for name in ("DataLoaderShard", "DataLoaderDispatcher", "IterableDatasetShard", "skip_first_batches"):
-        assert hasattr(accelerate.data_loader, name), f"callers.py knows {name}"
+        assert hasattr(accelerate.data_loader, name), f"foreign_loaders.py knows {name}"
 
 
 def test_the_example_goes_on_with_fewer_processes(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from pqcache.store.manifest import Identity, Manifest, SourceFile
 from pqcache.store.shard import MIN_PARTS, Shard, listing_digest, owners, parse_shard
 from tests.datasets import files_of, rows_of, write_day, write_shop
 from tests.examples import examples
+from tests.forked_commands import run_pqcache
 from tests.remote import Remote, make_remote
-from tests.warm import run_pqcache
 
 
 @pytest.fixture(params=["path", "hdfs", "s3"])

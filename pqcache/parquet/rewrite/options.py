@@ -14,7 +14,7 @@ from pqcache.parquet.footer.footer import MAGIC
 from pqcache.units import format_size
 
 if TYPE_CHECKING:
-    from pqcache.parquet.dense import Dense
+    from pqcache.parquet.dense_columns import Dense
 
 _COMPRESSIONS = ("zstd", "lz4", "snappy", "none", "keep")  # codecs to write, or the source's
 DEFAULT_CODEC, COMPAT_CODEC = "lz4", "snappy"

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pqcache.errors import ParquetError, PqcacheError, UsageError
 from pqcache.parquet.codecs import codec_name
-from pqcache.parquet.dense import Dense, as_lists, common_dense, dense_in, with_dense_columns
+from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, with_dense_columns
 from pqcache.parquet.footer import footer, thrift
 from pqcache.parquet.footer.source_footer import SourceFooter, has_int96, one_of_each_schema, read_source_footers
 from pqcache.parquet.int96 import int96_as_int64, int96_places, is_uniform

@@ -20,7 +20,7 @@ import pyarrow.types as pt
 
 from pqcache.errors import ParquetError, first_line
 from pqcache.parquet.arrow_sizes import Floats, Widths, arrow_bytes, least_width, widths_of
-from pqcache.parquet.dense import change_dense, dense_changes
+from pqcache.parquet.dense_columns import change_dense, dense_changes
 from pqcache.parquet.footer import footer
 from pqcache.parquet.footer.source_footer import SourceFooter, one_of_each_schema, open_parquet
 from pqcache.parquet.pages.long_values import LongColumns, TakeRows

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pqcache.parquet.dense import dense_to_lists
+from pqcache.parquet.dense_columns import dense_to_lists
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
 from pqcache.system.buffer_pool import BufferPool

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pqcache.parquet.dense import Dense
+from pqcache.parquet.dense_columns import Dense
 from pqcache.parquet.schema_merge import is_text, without_views
 
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pqcache.errors import UsageError, first_line
 from pqcache.filters.expression import Condition, condition_columns, expression_of, rows_where, text_of
 from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
-from pqcache.parquet.dense import Dense, as_lists, dense_in, dense_to_lists
+from pqcache.parquet.dense_columns import Dense, as_lists, dense_in, dense_to_lists
 from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.events import Advanced, OnEvent, Started, ignore
-from pqcache.parquet.dense import as_list, dense_of
+from pqcache.parquet.dense_columns import as_list, dense_of
 from pqcache.parquet.row_group_stats import read_footer, top_level_names
 from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config

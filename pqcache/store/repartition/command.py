@@ -19,7 +19,7 @@ from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import check_apart, make_endpoints
 from pqcache.store.repartition.to_target import RepartitionReport, repartition_to
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.apply import build_snapshot
+from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import JOBS, ByteCounter, CacheRun, RunOptions, RunResult, finish_run
 from pqcache.store.sync.plan import Recipe, plan_repartition, recipe_of
 from pqcache.store.sync.table_schema import local_table_schema

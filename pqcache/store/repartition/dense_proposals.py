@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.events import OnEvent, ignore
-from pqcache.parquet.dense import (
+from pqcache.parquet.dense_columns import (
     Dense,
     as_dense,
     as_list,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.events import Advanced, Rewrote, Started, Warned
-from pqcache.parquet.dense import parse_dense
+from pqcache.parquet.dense_columns import parse_dense
 from pqcache.parquet.rewrite.options import RewriteOptions
 from pqcache.store.drivers.base import Source, Target, pinned_url, version_of
 from pqcache.store.drivers.registry import open_target

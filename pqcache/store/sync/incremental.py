@@ -19,7 +19,7 @@ from pqcache.store.manifest_digest import table_digest
 from pqcache.store.ownership import is_own, is_trusted_cache
 from pqcache.store.shard import owners, parse_shard
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.apply import build_snapshot
+from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished

@@ -14,7 +14,7 @@ from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, TableVersion
 from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
-from pqcache.store.sync.apply import build_snapshot
+from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_run
 from pqcache.store.sync.command import sync
 from pqcache.store.sync.compare_content import Comparison, compare_content

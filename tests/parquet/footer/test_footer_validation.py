@@ -23,8 +23,8 @@ from pqcache.parquet.footer import footer, footer_validation
 from pqcache.parquet.footer import thrift as t
 from pqcache.parquet.footer.footer_validation import check_footer
 from pqcache.parquet.row_group_stats import footer_in
+from tests.forked_commands import run_pqcache
 from tests.scripts import run_script
-from tests.warm import run_pqcache
 
 TABLE = pa.table(
     {

@@ -28,8 +28,8 @@ from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import Identity
 from tests.datasets import rows_of, write_day, write_shop
 from tests.examples import examples
+from tests.forked_commands import run_pqcache
 from tests.store.drivers.web_server import Asked, Server, reply, serving
-from tests.warm import run_pqcache
 
 pytestmark = pytest.mark.usefixtures("no_cloud")
 PART = "dt=2026-11-01/part-00000.parquet"

@@ -31,8 +31,8 @@ from pqcache.store.drivers.object_store_config import place_of
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.urls import is_secret, redact
 from tests.datasets import rows_of, write_day, write_shop
+from tests.forked_commands import run_pqcache
 from tests.store.drivers.web_server import Asked, reply, serving
-from tests.warm import run_pqcache
 
 if TYPE_CHECKING:
     from tests.servers.azure import Azure

@@ -15,8 +15,8 @@ import pytest
 
 import pqcache
 from tests.datasets import rows_of, write_shop
+from tests.forked_commands import run_pqcache
 from tests.store.serve.serving import TOKEN
-from tests.warm import run_pqcache
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.config import read_config
 from pqcache.store.history import read_history
 from pqcache.store.row_group_index import IndexBuilder
-from pqcache.store.sync import apply
+from pqcache.store.sync import build_snapshot
 from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
 from tests.remote import Remote, make_remote
 
@@ -506,7 +506,7 @@ def test_footers_are_not_kept_once_they_are_indexed(
     """They may be large, and there are as many as files."""
     footers: list[weakref.ref[pq.FileMetaData]] = []
     kept: list[int] = []
-    add, assemble = IndexBuilder.add, apply._assemble
+    add, assemble = IndexBuilder.add, build_snapshot._assemble
 
     def adding(index: IndexBuilder, path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> None:
         footers.append(weakref.ref(metadata))
@@ -518,7 +518,7 @@ def test_footers_are_not_kept_once_they_are_indexed(
         return assemble(*arguments)
 
     monkeypatch.setattr(IndexBuilder, "add", adding)
-    monkeypatch.setattr(apply, "_assemble", assembling)
+    monkeypatch.setattr(build_snapshot, "_assemble", assembling)
     pqcache.sync(str(write_shop(tmp_path / "shop")), tmp_path / "cache", row_group_size=row_group_size)
     assert len(footers) >= 3
     assert kept == [0]

@@ -19,7 +19,7 @@ from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync import safety_checks
 from tests.datasets import files_of, rows_of
 from tests.faults.checks import check_snapshot
-from tests.warm import run_pqcache
+from tests.forked_commands import run_pqcache
 
 KB = 1 << 10
 

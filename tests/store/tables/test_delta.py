@@ -27,8 +27,8 @@ from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.torch import ParquetDataset
 from tests.delta_tables import add, commit, field, held, in_order, judged, metadata, protocol
+from tests.forked_commands import run_pqcache
 from tests.remote import make_remote
-from tests.warm import run_pqcache
 
 
 def rows(start: int, stop: int, **more: pa.Array) -> pa.Table:

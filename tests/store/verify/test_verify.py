@@ -71,7 +71,7 @@ def snapshot(cache: Path) -> Snapshot:
 
 @pytest.fixture
 def started_anew() -> Iterator[None]:
-    """The processes that check files are started as users' are, and not forked; see tests/warm.py."""
+    """The processes that check files are started as users' are, and not forked; see tests/forked_commands.py."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervised_process, "subprocess", subprocess)
         yield

@@ -30,9 +30,9 @@ from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import redact
 from tests.examples import examples
+from tests.forked_commands import run_pqcache
 from tests.store.tables.hive_metastore.databases import Database, write_ids
 from tests.store.tables.hive_metastore.fakes import Handler, metastore, server
-from tests.warm import run_pqcache
 
 if TYPE_CHECKING:
     from tests.conftest import Bucket

@@ -16,8 +16,8 @@ from pqcache.events import Event, Warned
 from pqcache.store.tables.hive_metastore import table as hive_table
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
+from tests.forked_commands import run_pqcache
 from tests.store.tables.hive_metastore.databases import AVRO, ORC, PARQUET, Database, write_ids
-from tests.warm import run_pqcache
 
 if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs

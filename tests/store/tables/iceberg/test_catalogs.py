@@ -19,9 +19,9 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 import pqcache
 from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
 from tests.conftest import Bucket
+from tests.forked_commands import run_pqcache
 from tests.servers.hdfs import Hdfs
 from tests.store.tables.iceberg.lakes import Lake, commit, local, place, position_deletes, rows_in, rows_of
-from tests.warm import run_pqcache
 
 
 def sold(first: int) -> pa.Table:

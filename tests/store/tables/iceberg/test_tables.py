@@ -19,6 +19,7 @@ from pyiceberg.types import DoubleType, LongType, StringType
 
 import pqcache
 from pqcache.errors import PqcacheError, SourceIncomplete, SourceNotFound, UsageError
+from tests.forked_commands import run_pqcache
 from tests.store.tables.iceberg.lakes import (
     Lake,
     commit,
@@ -29,7 +30,6 @@ from tests.store.tables.iceberg.lakes import (
     rows_in,
     rows_of,
 )
-from tests.warm import run_pqcache
 
 DAYS = [datetime.date(2026, 11, day) for day in (1, 2, 3)]
 

@@ -63,7 +63,7 @@ class Warm:
         program = self._directory / "pqcache"
         program.write_text(_PROGRAM.format(python=sys.executable, address=self._address))
         program.chmod(0o755)
-        command = [sys.executable, "-m", "tests.warm", self._address, what]
+        command = [sys.executable, "-m", "tests.forked_commands", self._address, what]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=env)
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "the process that forks has ended"

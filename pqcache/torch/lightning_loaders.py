@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from pqcache.errors import UsageError
-from pqcache.torch.callers import outward
+from pqcache.torch.foreign_loaders import outward
 from pqcache.torch.progress import Progress
 
 _FIT = ("pytorch", "loops.fit_loop", "_FitLoop")  # package, module, class
