@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-os.environ["AWS_EC2_METADATA_DISABLED"] = "true"  # without credentials botocore would ask the network for some
+# without credentials the clients of clouds would ask the network for the account of the machine
+NOWHERE = "127.0.0.1:1"
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ.update(dict.fromkeys(("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT"), NOWHERE))
+os.environ.update(NO_GCE_CHECK="true", IDENTITY_ENDPOINT=f"http://{NOWHERE}/msi", IDENTITY_HEADER="none")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background would pass on that it is ignored
 
 short_waits.install()

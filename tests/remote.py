@@ -1,9 +1,10 @@
-"""One view of the four stores, so that a test of what sync does runs against each of them."""
+"""One view of the stores, so that a test of what sync does runs against each of them."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from tests.servers.upload import for_each_file
 
 if TYPE_CHECKING:
+    from tests.servers.azure import Azure
+    from tests.servers.gcs import Gcs
     from tests.servers.hdfs import Hdfs
 
 
@@ -83,8 +86,37 @@ class S3Remote(Remote):
         self.client.delete_object(Bucket=bucket, Key=f"{prefix}/{path}")
 
 
+class CloudRemote(Remote):
+    """``client`` is the emulator, which is written to as ``url`` without its scheme."""
+
+    def put(self, path: str, data: bytes) -> None:
+        self.client.put(f"{self.url.partition('://')[2]}/{path}", data)
+
+    def delete(self, path: str) -> None:
+        self.client.delete(f"{self.url.partition('://')[2]}/{path}")
+
+
+def make_cloud(kind: str, request: pytest.FixtureRequest) -> Iterator[Remote]:
+    """Yield an empty place in an emulator, which the environment leads to."""
+    request.getfixturevalue("no_cloud")
+    monkeypatch, name = request.getfixturevalue("monkeypatch"), f"lake-{uuid.uuid4().hex[:12]}"
+    if kind == "gs":
+        google: Gcs = request.getfixturevalue("gcs")
+        google.create_bucket(name)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", google.endpoint)
+        monkeypatch.setenv("GOOGLE_BEARER_TOKEN", google.token)
+        yield CloudRemote(f"gs://{name}/wh/shop", google)
+        return
+    azure: Azure = request.getfixturevalue("azure")
+    azure.create_container(name)
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure.connection_string)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azure.options["account_name"])
+    yield CloudRemote(f"az://{name}/wh/shop", azure)
+    azure.delete_container(name)
+
+
 def make_remote(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
-    """Yield an empty place at a store of this kind: path, file, hdfs, webhdfs or s3."""
+    """Yield an empty place at a store of this kind: path, file, hdfs, webhdfs, s3, gs or az."""
     if kind in ("path", "file"):
         directory = tmp_path / "lake" / "shop"
         directory.mkdir(parents=True)
@@ -93,6 +125,8 @@ def make_remote(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> It
     elif kind == "s3":
         bucket = request.getfixturevalue("s3_bucket")
         yield S3Remote(f"{bucket.url}/wh/shop", bucket.client)
+    elif kind in ("gs", "az"):
+        yield from make_cloud(kind, request)
     else:
         server = request.getfixturevalue("hdfs")
         url: str = request.getfixturevalue("hdfs_dir")

@@ -251,6 +251,7 @@ def test_what_is_shown_of_google_cloud_storage_runs(
     gcs.create_bucket(bucket := f"docs-{os.urandom(4).hex()}")
     gcs.upload_tree(lake / "lake" / "shop", f"{bucket}/warehouse/shop")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.endpoint)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", gcs.token)
     public = {"gs://public-data/shop": f"gs://{bucket}/warehouse/shop"}
     assert run_page(page, lake, "gcs", {**public, "gs://lake/": f"gs://{bucket}/"})
 

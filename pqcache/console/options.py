@@ -165,7 +165,7 @@ Timeout = Annotated[
 RepartitionSource = Annotated[str, typer.Argument(metavar="SOURCE", help="A cache, a directory or a URL.")]
 Dest = Annotated[
     str | None,
-    typer.Argument(metavar="DEST", help="A new directory: a path, hdfs:// or s3://. Absent: rewrite the cache."),
+    typer.Argument(metavar="DEST", help="A new path, hdfs://, s3://, gs:// or az:// URL. Absent: rewrite the cache."),
 ]
 RowGroupSize = Annotated[
     str | None,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.layout import CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS
+from pqcache.store.layout import CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS
 from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
@@ -158,7 +158,7 @@ class CacheDirectory:
         make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", LOCK, CONFIG, CONTENT, HISTORY):
+        for name in ("snapshots", "tmp", LOCK, CONFIG, CONTENT, LISTED, HISTORY):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 

@@ -3,7 +3,8 @@
 Partitions compare column by column from the outermost: a null, or a column that a path lacks, is older than any value,
 numbers compare by value (``9`` before ``10``, ``08`` before ``9``, ``9.50`` before ``10.50``) and are older than all
 other text, which compares by its characters, but for a ``Z`` at the end of a time, which is older than a fraction of a
-second. So which of two is newer never depends on what other values there are.
+second. So which of two is newer never depends on what other values there are. Directories of equal values are one
+partition, ``dt=1`` and ``dt=01`` among them.
 """
 
 from __future__ import annotations
@@ -163,5 +164,5 @@ def _rank_of(value: str | None) -> tuple[int, Decimal, str]:
     if value is None:
         return (0, Decimal(0), "")
     if _NUMBER.fullmatch(value):
-        return (1, Decimal(value), value)
+        return (1, Decimal(value), "")
     return (2, Decimal(0), f"{value[:-1]}\0" if _TIME.fullmatch(value) else value)

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pqcache.errors import CacheError
-from pqcache.store.layout import CHECKSUMS, CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS, SUMMARY
+from pqcache.store.layout import CHECKSUMS, CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS, SUMMARY
 from pqcache.system.locks import user_name
 
 GROUPS = "PQCACHE_TRUSTED_GROUPS"
@@ -41,7 +41,7 @@ def check_ownership(cache: Path) -> None:
             status = path.stat()
             _check_owner(path, status, cache)
             _check_writers(path, status, cache)
-    for name in (LOCK, HISTORY, CONTENT, "current"):
+    for name in (LOCK, HISTORY, CONTENT, LISTED, "current"):
         if os.path.lexists(cache / name):
             status = os.lstat(cache / name)
             _check_owner(cache / name, status, cache)

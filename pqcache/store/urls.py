@@ -13,6 +13,8 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _QUERY = re.compile(r"(?<=[?&])([^=&/?]*)=([^&/#]*)")  # NAME=VALUE behind a question mark
+_PARAMETER = re.compile(r"(?<=[?&;#])([^=&/?;#]*)=([^&/;#]*)")  # also behind what ends a path on the web
+_WEB = ("http", "https", "webhdfs", "pqcache+http", "pqcache+https")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -34,7 +36,7 @@ def check_url(url: str) -> None:
     except ValueError:  # whose text has the port, which is the password where that has a '/'
         place = "BUCKET" if scheme == "s3" else "HOST:PORT"
         raise UsageError(redact(url), "has no valid host and port", f"write {scheme}://{place}/PATH") from None
-    if scheme and any(is_secret(match[1]) for match in _QUERY.finditer(url)):
+    if scheme and any(is_secret(match[1]) for match in _values(scheme).finditer(url)):
         raise UsageError(redact(url), "has a secret in its path", "give it as an option instead: -o token=...")
 
 
@@ -58,7 +60,7 @@ def redact(url: str) -> str:
     scheme = url_scheme(url)
     if not scheme:
         return url
-    url = _QUERY.sub(lambda match: f"{match[1]}=***" if is_secret(match[1]) else match[0], url)
+    url = _values(scheme).sub(lambda match: f"{match[1]}=***" if is_secret(match[1]) else match[0], url)
     rest = url.partition("://")[2]
     try:
         host = urlsplit(url).netloc
@@ -71,6 +73,11 @@ def redact(url: str) -> str:
     user, at, place = host.rpartition("@")
     user = "" if scheme == "s3" else user.partition(":")[0]
     return f"{scheme}://{user}{at if user else ''}{place}{rest[len(host) :]}"
+
+
+def _values(scheme: str) -> re.Pattern[str]:
+    """Return what finds names and values in URLs of a scheme."""
+    return _PARAMETER if scheme in _WEB else _QUERY
 
 
 def userinfo(url: str) -> tuple[str, str]:

@@ -19,7 +19,17 @@ from pqcache.store.row_group_index import build_index
 
 Rows = Mapping[str, pa.Table]  # by partition directory, in path order
 
-_ROOT = {"CACHEDIR.TAG", "pqcache.toml", "lock", "history.jsonl.zst", "content.json", "current", "snapshots", "tmp"}
+_ROOT = {
+    "CACHEDIR.TAG",
+    "pqcache.toml",
+    "lock",
+    "history.jsonl.zst",
+    "content.json",
+    "listed.json",
+    "current",
+    "snapshots",
+    "tmp",
+}
 
 
 def rows_at(root: Path) -> Rows:

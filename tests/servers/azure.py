@@ -40,6 +40,11 @@ class Azure:
         return {"account_name": _ACCOUNT, "account_key": self.key, "endpoint": self.endpoint}
 
     @property
+    def connection_string(self) -> str:
+        """The account, its key and where it is, as Azure's tools take them."""
+        return f"AccountName={_ACCOUNT};AccountKey={self.key};BlobEndpoint={self.endpoint}"
+
+    @property
     def sas_token(self) -> str:
         """A signature that allows everything on this account."""
         fields = {"sp": "rwdlac", "ss": "b", "srt": "sco", "st": "", "se": "2099-01-01T00:00:00Z", "sip": ""}

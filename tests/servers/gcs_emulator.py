@@ -1,23 +1,27 @@
 """gcp-storage-emulator with what it lacks of the XML API: python tests/servers/gcs_emulator.py PORT TOKEN HOME
 
-The emulator stores objects and answers the JSON API, which the tests write with. Clients in Rust read by the XML API,
-so that is added here on the same storage: listings by pages, HEAD, ranges, If-Match. Of requests with a token, only
-those with TOKEN are allowed. HOME is not used: it is there to be seen in the list of processes.
+The emulator stores objects and answers the JSON API, which the tests write with. Clients in Rust use the XML API, so
+that is added here on the same storage: listings by pages, HEAD, ranges, If-Match; PUT, copies, uploads in parts and
+DELETE. Of requests with a token, only those with TOKEN are allowed. HOME is not used: it is there to be seen in the
+list of processes.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
 import sys
 import threading
 from datetime import datetime
 from email.utils import format_datetime
 from functools import partial
 from http.server import ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, ClassVar
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.handlers.objects import _checksums, _make_object_resource
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
 
@@ -35,30 +39,110 @@ class Handler(RequestHandler):  # type: ignore[misc]
     disable_nagle_algorithm = True
     lock = threading.Lock()
     token = ""
+    uploads: ClassVar[dict[str, dict[int, bytes]]] = {}  # in parts that are not complete
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        if parts.path == "/" or parts.path.startswith(_JSON):
-            with self.lock:
-                super().do_GET()
-            return
-        given = self.headers.get("Authorization")
-        if given not in (None, f"Bearer {self.token}"):
-            self._answer(401, _error("AuthenticationRequired"))
-            return
-        bucket, _, key = unquote(parts.path[1:]).partition("/")
+        place = self._place()
         with self.lock:
-            self._list(bucket, parse_qs(parts.query)) if not key else self._object(bucket, key)
+            if place is None:
+                super().do_GET()
+            elif self._allowed():
+                bucket, key, query = place
+                self._list(bucket, query) if not key else self._object(bucket, key)
 
     do_HEAD = do_GET
 
-    def do_POST(self) -> None:
+    def do_PUT(self) -> None:
+        place = self._place()
         with self.lock:
-            super().do_POST()
+            if place is None:
+                super().do_PUT()
+                return
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if not self._allowed():
+                return
+            bucket, key, query = place
+            if bucket not in self.storage.buckets:
+                self._answer(404, _error("NoSuchBucket"))
+            elif "uploadId" in query:
+                self.uploads[query["uploadId"][0]][int(query["partNumber"][0])] = body
+                self._answer(200, b"", {"ETag": f'"{query["partNumber"][0]}"'})
+            elif (source := self.headers.get("x-goog-copy-source")) is not None:
+                self._copy(source, bucket, key)
+            else:
+                self._put(bucket, key, body)
+
+    def do_POST(self) -> None:
+        place = self._place()
+        with self.lock:
+            if place is None:
+                super().do_POST()
+                return
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if not self._allowed():
+                return
+            bucket, key, query = place
+            if "uploads" in query:
+                number = secrets.token_hex(8)
+                self.uploads[number] = {}
+                text = f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>"
+                self._answer(200, text.encode())
+                return
+            parts = self.uploads.pop(query["uploadId"][0])
+            listed = [int(part) for part in re.findall(rb"<PartNumber>(\d+)</PartNumber>", body)]
+            assert listed == sorted(parts), (listed, sorted(parts))
+            self._put(bucket, key, b"".join(parts[number] for number in listed), completes=True)
 
     def do_DELETE(self) -> None:
+        place = self._place()
         with self.lock:
-            super().do_DELETE()
+            if place is None:
+                super().do_DELETE()
+                return
+            if not self._allowed():
+                return
+            bucket, key, query = place
+            try:
+                if "uploadId" in query:
+                    del self.uploads[query["uploadId"][0]]
+                else:
+                    self.storage.delete_file(bucket, key)
+            except (NotFound, KeyError):
+                self._answer(404, _error("NoSuchKey"))
+                return
+            self._answer(204, b"")
+
+    def _place(self) -> tuple[str, str, dict[str, list[str]]] | None:
+        """Return the bucket, the object and the query of a request to the XML API; None for one to the JSON API."""
+        parts: SplitResult = urlsplit(self.path)
+        if parts.path == "/" or parts.path.startswith(_JSON):
+            return None
+        bucket, _, key = unquote(parts.path[1:]).partition("/")
+        return bucket, key, parse_qs(parts.query, keep_blank_values=True)
+
+    def _allowed(self) -> bool:
+        given = self.headers.get("Authorization")
+        if given in (None, f"Bearer {self.token}"):
+            return True
+        self._answer(401, _error("AuthenticationRequired"))
+        return False
+
+    def _copy(self, source: str, bucket: str, key: str) -> None:
+        from_bucket, _, from_key = unquote(source.lstrip("/")).partition("/")
+        try:
+            data = self.storage.get_file(from_bucket, from_key)
+        except NotFound:
+            self._answer(404, _error("NoSuchKey"))
+            return
+        self._put(bucket, key, data)
+
+    def _put(self, bucket: str, key: str, data: bytes, completes: bool = False) -> None:
+        file = _make_object_resource("", bucket, key, "application/octet-stream", str(len(data)))
+        self.storage.create_file(bucket, key, data, _checksums(data, file))
+        etag = _etag(file)
+        text = f"<CompleteMultipartUploadResult><ETag>{etag}</ETag></CompleteMultipartUploadResult>"
+        headers = {"ETag": f'"{etag}"', "x-goog-generation": file["generation"]}
+        self._answer(200, text.encode() if completes else b"", headers)
 
     def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]

@@ -99,6 +99,13 @@ def test_directories_of_one_partition_are_taken_together() -> None:
     assert newest_partitions(table, Newest("1", partitions=1), waiting={"dt=2/a", "dt=2/b"}).outside == set()
 
 
+def test_one_number_written_in_two_ways_is_one_partition() -> None:
+    table = {"month=9": 5, "month=09": 5, "month=9.0": 5, "month=8": 5, "month=x9": 5, "month=x09": 5}
+    two = newest_partitions(table, Newest("3", partitions=3))
+    assert (two.taken, two.listed, two.outside) == (3, 4, {"month=8"})
+    assert newest_partitions(table, Newest("24B", size=24)).outside == {"month=9", "month=09", "month=9.0", "month=8"}
+
+
 @pytest.mark.parametrize("table", [{"": 5}, {"2026/11": 5, "2026/12": 5}])
 def test_a_table_without_partitions_is_refused(table: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=r"--newest 3: needs partitions, and the table has none.*--newest ''"):

@@ -99,6 +99,11 @@ def version_of(source: Source | None) -> TableVersion | None:
     return version
 
 
+def state_of(source: Source) -> str | None:
+    """Return a text that is equal as long as a listing of ``source`` would be; None where only a listing can tell."""
+    return getattr(source, "state", None)
+
+
 def pinned_url(source: Source, url: str) -> str:
     """Return the URL of what ``source`` has listed, if its store keeps versions of a dataset, else its own ``url``."""
     return cast("PinnedSource", source).pinned_url() if hasattr(source, "pinned_url") else url

@@ -20,6 +20,7 @@ from pqcache.store.drivers.fsspec_errors import fsspec_error
 from pqcache.store.drivers.fsspec_identity import identity_of
 from pqcache.store.drivers.fsspec_systems import open_file_system
 from pqcache.store.drivers.time_limits import with_time_limit
+from pqcache.store.drivers.web_listing import is_listing
 from pqcache.store.manifest import Identity, SourceFile
 from pqcache.store.urls import redact, url_scheme
 from pqcache.system.parallel import in_parallel
@@ -121,19 +122,31 @@ class FsspecSource:
                 self._call(connection.close, self._first)
 
     def _entries(self, directory: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the path and the description of everything in a directory."""
+        """Yield the path and the description of everything in a directory.
+
+        A web server's page that is no listing raises SourceError.
+        """
         name = self._name(directory)
         name = f"{name}/" if self._scheme in _HTTP else name
         start = f"{name.rstrip('/')}/"
-        for info in self._call(lambda: self._fs.ls(name, detail=True, **_LS.get(self._scheme, {}))):
+        listed = self._call(lambda: self._fs.ls(name, detail=True, **_LS.get(self._scheme, {})))
+        below = [info for info in listed if self._is_below(str(info["name"]), start)]
+        if self._scheme in _HTTP and not any(map(_is_data, below)):
+            self._check_page(directory, name)
+        for info in below:
             found = str(info["name"])
-            if not self._is_below(found, start):
-                continue
             rest = found[len(start) :].rstrip("/")
             if info["type"] not in ("file", "directory"):  # a link
                 info = {**self._info(found), "name": found}
             path = self._decoded(rest)
             yield (f"{directory}/{path}" if directory else path), info
+
+    def _check_page(self, directory: str, name: str) -> None:
+        """Raise SourceError where a page without data is no listing of a directory."""
+        page = self._call(lambda: self._fs.cat_file(name))
+        if not is_listing(page, name):
+            reason = "the server answers with a page that is no listing of a directory, perhaps one for logging in"
+            raise SourceError(self._show(directory), reason, "give credentials with -o, or check the URL")
 
     def _is_below(self, found: str, start: str) -> bool:
         """Return whether a name that is listed for ``start`` lies in it; only a web page may have others."""
@@ -189,3 +202,7 @@ class FsspecSource:
             raise
         except Exception as error:  # each client has errors of its own
             raise fsspec_error(self._show(path), error) from error
+
+
+def _is_data(info: Mapping[str, Any]) -> bool:
+    return info["type"] == "directory" or str(info["name"]).lower().endswith(_DATA_SUFFIXES)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import (
@@ -50,20 +51,20 @@ class ObjectStoreSource:
 
     def __init__(self, url: str, options: Mapping[str, str], timeout: float = TIMEOUT) -> None:
         self.url = redact(url).rstrip("/")
-        self._place = place_of(url, options)
-        self._root, self._only = self._place.root, ""
+        self.place = place_of(url, options)
+        self._root, self._only = self.place.root, ""
         self._timeout = timeout
         self._check_process()
         _process["used"] = True
         try:
-            self._store = _new_store(self._place, timeout)
+            self._store = new_store(self.place, timeout)
         except (BaseError, ValueError, OSError) as error:
-            advice = f"check the {self._place.credentials}"
+            advice = f"check the {self.place.credentials}"
             reason = re.sub(r"(Invalid Access Key).*", r"\1", first_line(error))  # the rest has a letter of it
             raise UsageError(self.url, _without_urls(reason), advice) from error
 
     def list(self) -> Iterator[SourceFile]:
-        with self._errors(""):
+        with self.errors(""):
             if self._only:
                 yield SourceFile(self._only, self.stat(self._only))
                 return
@@ -88,8 +89,8 @@ class ObjectStoreSource:
                     yield file
 
     def stat(self, path: str) -> Identity:
-        with self._errors(path):
-            return self._stat(self._key(path))
+        with self.errors(path):
+            return self._stat(self.key_of(path))
 
     def read(self, path: str, offset: int, length: int, tag: str = "") -> Iterator[bytes]:
         if length <= 0:
@@ -97,14 +98,16 @@ class ObjectStoreSource:
 
         def chunks() -> Iterator[bytes]:
             condition = {"if_match": f'"{tag}"'} if tag else {}
-            found = obstore.get(self._store, self._key(path), options={"range": (offset, offset + length), **condition})
+            found = obstore.get(
+                self._store, self.key_of(path), options={"range": (offset, offset + length), **condition}
+            )
             if tag and _tag(found.meta) != tag:
-                raise SourceChanged(self._name(path), "is not the version that was listed")
+                raise SourceChanged(self.name_of(path), "is not the version that was listed")
             if tuple(found.range) != (offset, offset + length):
-                raise SourceUnavailable(self._name(path), "the server sent another range than was asked for")
+                raise SourceUnavailable(self.name_of(path), "the server sent another range than was asked for")
             yield from found.stream(min_chunk_size=1)  # as they come: a slow connection is no stalled one
 
-        with self._errors(path):
+        with self.errors(path):
             yield from with_time_limit(chunks, self._timeout, len)
 
     def close(self) -> None:
@@ -114,14 +117,16 @@ class ObjectStoreSource:
         yield from obstore.list(self._store, f"{self._root}/" if self._root else None, chunk_size=_PAGE)
 
     def _stat(self, key: str) -> Identity:
-        with self._errors(key[len(self._root) + 1 :] if self._root else key):
+        with self.errors(key[len(self._root) + 1 :] if self._root else key):
             return _identity(next(with_time_limit(lambda: iter([obstore.head(self._store, key)]), self._timeout)))
 
-    def _key(self, path: str) -> str:
+    def key_of(self, path: str) -> str:
+        """Return the name of the object that a path is."""
         return f"{self._root}/{path}" if self._root else path
 
-    def _name(self, path: str) -> str:
-        return f"{self._place.base}/{self._key(path)}".rstrip("/")
+    def name_of(self, path: str) -> str:
+        """Return the URL of a path, fit to be shown."""
+        return f"{self.place.base}/{self.key_of(path)}".rstrip("/")
 
     def _check_process(self) -> None:
         if _process["forked"]:
@@ -129,7 +134,7 @@ class ObjectStoreSource:
             raise SourceError(self.url, reason, "fork before the first use, or start processes with 'spawn'")
 
     @contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def errors(self, path: str) -> Iterator[None]:
         """Turn what obstore raises into pqcache's errors."""
         self._check_process()
         try:
@@ -137,7 +142,7 @@ class ObjectStoreSource:
         except PqcacheError:
             raise
         except _ERRORS as error:
-            raise _source_error(self._name(path), error, self._place) from error
+            raise _source_error(self.name_of(path), error, self.place) from error
 
 
 def _forget_parent() -> None:
@@ -147,15 +152,15 @@ def _forget_parent() -> None:
 os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _new_store(place: BucketConfig, timeout: float) -> Any:
-    """Return obstore's client, which does not try again by itself: a source's caller does."""
+def new_store(place: BucketConfig, timeout: float, retries: int = 0) -> Any:
+    """Return obstore's client, which tries a request again ``retries`` times: a source's caller does that itself."""
     client = {
         "allow_http": place.allow_http,
         "connect_timeout": timedelta(seconds=5),
         "read_timeout": timedelta(seconds=timeout),  # so that a thread that was given up ends
         "timeout": timedelta(days=30),  # of a whole download, however large
     }
-    retry = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)}
+    retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=timeout)}
     return _STORES[place.scheme](place.bucket, config=place.config, client_options=client, retry_config=retry)
 
 
@@ -182,8 +187,9 @@ def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheEr
     text = str(error)
     if (slow := too_slow(name, error)) is not None:
         return slow
+    advice = f"check {place.endpoint_words} and the network"
     if isinstance(error, Stalled):
-        return SourceUnavailable(name, "no answer in time", "check the endpoint and the network")
+        return SourceUnavailable(name, "no answer in time", advice)
     match = re.search(r"status code: (\d{3})", text)
     status = int(match[1]) if match else 0
     code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", text)) else str(status)
@@ -197,13 +203,28 @@ def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheEr
         return SourceChanged(name, "is not the version that was listed")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or status in (401, 403):
         return SourceDenied(name, f"access denied ({code})" if status else "access denied", place.advice)
-    if status >= 500 or status in (408, 429):
+    if status >= 500 or status in (408, 429) or code == "PendingCopyOperation":
         return SourceUnavailable(name, f"the server answers {code}", "try again later")
     if status:
         return SourceError(name, f"the server answers {status} {code}".rstrip(), place.advice)
     if (reason := re.search(r"HTTP error: ([^\n]*)", text)) is not None:
-        return SourceUnavailable(name, _without_urls(reason[1]), "check the endpoint and the network")
+        return SourceUnavailable(name, _unreachable(text, _without_urls(reason[1])), advice)
     return SourceError(name, _without_urls(first_line(text)))
+
+
+def _unreachable(text: str, reason: str) -> str:
+    """Return which host did not answer and why, from obstore's text, of which ``reason`` is all that it says itself."""
+    asked = re.search(r"Error performing [A-Z]+ (https?://\S+)", text)
+    host = urlsplit(asked[1]).netloc.rpartition("@")[2] if asked is not None else ""
+    if (system := re.search(r'message: "([^"]+)"', text)) is not None:
+        reason = system[1].lower()
+    elif "dns error" in text:
+        reason = "its name is not found"
+    elif "InvalidCertificate" in text:
+        reason = "its certificate is not valid"
+    if not host:
+        return reason
+    return f"{host} cannot be reached ({reason})" if "kind: Connect" in text else f"{host}: {reason}"
 
 
 def _without_urls(text: str) -> str:

@@ -70,6 +70,17 @@ class BucketConfig:
         return any(self.config.get(name, "").startswith("http://") for name in ("endpoint", "base_url"))
 
     @property
+    def endpoint_words(self) -> str:
+        """Where the server that is asked was named, in words."""
+        named = any(name in self.config for name in ("endpoint", "base_url"))
+        return "the endpoint" if named else "the name of the account" if self.scheme == "az" else "proxies"
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether requests have no credentials."""
+        return self.config.get("skip_signature", "").lower() == "true"
+
+    @property
     def bucket_word(self) -> str:
         """What the store calls a bucket."""
         return "bucket" if self.scheme == "gs" else "container"

@@ -81,14 +81,20 @@ def open_target(
         with installed(url, "botocore", "s3"):
             from pqcache.store.drivers.s3 import S3Target
         return S3Target(url, options, timeout)
+    if scheme in _OBJECT_STORES:
+        with installed(url, "obstore", _OBJECT_STORES[scheme]):
+            from pqcache.store.drivers.object_store_target import ObjectStoreTarget
+        return ObjectStoreTarget(url, options, timeout)
     if scheme == "webhdfs":
         raise UsageError(redact(url), "webhdfs:// can be read, not written", "write hdfs:// with the RPC port instead")
     if scheme in ("pqcache+http", "pqcache+https"):
         raise UsageError(redact(url), "a served cache can be read, not written", "write to the machine that serves it")
-    if scheme in _OBJECT_STORES or _has_file_system(url):
-        advice = "write to hdfs://, s3://, file:// or a path, and copy it from there"
+    if _has_file_system(url):
+        advice = "write to hdfs://, s3://, gs://, abfss:// or a path, and copy it from there"
         raise UsageError(redact(url), f"{scheme}:// can be read, not written", advice)
-    raise UsageError(redact(url), f"unknown scheme {scheme}://", "a target is hdfs://, s3://, file:// or a path")
+    raise UsageError(
+        redact(url), f"unknown scheme {scheme}://", "a target is hdfs://, s3://, gs://, abfss:// or a path"
+    )
 
 
 def _has_file_system(url: str) -> bool:

@@ -9,12 +9,17 @@ from pathlib import Path
 
 from pqcache.errors import UsageError
 from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.object_store_config import AZURE_OPTIONS, AZURE_SCHEMES, GCS_OPTIONS, GCS_SCHEMES
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.hive_metastore.url import store_options
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table import VersionRule
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.urls import check_url, local_path, redact, url_scheme
+
+_KINDS = {**dict.fromkeys(GCS_SCHEMES, "gs"), **dict.fromkeys(AZURE_SCHEMES, "az")}  # by scheme
+_CLOUD_OPTIONS = {"gs": GCS_OPTIONS, "az": AZURE_OPTIONS}
+_COMMON_OPTIONS = {"endpoint", "token", "anon"}  # that other stores have as well
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -62,6 +67,8 @@ def make_endpoints(source: str, target: str, options: Mapping[str, str], block_s
 def check_apart(source: str, target: str) -> None:
     """Raise UsageError when one of two URLs is, or lies below, the other."""
     one, other = _place(source), _place(target)
+    if one[0] == "az" and len({_account(url) for url in (source, target)} - {""}) > 1:
+        return
     if one == other:
         raise UsageError(redact(target), "is the source itself", "name another directory to write to")
     if other[: len(one)] == one:
@@ -73,7 +80,10 @@ def check_apart(source: str, target: str) -> None:
 
 
 def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the options for the store of ``url``; between HDFS and another store, names with a dot are Hadoop's."""
+    """Return the options for the store of ``url``, where another store is used as well.
+
+    Between HDFS and another store, names with a dot are Hadoop's. Those that only one cloud's store has are that one's.
+    """
     one, two = url_scheme(url), url_scheme(other)
     if one == "hive":  # it has those of the stores of its files too
         return options
@@ -81,9 +91,15 @@ def _options_for(url: str, other: str, options: Mapping[str, str]) -> Mapping[st
         return store_options(options, one)
     if one in ("", "file"):
         return {}
-    if one == two or two in ("", "file") or "hdfs" not in (one, two):
+    one, two = _KINDS.get(one, one), _KINDS.get(two, two)
+    if one == two or two in ("", "file"):
         return options
-    return {name: value for name, value in options.items() if ("." in name) == (one == "hdfs")}
+    if "hdfs" in (one, two):
+        options = {name: value for name, value in options.items() if ("." in name) == (one == "hdfs")}
+    ours, others = _CLOUD_OPTIONS.get(one, {}), _CLOUD_OPTIONS.get(two, {})
+    if ours:  # what is unknown to both is refused by the other one, or by this if it is that one's too
+        return {name: value for name, value in options.items() if name in ours}
+    return {name: value for name, value in options.items() if name not in others or name in _COMMON_OPTIONS}
 
 
 def _absolute(url: str) -> str:
@@ -99,4 +115,11 @@ def _place(url: str) -> tuple[str, ...]:
     if scheme in ("", "file"):
         return ("file", *Path(local_path(url)).expanduser().resolve().parts)
     host, _, path = url.partition("://")[2].partition("/")
-    return (scheme, host.rpartition("@")[2].lower(), *(segment for segment in path.split("/") if segment))
+    kind = _KINDS.get(scheme, scheme)
+    host = host.partition("@")[0] if kind == "az" else host.rpartition("@")[2]  # of a container, without the account
+    return (kind, host.lower(), *(segment for segment in path.split("/") if segment))
+
+
+def _account(url: str) -> str:
+    """Return the account in a URL of a container; empty where options name it."""
+    return url.partition("://")[2].partition("/")[0].partition("@")[2].partition(".")[0].lower()

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pqcache.errors import UsageError, disk_errors
-from pqcache.events import OnEvent, Warned, ignore
+from pqcache.events import Listed, OnEvent, Warned, ignore
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
 from pqcache.store.drivers.retries import RETRIES
+from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary, table_digest
+from pqcache.store.newest import NewestPartitions
 from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
@@ -30,6 +32,7 @@ from pqcache.store.sync.cache_run import (
     SyncReport,
     finish_run,
 )
+from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
 from pqcache.store.sync.listing import Listing, ListSource, list_source
 from pqcache.store.sync.newest_files import NewestRule, newest_rule, only_newest
 from pqcache.store.sync.parquet_detection import ContentMemory, read_memory
@@ -197,6 +200,9 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     _check_apart(state.config.source, cache.path)
     source = _open(request, state.config)
     stack.callback(source.close)
+    run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
+    if (known := _known_result(run, state, source)) is not None:
+        return finish_run(run, known)
     memory = read_memory(cache.path)
     list_it = _lister(request, state, source, memory)
     listing = list_it(options.on_event)
@@ -207,13 +213,16 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
             state = _read_state(request)
             list_it = _lister(request, state, source, memory)
             listing = list_it(options.on_event)
-    run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
+            run = replace(run, config=state.config, current=state.current)
+    key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later
     result = _run_result(run, source, listing, list_it)
     if not options.dry_run:
         held = result.published or state.current
         if held is not None and (warning := limit_to_source(held.path, source, listing.files)):
             options.on_event(Warned(warning))
         memory.write(cache.path)
+        if known_listing(cache.path, key) is None:
+            remember_listing(cache.path, key, source, listing)
         if state.config != state.remembered:
             write_config(cache.path, state.config)
         if state.remembered is not None and state.remembered.source != state.config.source:
@@ -261,6 +270,22 @@ def _list(
     return only_newest(found, rule)
 
 
+def _known_result(run: CacheRun, state: _CacheState, source: Source) -> RunResult | None:
+    """Return that there is nothing to do where the state of a table's log and the cache prove it, else None."""
+    current, config = state.current, state.config
+    if current is None or run.options.compare != IDENTITY or config != state.remembered:
+        return None
+    known = known_listing(run.cache.path, listing_key(source, config))
+    if known is None:
+        return None
+    recipe = recipe_for(config, known.subset)
+    summary = _unchanged(current, known.sources, recipe, config.shard, known.schema)
+    if summary is None or not known.is_public():
+        return None
+    run.options.on_event(Listed(known.files, known.size))
+    return _nothing_to_do(summary, recipe, known.table, known.newest_partitions)
+
+
 def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: ListSource) -> RunResult:
     """Publish a new snapshot if anything has changed."""
     recipe = recipe_for(run.config, listing.subset.recipe)
@@ -268,30 +293,34 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
         check_identities(listing.files, source.url)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY:
-        summary = _unchanged(run.current, listing, recipe, run.config.shard, table_digest(version_of(source)))
+        table, sources = table_digest(version_of(source)), digest_of_sources(listing.files)
+        summary = _unchanged(run.current, sources, recipe, run.config.shard, table)
     if summary is not None:
-        plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
-        table = version_of(source)
-        return RunResult(plan=plan, published=None, totals=summary.totals, table=table, newest=listing.newest)
+        return _nothing_to_do(summary, recipe, version_of(source), listing.newest)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)
 
 
-def _unchanged(
-    current: Snapshot, listing: Listing, recipe: Recipe, shard: str | None, table: str | None
-) -> Summary | None:
+def _nothing_to_do(
+    summary: Summary, recipe: Recipe, table: TableVersion | None, newest: NewestPartitions | None
+) -> RunResult:
+    plan = Plan(directories=(), recipe=recipe, added=(), changed=(), removed=(), unchanged=summary.source_files)
+    return RunResult(plan=plan, published=None, totals=summary.totals, table=table, newest=newest)
+
+
+def _unchanged(current: Snapshot, sources: str, recipe: Recipe, shard: str | None, table: str | None) -> Summary | None:
     """Return the summary of ``current`` if it proves that there is nothing to do, else None.
 
-    It does where the source files are those that the snapshot was made of, all by the same recipe, and its own files
-    exist at their sizes; ``table`` is the digest of their table's schema. Markers and settling do not matter then: what
-    waits is kept as it is held, which is as it is listed. A share also depends on the files of other nodes, and is
-    always computed again.
+    It does where the source files, with the digest ``sources``, are those that the snapshot was made of, all by the
+    same recipe, and its own files exist at their sizes; ``table`` is the digest of their table's schema. Markers and
+    settling do not matter then: what waits is kept as it is held, which is as it is listed. A share also depends on
+    the files of other nodes, and is always computed again.
     """
     summary = None if shard is not None else read_summary(current)
     if summary is None or summary.shard is not None or summary.recipe != recipe.text or summary.table != table:
         return None
-    same = summary.sources == digest_of_sources(listing.files) and summary.held == digest_of_held(current.path)
+    same = summary.sources == sources and summary.held == digest_of_held(current.path)
     return summary if same else None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from pqcache.store.tables.delta_files import file_url_of, table_files
 from pqcache.store.tables.delta_log import LOG, DeltaLog, delta_log
 from pqcache.store.tables.delta_schema import DELETION_VECTORS, PLAIN, DeltaSchema, check_features, check_schema
 from pqcache.store.tables.table import Table, TableListing, digest
-from pqcache.store.tables.table_log import TableLog
+from pqcache.store.tables.table_log import TableLog, log_state
 from pqcache.store.urls import url_scheme
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _Delta:
         entries, self._entries = self._entries or self._listed(), None
         for number in range(_TRIES):
             try:
-                return self._read(delta_log(entries))
+                return replace(self._read(delta_log(entries)), log=log_state(entries))
             except _LogMovedError as moved:
                 before, entries = entries, self._listed()
                 if number == _TRIES - 1 or {file.path for file in before} == {file.path for file in entries}:

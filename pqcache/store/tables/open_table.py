@@ -12,9 +12,9 @@ from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import SourceFile
 from pqcache.store.tables.iceberg.errors import needs_pyiceberg
 from pqcache.store.tables.store_files import StoreFiles
-from pqcache.store.tables.table import Table
+from pqcache.store.tables.table import Table, TableListing
 from pqcache.store.tables.table_format import LOGS, is_log, refuse_part
-from pqcache.store.tables.table_log import MOVED, OpenOptions, TableLog
+from pqcache.store.tables.table_log import MOVED, OpenOptions, TableLog, log_state
 from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import check_url, redact, url_scheme
 
@@ -24,6 +24,28 @@ _ICEBERG_LOG = "metadata"
 
 OpenLog = Callable[[TableLog], Table]
 OpenUrl = Callable[[str, OpenOptions], Source]
+
+
+class _DeferredTable:
+    """A table that is opened when it is first read, with the library for it: one whose log is as it was need not be."""
+
+    has_versions = True
+
+    def __init__(self, log: TableLog, opener: OpenLog) -> None:
+        self.url = log.url
+        self._log, self._opener = log, opener
+        self._table: Table | None = None
+
+    def read(self) -> TableListing:
+        if self._table is None:
+            self._table = self._opener(self._log)
+        return self._table.read()
+
+    def close(self) -> None:
+        if self._table is None:
+            self._log.source.close()
+        else:
+            self._table.close()
 
 
 def open_table(url: str, options: OpenOptions) -> Source:
@@ -85,7 +107,8 @@ def _table_at(url: str, source: Source, options: OpenOptions) -> TableSource | N
             break
         files = StoreFiles(source, partial(options.open_files, of=url))
         found = TableLog(url=source.url, source=log, entries=entries, files=files, options=options)
-        return table_source(url, opener(found), files, options.rule)
+        table = _DeferredTable(found, opener)
+        return table_source(url, table, files, options.rule, log_state(entries))
     _check_not_part(url, options)
     return None
 

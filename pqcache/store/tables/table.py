@@ -55,11 +55,13 @@ class TableListing:
     """The files of a table by path, and its version.
 
     Of a table without versions the files are all that lie in its directories, as in a listing of them, and the version
-    has the types of the partition columns alone; None where it has no such columns.
+    has the types of the partition columns alone; None where it has no such columns. ``log`` is equal for equal logs, as
+    what it was read from, and None where that cannot be known.
     """
 
     files: Mapping[str, TableFile]
     version: TableVersion | None = None
+    log: str | None = None
 
 
 class Table(Protocol):

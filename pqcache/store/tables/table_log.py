@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pqcache.events import OnEvent, ignore
@@ -10,6 +10,7 @@ from pqcache.store.drivers.base import HDFS_NATIVE, TIMEOUT, Source
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest import SourceFile
+from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.tables.store_files import StoreFiles
 from pqcache.store.tables.table import VersionRule
 from pqcache.store.urls import url_scheme
@@ -63,3 +64,13 @@ class TableLog:
     entries: list[SourceFile]
     files: StoreFiles
     options: OpenOptions
+
+
+def log_state(entries: Iterable[SourceFile]) -> str | None:
+    """Return a text that is equal for equal logs, of which ``entries`` are all files.
+
+    None where the store says nothing of a file but its size: another log may have files of these names and sizes.
+    """
+    entries = list(entries)
+    known = all(file.identity.tag or file.identity.mtime_ns for file in entries)
+    return digest_of_sources(entries) if known else None

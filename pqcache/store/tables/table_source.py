@@ -20,14 +20,15 @@ class TableSource:
     """A Source over a table; see ``pqcache.store.drivers.base.Source``.
 
     A version of a table is one state of it, so it is read once and listed again as it was, until ``take_newer``. A
-    table without versions is read for each listing, which has everything in its directories.
+    table without versions is read for each listing, which has everything in its directories. ``state`` is that of the
+    table's log as it was when the table was opened, where it is known without reading it.
     """
 
-    def __init__(self, table: Table, files: StoreFiles, rule: VersionRule) -> None:
+    def __init__(self, table: Table, files: StoreFiles, rule: VersionRule, state: str | None = None) -> None:
         self.url = table.url
         self.reads_versions = table.has_versions  # what was read is what the table says
         self.lists_only_data_files = table.has_versions  # those that the table names
-        self._table, self._files, self._rule = table, files, rule
+        self._table, self._files, self._rule, self._state = table, files, rule, state
         self._listing: TableListing | None = None
         self._lock = Lock()
 
@@ -35,6 +36,12 @@ class TableSource:
     def table_version(self) -> TableVersion | None:
         """The version that is listed, or what is known of a table without versions."""
         return self._known().version
+
+    @property
+    def state(self) -> str | None:
+        """What is equal as long as the next listing is: of the log that was listed, else of the one to be listed."""
+        with self._lock:
+            return self._state if self._listing is None else self._listing.log
 
     def list(self) -> Iterator[SourceFile]:
         with self._lock:
@@ -49,7 +56,7 @@ class TableSource:
         with self._lock:
             if not self._rule.is_newest:
                 return False
-            self._listing = None
+            self._listing = self._state = None
             return True
 
     def stat(self, path: str) -> Identity:
@@ -136,8 +143,17 @@ class LocalTableSource(TableSource):
                 modes |= {found[place]: known.get(place, 0o444) for place in places} if known else {}
         return {path: modes.get(path, 0o444) for path in paths} if modes else {}
 
+    def local_places(self) -> Mapping[str, Sequence[str]]:
+        """Return the local directories that have files of the table, each with the paths of these below it."""
+        found: dict[str, list[str]] = {}
+        for file in self._known().files.values():
+            source, place = self._files.locate(file.url)
+            if hasattr(source, "note_modes"):
+                found.setdefault(source.url, []).append(place)
+        return found
 
-def table_source(url: str, table: Table, files: StoreFiles, rule: VersionRule) -> TableSource:
+
+def table_source(url: str, table: Table, files: StoreFiles, rule: VersionRule, state: str | None = None) -> TableSource:
     """Return the source of a table whose files are, for the greater part, at ``url``."""
     kind = LocalTableSource if url_scheme(url) in ("", "file") else TableSource
-    return kind(table, files, rule)
+    return kind(table, files, rule, state)

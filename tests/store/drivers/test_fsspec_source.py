@@ -26,6 +26,7 @@ from pqcache.store.drivers.fsspec_identity import identity_of
 from pqcache.store.drivers.fsspec_systems import parsed
 from pqcache.store.drivers.registry import open_source
 from pqcache.store.manifest import Identity
+from pqcache.store.urls import redact
 from tests.datasets import rows_of, write_day, write_shop
 from tests.examples import examples
 from tests.forked_commands import run_pqcache
@@ -246,6 +247,77 @@ def test_a_second_night_from_a_web_server(web: tuple[Web, Server], tmp_path: Pat
     report = pqcache.sync(tmp_path / "cache")
     assert (report.added, report.changed, report.removed) == (1, 2, 1)
     assert rows_of(tmp_path / "cache/current") == rows_of(here)
+
+
+LOGIN = b'<h1>Index of /lake</h1><form action="/login"><input name="p" type="password"></form> <a href="../">back</a>'
+SINGLE_SIGN_ON = b'<script src="/app.js"></script><a href="/">home</a> <a href="help.html">help</a>'
+
+
+@pytest.mark.parametrize("page", [LOGIN, SINGLE_SIGN_ON, b"please log in"])
+@pytest.mark.parametrize("place", ["lake", "lake/dt=2026-11-02"])
+def test_a_page_for_logging_in_is_no_empty_directory(
+    page: bytes, place: str, web: tuple[Web, Server], tmp_path: Path
+) -> None:
+    url = f"{web[1].url}/lake"
+    pqcache.sync(url, tmp_path / "cache")
+    before = rows_of(tmp_path / "cache/current")
+    answer = web[0].answer
+
+    def logged_out(asked: Asked, handler: BaseHTTPRequestHandler) -> None:
+        if unquote(asked.path).strip("/") == place:
+            reply(handler, page, Content_Type="text/html")
+        else:
+            answer(asked, handler)
+
+    web[1].answer = logged_out
+    with pytest.raises(SourceError, match=rf"^{web[1].url}/{place}: .* no listing of a directory, perhaps one for"):
+        pqcache.sync(tmp_path / "cache", max_delete="100%", force=True)
+    assert rows_of(tmp_path / "cache/current") == before
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<title>Index of /lake/empty/</title>",
+        b"<title>Directory listing for /lake/empty/</title><ul></ul>",
+        b'<a href="../">..</a>',
+        b"<A HREF='/lake/'>[To above]</A>",
+        b'<a href="../">..</a> <a href="_SUCCESS">_SUCCESS</a> <a href="notes.txt">notes.txt</a>',
+    ],
+)
+def test_an_empty_directory_of_a_web_server_is_one(page: bytes, web: tuple[Web, Server]) -> None:
+    (web[0].root / "lake" / "empty").mkdir()
+    (web[0].root / "lake" / "empty" / "_SUCCESS").touch()
+    (web[0].root / "lake" / "empty" / "notes.txt").write_text("x")
+    answer = web[0].answer
+
+    def other(asked: Asked, handler: BaseHTTPRequestHandler) -> None:
+        if asked.path.rstrip("/").endswith("/empty"):
+            reply(handler, page, Content_Type="text/html")
+        else:
+            answer(asked, handler)
+
+    web[1].answer = other
+    found = {file.path for file in open_source(f"{web[1].url}/lake").list()}
+    assert len([path for path in found if path.endswith(".parquet")]) == 4
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://h/lake;token=S3CR3T/shop", "http://h/lake;token=***/shop"),
+        ("https://h/lake/;a=1;sig_token=S3CR3T?x=1", "https://h/lake/;a=1;sig_token=***?x=1"),
+        ("http://h/lake#access_key=S3CR3T", "http://h/lake#access_key=***"),
+        ("webhdfs://h:1/x;delegation=S3CR3T", "webhdfs://h:1/x;delegation=***"),
+        ("http://h/lake?a=1;token=S3CR3T", "http://h/lake?a=1;token=***"),
+    ],
+)
+def test_a_secret_behind_a_semicolon_is_refused_and_not_shown(url: str, shown: str) -> None:
+    assert redact(url) == shown
+    with pytest.raises(UsageError, match="has a secret in its path") as raised:
+        open_source(url)
+    assert "S3CR3T" not in str(raised.value)
+    assert redact("s3://lake/a;token=b") == "s3://lake/a;token=b", "a part of a name there"
 
 
 def test_one_file_of_a_web_server_in_a_pipe(web: tuple[Web, Server], tmp_path: Path) -> None:

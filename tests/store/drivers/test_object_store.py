@@ -28,10 +28,11 @@ from pqcache.errors import (
     UsageError,
 )
 from pqcache.store.drivers.object_store_config import place_of
-from pqcache.store.drivers.registry import open_source
+from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.urls import is_secret, redact
 from tests.datasets import rows_of, write_day, write_shop
 from tests.forked_commands import run_pqcache
+from tests.servers.tls import Tls
 from tests.store.drivers.web_server import Asked, reply, serving
 
 if TYPE_CHECKING:
@@ -290,8 +291,45 @@ def test_bad_servers_are_unavailable_and_never_waited_for() -> None:
         bucket.drip, bucket.tag = 0.0, '"two"'  # a server that takes no notice of If-Match
         with pytest.raises(SourceChanged):
             read()
-    with pytest.raises(SourceUnavailable, match=r"^gs://lake/x: error sending request; check the endpoint"):
+    gone = (
+        rf"^gs://lake/x: {server.url[7:]} cannot be reached \(connection refused\); check the endpoint and the network"
+    )
+    with pytest.raises(SourceUnavailable, match=gone):
         read()
+
+
+def test_a_host_with_a_wrong_certificate_is_named(tmp_path: Path) -> None:
+    server = Tls("http://127.0.0.1:1", tmp_path)
+    server.use(server.certificate("IP:127.0.0.1"))  # of an authority that nobody knows
+    with pytest.raises(SourceUnavailable, match=rf"{server.url[8:]} cannot be reached \(its certificate is not valid"):
+        next(open_source("gs://lake/x", {"endpoint": server.url, "token": "t"}).list())
+    server.close()
+
+
+@pytest.mark.parametrize("url", ["gs://lake/x", "az://lake/x"])
+def test_without_credentials_a_server_without_tls_is_asked_and_no_other(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the addresses at which machines in a cloud ask for their account."""
+    with (
+        serving(lambda _, handler: reply(handler, b"{}")) as account,
+        serving(lambda _, handler: reply(handler, status=404)) as server,
+    ):
+        for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT"):
+            monkeypatch.setenv(name, account.url[7:])
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{account.url}/msi")
+        options = {"endpoint": server.url, **({"account_name": "a"} if url.startswith("az") else {})}
+        source = open_source(url, options)
+        for call in (lambda: list(source.list()), lambda: source.stat("y"), lambda: list(source.read("y", 0, 1))):
+            with suppress(PqcacheError):
+                call()
+        with pytest.raises(UsageError, match="is written with credentials only"):
+            open_target(url, options)
+        assert len(server.asked) >= 3
+        assert account.asked == []
+        with suppress(PqcacheError):  # whoever names a server with TLS may rely on the machine's account
+            list(open_source(url, {**options, "endpoint": "https://127.0.0.1:1"}).list())
+        assert account.asked != []
 
 
 def test_chunks_before_an_error_are_passed_on() -> None:

@@ -42,6 +42,8 @@ STORES = [
     "path",
     pytest.param("hdfs", marks=pytest.mark.hdfs),
     pytest.param("s3", marks=pytest.mark.s3),
+    pytest.param("gs", marks=pytest.mark.gcs),
+    pytest.param("az", marks=pytest.mark.azure),
 ]
 
 
@@ -301,9 +303,38 @@ def test_places_that_overlap_are_refused(shop: Path, tmp_path: Path) -> None:
         pqcache.repartition(shop, "hdfs://")
     with pytest.raises(pqcache.UsageError, match=r"unknown scheme nowhere://"):
         pqcache.repartition(shop, "nowhere://lake/shop")
-    for scheme in ("gs", "abfss", "http", "memory"):
+    for scheme in ("http", "memory"):
         with pytest.raises(pqcache.UsageError, match=rf"{scheme}:// can be read, not written; write to hdfs://, s3://"):
             pqcache.repartition(shop, f"{scheme}://lake/shop")
+    account = "acct.dfs.core.windows.net"
+    for source, target in (
+        ("gs://lake/shop", "gcs://lake/shop/out"),
+        ("az://lake/shop", f"abfss://lake@{account}/shop/out"),
+        (f"az://lake@{account}/shop", f"abfss://lake@{account}/shop/out"),
+    ):
+        with pytest.raises(pqcache.UsageError, match="lies inside the source"):
+            make_endpoints(source, target, {}, None)
+    for source, target in (
+        (f"az://lake@{account}/shop", f"az://lake@other.{account}/shop"),
+        (f"az://lake@{account}/shop", f"az://copy@{account}/shop"),
+        ("gs://lake/shop", "s3://lake/shop"),
+    ):
+        make_endpoints(source, target, {}, None)
+
+
+def test_options_go_to_the_store_that_has_them() -> None:
+    given = {"endpoint": "e", "token": "t", "region": "r", "account_name": "a", "service_account": "s", "dfs.x": "d"}
+    for source, target, of_source, of_target in (
+        ("s3://a/b", "gs://a/c", {"endpoint", "token", "region", "account_name", "dfs.x"}, set()),
+        ("gs://a/b", "az://a/c", {"endpoint", "token", "service_account"}, {"endpoint", "token", "account_name"}),
+        ("hdfs://a/b", "az://a/c", {"dfs.x"}, {"endpoint", "token", "account_name"}),
+        ("az://a/b", "abfss://a/c", set(given), set(given)),
+        ("az://a/b", "/c", set(given), set()),
+    ):
+        found = make_endpoints(source, target, given, None)
+        assert set(found.source_options) == of_source
+        wanted = of_target or ({"endpoint", "token", "service_account"} if target.startswith("gs") else set())
+        assert set(found.target_options) == wanted
 
 
 @pytest.mark.hdfs

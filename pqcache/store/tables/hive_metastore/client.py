@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from struct import error as StructError
 from sys import intern
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from thrift.protocol.TBinaryProtocol import TBinaryProtocolAccelerated
 from thrift.Thrift import TApplicationException, TException, TMessageType
@@ -23,13 +24,14 @@ from thrift.transport import TTransport
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TTransportException
 
-from pqcache.errors import SourceDenied, SourceError, SourceNotFound, SourceUnavailable, first_line
+from pqcache.errors import SourceDenied, SourceError, SourceIncomplete, SourceNotFound, SourceUnavailable, first_line
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT
 from pqcache.store.drivers.retries import SourceTooSlow
 from pqcache.store.drivers.time_limits import SpeedFloor, TooSlow
 from pqcache.store.tables.hive_metastore import structs
 from pqcache.store.tables.hive_metastore.url import FRAMED, NONE, PLAIN, MetastoreAddress
 from pqcache.store.urls import printable
+from pqcache.units import format_count
 
 T = TypeVar("T")
 
@@ -120,7 +122,23 @@ class Metastore:
         return list(self._call("get_partition_names", arguments, structs.NAMES_RESULT).success or ())
 
     def partitions(self, database: str, name: str, names: Sequence[str]) -> Iterator[PartitionEntry]:
-        """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out."""
+        """Yield the partitions of these names, asked for a few hundred at a time; those that are gone are left out.
+
+        Raises SourceIncomplete where the metastore sends fewer of them than it has: they would look like deleted ones.
+        """
+        found: set[tuple[str, ...]] = set()
+        for partition in self._partitions(database, name, names):
+            found.add(partition.values)
+            yield partition
+        if len(found) < len(names):
+            there = set(self.partition_names(database, name)).intersection(names)
+            lacking = sorted(name for name in there if _values_in(name) not in found)
+            if len(there) > len(found):
+                first = f", not {printable(lacking[0])}" if lacking else ""
+                reason = f"{self._place} names {format_count(len(there), 'partition')} and sends {len(found):,}{first}"
+                raise SourceIncomplete(self._address.url, reason, "nothing was published, check the metastore's log")
+
+    def _partitions(self, database: str, name: str, names: Sequence[str]) -> Iterator[PartitionEntry]:
         for start in range(0, len(names), BATCH):
             some = list(names[start : start + BATCH])
             arguments = structs.GET_PARTITIONS_BY_NAMES(a1=database, a2=name, a3=some)
@@ -272,6 +290,11 @@ class _Socket(TSocket):  # type: ignore[misc]
 
 _HINT = "it may need -o auth=kerberos, -o auth=plain or -o transport=framed"
 _ASK = "look into the metastore's log"
+
+
+def _values_in(name: str) -> tuple[str, ...]:
+    """Return the values in the name of a partition, which Hive encodes as in a path."""
+    return tuple(unquote(part.partition("=")[2]) for part in name.split("/"))
 
 
 def _shown(text: object) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
 
 from pqcache.errors import SourceUnavailable, UsageError
@@ -18,6 +19,7 @@ from pqcache.store.tables.iceberg.errors import iceberg_errors
 from pqcache.store.tables.iceberg.file_io import ACCESS, CLASS, TableAccess, plain_url
 from pqcache.store.tables.iceberg.table import IcebergTable, LoadedTable
 from pqcache.store.tables.store_files import StoreFiles
+from pqcache.store.tables.table import digest
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import redact, url_scheme
@@ -70,10 +72,17 @@ def open_catalog_table(url: str, options: OpenOptions) -> TableSource:
 
     def load() -> LoadedTable:
         table = first.pop() if first else _answer(url, options, lambda: catalog.load_table(table_name))
-        return LoadedTable(metadata=table.metadata, access=access)
+        return LoadedTable(metadata=table.metadata, access=access, log=_state(table))
 
     iceberg = IcebergTable(url, load, options.rule, partial(_close, catalog, given[ACCESS].files))
-    return table_source(place, iceberg, files, options.rule)
+    return table_source(place, iceberg, files, options.rule, _state(first[0]))
+
+
+def _state(table: Table) -> str:
+    """Return what is another text once the catalog has other metadata of a table."""
+    metadata = table.metadata
+    table_id = metadata.table_uuid if "table_uuid" in metadata.model_fields_set else ""
+    return digest(table.metadata_location, table_id, metadata.last_updated_ms, metadata.current_snapshot_id)
 
 
 def _parts(url: str) -> tuple[str, str]:

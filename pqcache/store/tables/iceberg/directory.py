@@ -15,7 +15,7 @@ from pqcache.store.tables.iceberg.file_io import TableAccess, plain_url
 from pqcache.store.tables.iceberg.metadata_files import HINT, newest_metadata, read_metadata
 from pqcache.store.tables.iceberg.table import IcebergTable, LoadedTable
 from pqcache.store.tables.store_files import StoreFiles, usual_url
-from pqcache.store.tables.table_log import MOVED, OpenOptions, TableLog
+from pqcache.store.tables.table_log import MOVED, OpenOptions, TableLog, log_state
 from pqcache.store.tables.table_source import TableSource, table_source
 from pqcache.store.urls import redact, url_scheme
 
@@ -55,12 +55,13 @@ class _Directory:
     def load(self) -> LoadedTable:
         """Return the table as it is now."""
         for attempt in range(1, _TRIES + 1):
-            entries, self._entries = self._entries, None
-            sizes = {file.path: file.identity.size for file in (self._listed() if entries is None else entries)}
+            entries, self._entries = self._entries or self._listed(), None
+            sizes = {file.path: file.identity.size for file in entries}
             try:
                 hint = self._hint(sizes[HINT]) if HINT in sizes else None
                 name = newest_metadata([*sizes], hint, f"{self._log.url}/{_METADATA}")
-                return _loaded(f"{self._log.url}/{_METADATA}/{name}", self._log.url, self._access)
+                found = _loaded(f"{self._log.url}/{_METADATA}/{name}", self._log.url, self._access)
+                return replace(found, log=log_state(entries))
             except SourceNotFound:
                 if attempt == _TRIES:
                     raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 
@@ -26,10 +26,11 @@ from pqcache.store.urls import printable
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTable:
-    """The metadata of a table as they are now, and how its files are read."""
+    """The metadata of a table as they are now, and how its files are read; ``log`` is as in `TableListing`."""
 
     metadata: TableMetadata
     access: TableAccess
+    log: str | None = None
 
 
 class IcebergTable:
@@ -53,7 +54,7 @@ class IcebergTable:
     def read(self) -> TableListing:
         loaded = self._load()
         with iceberg_errors(self.url):
-            return _listing(loaded, self._rule, self.url)
+            return replace(_listing(loaded, self._rule, self.url), log=loaded.log)
 
     def close(self) -> None:
         self._on_close()

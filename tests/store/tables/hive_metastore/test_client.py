@@ -21,7 +21,15 @@ from thrift.Thrift import TMessageType
 from thrift.transport.TTransport import TMemoryBuffer
 
 import pqcache
-from pqcache.errors import PqcacheError, SourceDenied, SourceError, SourceNotFound, SourceUnavailable, UsageError
+from pqcache.errors import (
+    PqcacheError,
+    SourceDenied,
+    SourceError,
+    SourceIncomplete,
+    SourceNotFound,
+    SourceUnavailable,
+    UsageError,
+)
 from pqcache.store.repartition.endpoints import make_endpoints
 from pqcache.store.tables.hive_metastore import structs
 from pqcache.store.tables.hive_metastore.client import BATCH, ask
@@ -143,11 +151,41 @@ def test_answers_that_make_no_table_are_errors(handler: Handler) -> None:
         handler.partitions = {"1": "s5://bucket/x"}
         with pytest.raises(UsageError, match=r"^s5://bucket/x: unknown scheme s5://"):
             listed(url)
-        handler.get_partitions_by_names = lambda *_: []  # type: ignore[assignment,method-assign]
+        handler.partitions = {}
         with pytest.raises(PqcacheError, match="has no partitions in the metastore"):
             listed(url)
         handler.get_table_req = lambda _: GetTableResult()  # type: ignore[method-assign]
         with pytest.raises(SourceError, match="does not answer as a metastore does"):
+            listed(url)
+
+
+def test_partitions_that_are_named_and_not_sent_are_no_deletions(handler: Handler) -> None:
+    """Two that are gone when they are asked for are left out; of two that are there, one is not sent."""
+    values = [f"2026/11/{number:02}" for number in range(1, 6)]
+    handler.partitions = dict.fromkeys(values, handler.partitions["1"])
+    names, partitions = handler.get_partition_names, handler.get_partitions_by_names
+
+    def encoded(*given: Any) -> list[str]:
+        return [name.replace("/", "%2F") for name in names(*given)]
+
+    def fewer(database: str, name: str, asked: list[str]) -> list[Any]:
+        gone = values[1:3]
+        for value in gone:
+            handler.partitions.pop(value, None)
+        wanted = [each.replace("%2F", "/") for each in asked]
+        return partitions(database, name, [each for each in wanted if each.partition("=")[2] not in [*gone, *hidden]])
+
+    hidden: list[str] = []
+    handler.get_partition_names = encoded  # type: ignore[method-assign]
+    handler.get_partitions_by_names = fewer  # type: ignore[method-assign]
+    with metastore(handler) as port:
+        url = f"hive://127.0.0.1:{port}/db.t"
+        assert {path.rpartition("/")[0] for path in listed(url)} == {
+            f"dt={value}".replace("/", "%2F") for value in (values[0], *values[3:])
+        }
+        hidden.append(values[3])
+        reason = f"127.0.0.1:{port} names 3 partitions and sends 2, not dt=2026%2F11%2F04; nothing was published"
+        with pytest.raises(SourceIncomplete, match=f"^{url}: {reason}"):
             listed(url)
 
 
