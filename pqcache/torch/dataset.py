@@ -12,7 +12,9 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.reader.selection.split import Split
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
@@ -56,6 +58,8 @@ class ParquetDataset(ResumableDataset):
     ``ragged``        list columns to keep Ragged although all their lists are of one length
     ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                       those of them that meet it
+    ``split``         a ``Split``: the part of these rows whose key has a hash in an interval. A row is in the same part
+                      every night and in every layout
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
@@ -100,6 +104,7 @@ class ParquetDataset(ResumableDataset):
         nulls: str | Mapping[str, Any] = "error",
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
+        split: Split | None = None,
         sequence: SequenceOf | None = None,
         as_files: bool = False,
         all_files: bool = False,
@@ -114,6 +119,7 @@ class ParquetDataset(ResumableDataset):
             path=Path(path),
             filters=filters,
             rows=rows,
+            choice=RowChoice(split=split),
             sequence=sequence,
             batch_size=batch_rows,
             shuffle=shuffle,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,22 +31,25 @@ from pqcache.reader.memory_budget import (
     warn_of_window,
 )
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_order import Ints, Order
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
+from pqcache.reader.selection.row_choice import RowChoice
+from pqcache.reader.selection.row_filter import Counts
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.checkpoint import State, check_options
+from pqcache.torch.column_options import check_mask, masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in, to_value
+from pqcache.torch.tensors import Nulls, mask_name, null_error, to_value
 from pqcache.torch.transform_errors import BatchOrigin, located
 
 
@@ -57,6 +60,7 @@ class ReadOptions:
     path: Path
     filters: Any
     rows: SelectedRows | None
+    choice: RowChoice
     sequence: SequenceOf | None
     batch_size: int | None
     shuffle: bool
@@ -91,7 +95,7 @@ class DatasetReader:
         self._window = None if options.window is None else Window(options.window)
         self._release: Callable[[], object] | None = None
         self._open(columns, getattr(options.rows, "snapshot", "") or None)
-        self._masked = self._check_columns()
+        self._masked = masked_columns(self._plan, options.nulls, options.ragged)
         self._gather_shares()
         weakref.finalize(self, release_unused).atexit = False  # what epochs keep for the next ones
 
@@ -199,7 +203,7 @@ class DatasetReader:
         if state.row_groups != self._content[1]:
             raise UsageError(
                 "state",
-                "it was taken with other filters or rows, or another sequence",
+                "it was taken with other filters or rows, or another split or sequence",
                 "construct the dataset with the same ones",
             )
         self._window = Window(state.window, state.piece)
@@ -269,7 +273,7 @@ class DatasetReader:
         for name in self._plan.columns:
             ordered[name] = values[name]
             if name in self._masked or (self.options.nulls.mask and name in masks):  # nulls that no footer tells of
-                _check_mask(name, values)
+                check_mask(name, values)
                 ordered[mask_name(name)] = masks[name]
         return ordered
 
@@ -313,7 +317,7 @@ class DatasetReader:
         self,
         columns: Sequence[str] | None,
         snapshot: str | None,
-        counts: Ints | None = None,
+        counts: Counts | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
@@ -328,35 +332,20 @@ class DatasetReader:
     def _keep(self, lease: Lease | None) -> None:
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
-    def _set_plan(self, columns: Sequence[str] | None, counts: Ints | None) -> None:
-        options = self.options
-        plan = make_read_plan(self._data, columns, options.filters, options.rows, counts, options.sequence)
+    def _set_plan(self, columns: Sequence[str] | None, counts: Counts | None) -> None:
+        options, self._counts = self.options, {} if counts is None else counts
+        plan = make_read_plan(
+            self._data, columns, options.filters, options.rows, self._counts, options.sequence, options.choice
+        )
         filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
         self._plan = with_dense_lists(plan, (*options.ragged, *filled))
         self._loader = RowGroupLoader(self._plan)
         self._fitted: dict[int, Window] = {}  # by lanes of a rank
 
-    def _check_columns(self) -> frozenset[str]:
-        """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
-        nulls, names = self.options.nulls, set(self._plan.columns)
-        for field in self._plan.schema:
-            check_type(field.name, field.type)
-        parts = {path for field in self._plan.row_schema for path in paths_in(field.name, field.type)}
-        for option, named, known in (("ragged", self.options.ragged, names), ("nulls", dict(nulls.fill), parts)):
-            for name in named:
-                if name not in known:
-                    near = sorted(path for path in known if path.startswith(f"{name.partition('.')[0]}."))
-                    advice = f"there are: {', '.join(near)}" if near else ""
-                    raise UsageError(option, f"{name!r} is not among the columns", advice)
-        masked = frozenset(name for name in names if nulls.mask and self._plan.nulls(name) != 0)
-        for name in masked:
-            _check_mask(name, names)
-        return masked
-
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
         del kept["_plan"], kept["_loader"], kept["_release"], kept["_fitted"]
-        kept["_columns"], kept["_counts"] = self._plan.columns, self._plan.counts_in_index
+        kept["_columns"] = self._plan.columns
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
             kept["_data"] = data.root if data.cache is None else self.options.path, data.snapshot
@@ -371,12 +360,6 @@ class DatasetReader:
         else:
             self._keep(self._data.lease())
             self._set_plan(columns, counts)
-
-
-def _check_mask(name: str, columns: Container[str]) -> None:
-    """Raise UsageError if the mask of a column has the name of another column."""
-    if mask_name(name) in columns:
-        raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
 
 
 @contextmanager
