@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.selection.row_choice import RowChoice
@@ -207,6 +208,9 @@ class ParquetDataset(ResumableDataset):
 
     def _total(self, ranks: int, start: int = 0) -> int:
         return self._reader.total(ranks, start, self.pad)
+
+    def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
+        return self._reader.rows_at(self._reader.place_of(epoch, index, lanes, ranks))
 
     def _check(self) -> None:
         self._reader.check_nulls()

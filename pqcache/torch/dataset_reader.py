@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
@@ -44,12 +45,14 @@ from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
+from pqcache.torch.batch_origins import register
+from pqcache.torch.batch_values import values_of
 from pqcache.torch.checkpoint import State, check_options
-from pqcache.torch.column_options import check_mask, masked_columns
+from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
-from pqcache.torch.ragged import in_sequences, item
+from pqcache.torch.ragged import item
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, mask_name, null_error, to_value
+from pqcache.torch.tensors import Nulls, null_error
 from pqcache.torch.transform_errors import BatchOrigin, located
 
 
@@ -97,6 +100,7 @@ class DatasetReader:
         self._open(columns, getattr(options.rows, "snapshot", "") or None)
         self._masked = masked_columns(self._plan, options.nulls, options.ragged)
         self._gather_shares()
+        self.token = register(self)
         weakref.finalize(self, release_unused).atexit = False  # what epochs keep for the next ones
 
     @property
@@ -147,13 +151,17 @@ class DatasetReader:
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
         loader, order, budget = self._prepare(share, reading.number)
-        lane_rows = reading.lane_sizes * order.batch_size
-        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
-        order = replace(order, lane_rows=lane_rows)
+        order = self._order_of_pass(order, reading)
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
             for _, batch in found:
                 yield self._origin(loader, order), batch
+
+    def _order_of_pass(self, order: Order, reading: DatasetPass) -> Order:
+        """Return the order of a pass of a mix, which divides the rows among its lanes as it draws from them."""
+        lane_rows = reading.lane_sizes * order.batch_size
+        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
+        return replace(order, lane_rows=lane_rows)
 
     def transformed(self, batch: Any, position: Position, numbers: tuple[int, int]) -> Any:
         """Return what the transform makes of a batch, with generators seeded by epoch (or pass) and batch number."""
@@ -165,6 +173,20 @@ class DatasetReader:
         if type(result) is dict and self.options.batch_size is not None:
             return Batch(result, position)
         return result
+
+    def place_of(self, epoch: int, index: int, lanes: int, ranks: int) -> Position:
+        """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
+        index = checked_index(index, self._order(self._plan, epoch, 1, 1).batches(self.options.drop_last))
+        window, piece_rows = self._shape(lanes, ranks)
+        return Position(epoch=epoch, index=index, lanes=lanes, window=window, piece=piece_rows)
+
+    def rows_at(self, position: Position, reading: DatasetPass | None = None) -> RowPlaces:
+        """Return the rows of the batch at a position; with ``reading`` it is one of a pass of a mix."""
+        plan = self._plan.split(position.piece)
+        order = self._order(plan, position.epoch, position.lanes, position.window)
+        if reading is not None:
+            return rows_of_batch(plan, self._order_of_pass(order, reading), position.index)
+        return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
     def state(self, lanes: int, ranks: int, epoch: int = 0, batch: int = 0, worker: list[int] | None = None) -> State:
         """Return the state of a training that goes on at a batch of an epoch; a mix keeps its own place."""
@@ -192,6 +214,7 @@ class DatasetReader:
         if state.snapshot != self._content[0]:
             self._open(self._plan.columns, self._snapshot_in(state))
             self._gather_shares()
+            self.token = register(self)
         options = {
             "seed": self.options.seed,
             "batch_size": self.options.batch_size,
@@ -240,8 +263,8 @@ class DatasetReader:
         memory = worker_pool() if get_worker_info() is not None else None
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
-                position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
-                yield position, Batch(self._to_values(columns), position)
+                position = self._position(loader, order, index)
+                yield position, Batch(self._values(columns), position)
 
     def _rows(
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
@@ -251,31 +274,22 @@ class DatasetReader:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
-                    columns_of_lane[lane] = self._to_values(columns)
-                position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
+                    columns_of_lane[lane] = self._values(columns)
+                position = self._position(loader, order, index)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
 
-    def _to_values(self, columns: FinishedBatch) -> dict[str, Any]:
-        """Return the columns of a batch, in their order, with their masks behind them."""
-        values: dict[str, Any] = {}
-        masks: dict[str, torch.Tensor] = {}
-        for numbers in columns.numbers:  # separate tensors: views of one could not be changed in place
-            values.update(zip(numbers.forms, map(torch.from_numpy, numbers.values), strict=True))
-        masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in self._masked & values.keys())
-        for name, column in columns.others.items():
-            value, mask = to_value(column, name, self.options.nulls)
-            mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in self._masked else mask
-            axis = self._plan.axis(name)
-            values[name] = value if axis is None else in_sequences(value, axis)
-            if mask is not None:
-                masks[name] = mask if axis is None else in_sequences(mask, axis)
-        ordered: dict[str, Any] = {}
-        for name in self._plan.columns:
-            ordered[name] = values[name]
-            if name in self._masked or (self.options.nulls.mask and name in masks):  # nulls that no footer tells of
-                check_mask(name, values)
-                ordered[mask_name(name)] = masks[name]
-        return ordered
+    def _position(self, loader: RowGroupLoader, order: Order, index: int) -> Position:
+        return Position(
+            epoch=order.epoch,
+            index=index,
+            lanes=order.lanes,
+            window=order.window,
+            piece=loader.plan.piece_rows,
+            dataset=self.token,
+        )
+
+    def _values(self, columns: FinishedBatch) -> dict[str, Any]:
+        return values_of(columns, self._plan, self.options.nulls, self._masked)
 
     def _origin(self, loader: RowGroupLoader, order: Order) -> BatchOrigin:
         dataset = f"{self.options.path} ({self._data.snapshot})"
@@ -353,7 +367,7 @@ class DatasetReader:
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         columns, counts = kept.pop("_columns"), kept.pop("_counts")
-        self.__dict__.update(kept, _release=None)
+        self.__dict__.update(kept, _release=None, token=register(self, kept["token"]))
         if isinstance(kept["_data"], tuple):
             path, snapshot = kept["_data"]
             self._open(columns, snapshot, counts, path)
