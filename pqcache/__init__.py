@@ -36,10 +36,13 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.errors import SourceNotFound as SourceNotFound
     from pqcache.errors import SourceUnavailable as SourceUnavailable
     from pqcache.errors import UsageError as UsageError
+    from pqcache.reader.batch_rows import RowPlaces as RowPlaces
+    from pqcache.reader.batch_rows import rows as rows
     from pqcache.reader.order.epoch_order import Order as Order
     from pqcache.reader.order.shuffle_quality import Mixing as Mixing
     from pqcache.reader.order.shuffle_quality import mixing as mixing
     from pqcache.reader.selection.sequences import Sequence as Sequence
+    from pqcache.reader.selection.split import Split as Split
     from pqcache.store.gc import GcReport as GcReport
     from pqcache.store.gc import gc as gc
     from pqcache.store.history import log as log

@@ -13,7 +13,9 @@ from pqcache.errors import UsageError
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.processes import count_and_number
 from pqcache.reader.record_batches import read_record_batches, read_rows
+from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence
+from pqcache.reader.selection.split import Split
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import lookup
 from pqcache.store.layout import FILES
@@ -50,6 +52,7 @@ class Cache(CacheDirectory):
         start: int = 0,
         snapshot: str | None = None,
         rows: SelectedRows | None = None,
+        split: Split | None = None,
         sequence: Sequence | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Return an iterator over an epoch as Arrow record batches, in the order of ParquetDataset's batches.
@@ -79,6 +82,7 @@ class Cache(CacheDirectory):
         ``snapshot``      the snapshot to read, which is leased until the epoch ends; None: the current one
         ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                           those of them that satisfy it
+        ``split``         a ``Split``: the part of these rows whose key has a hash in an interval
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
 
@@ -106,6 +110,7 @@ class Cache(CacheDirectory):
             start=start,
             snapshot=snapshot,
             rows=rows,
+            choice=RowChoice(split=split),
             sequence=sequence,
         )
         return read_record_batches(self.path, options)

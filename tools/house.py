@@ -19,7 +19,7 @@ MODULE_LINES, FUNCTION_LINES, PARAMETERS, FIELDS = 400, 49, 7, 4  # the most the
 COMMANDS = "pqcache/console/commands.py"  # the command line's options are the parameters of its functions
 ENTRY_POINTS = {
     "sync", "repartition", "inspect", "verify", "bench", "Cache.batches", "ParquetDataset.__init__",
-    "Mix.__init__", "Loader.__init__",
+    "Mix.__init__", "Loader.__init__", "rows",
 }  # fmt: skip
 
 

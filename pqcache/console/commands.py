@@ -5,6 +5,7 @@ from __future__ import annotations
 from pqcache.console import examples, parsing
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
+from pqcache.console import rows_options as batch_rows
 from pqcache.console import serve_options as net
 from pqcache.console.app import app, print_report
 from pqcache.console.help import Command
@@ -207,6 +208,30 @@ def inspect(
         return inspect_text.print_columns(found, None)
     summary = {**found.to_dict(), "training": None if training is None else training.to_dict()}
     return print_report(summary, json, False, lambda: inspect_text.print_inspection(found, training, partitions))
+
+
+@app.command(cls=Command, epilog=examples.ROWS)
+def rows(
+    target: opt.LocalTarget,
+    state: batch_rows.State,
+    batch: batch_rows.BatchNumber,
+    epoch: batch_rows.Epoch = None,
+    filters: opt.Filters = None,
+    split: batch_rows.SplitText = None,
+    sample: batch_rows.Values = False,
+    columns: batch_rows.ValueColumns = None,
+    json: batch_rows.RowsJson = False,
+) -> None:
+    """Show which rows a batch of a training had: file, row group and row.
+
+    For the batch whose loss exploded. It follows from a state that the same training saved, at whatever batch.
+    """
+    import pqcache
+    from pqcache.console.rows_text import print_rows
+
+    found = pqcache.rows(target, state, batch, epoch=epoch, filters=filters, split=parsing.split_of(split))
+    names = parsing.column_names(columns)
+    print_rows(found, target, names, sample or names is not None, json)
 
 
 @app.command(cls=Command, epilog=examples.VERIFY)

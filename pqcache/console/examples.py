@@ -57,6 +57,18 @@ INSPECT = _examples(
     ),
 )
 
+ROWS = _examples(
+    (
+        "Show the rows of batch 1234 and their values",
+        "pqcache rows cache/shop --state checkpoint.json --batch 1234 --sample",
+    ),
+    (
+        "The files of its rows, of a training with a filter",
+        """pqcache rows cache/shop --state checkpoint.json --batch 1234 \\
+    --filters "price > 0.5" --json | jq -r .file | sort | uniq -c""",
+    ),
+)
+
 VERIFY = _examples(
     ("Decode every page, and repair what is damaged", "pqcache verify cache/shop --deep --repair"),
     ("List files that have changed at the source", "pqcache verify cache/shop --source"),

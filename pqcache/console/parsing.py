@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pqcache.errors import UsageError
 from pqcache.units import parse_size
+
+if TYPE_CHECKING:
+    from pqcache.reader.selection.split import Split
 
 
 def column_names(text: str | None) -> list[str] | None:
@@ -21,6 +24,21 @@ def worker_counts(text: str | None) -> list[int] | None:
         if not word.strip().isdigit():
             raise UsageError(f"--workers {word!r}", "not a number of workers", "write numbers, like 0,2,4")
     return [int(word) for word in text.split(",")]
+
+
+def split_of(text: str | None) -> Split | None:
+    """Return the split that ``--split`` names; None if it is absent."""
+    if text is None:
+        return None
+    from pqcache.reader.selection.split import Split
+
+    parts = text.split(":", 3)
+    try:
+        key, low, high, salt = [*parts, ""][:4]
+        ends = float(low), float(high)
+    except ValueError as error:
+        raise UsageError(f"--split {text!r}", "not KEY:LOW:HIGH", "write it like user:0.0:0.9") from error
+    return Split(key or None, *ends, salt=salt)
 
 
 def row_group_bytes(option: str, text: str | None) -> int | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pqcache.errors import UsageError
+from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
 
@@ -54,6 +55,7 @@ class BatchOptions:
     start: int = 0
     snapshot: str | None = None
     rows: SelectedRows | None = None
+    choice: RowChoice = field(default_factory=RowChoice)
     sequence: SequenceOf | None = None
 
     def __post_init__(self) -> None:

@@ -18,7 +18,8 @@ from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
-from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows, select_row_groups
+from pqcache.reader.selection.row_choice import RowChoice
+from pqcache.reader.selection.row_filter import Counts, SelectedRowGroups, count_rows, select_row_groups
 from pqcache.reader.selection.selection import Selection
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import SequenceSelection
@@ -98,13 +99,6 @@ class ReadPlan:
         return rows if self.piece_starts is None else np.minimum(rows - self.piece_starts, self.piece_rows)
 
     @property
-    def counts_in_index(self) -> Ints:
-        """Rows that are read of each row group of the index, for `make_read_plan` to take without counting again."""
-        counts = np.zeros(len(self.data.index), np.int64)
-        counts[self.row_groups] = self._rows_read
-        return counts
-
-    @property
     def _rows_read(self) -> Ints:
         return self.data.index.rows[self.row_groups] if self.selected is None else self.selected
 
@@ -153,13 +147,14 @@ def make_read_plan(
     columns: Sequence[str] | None,
     filters: Any = None,
     rows: SelectedRows | None = None,
-    counts: Ints | None = None,
+    counts: Counts | None = None,
     sequence: SequenceOf | None = None,
+    choice: RowChoice | None = None,
 ) -> ReadPlan:
-    """Return the plan for ``columns`` (None: all) of the rows that `select_row_groups` selects, or sequences of these.
+    """Return the plan for ``columns`` (None: all) of the rows that are chosen, or sequences of these.
 
-    ``counts`` are the selected rows of each row group of the index where they are known already. A column that is not
-    there raises UsageError.
+    `select_row_groups` chooses among all rows, and ``choice`` among what that leaves. ``counts`` are the counts of rows
+    that are known already, and what is counted is added to it. A column that is not there raises UsageError.
     """
     names = data.index.schema.names
     if columns is None:
@@ -175,7 +170,7 @@ def make_read_plan(
         raise UsageError("columns", "the list is empty", "name at least one, or None for all")
     if len(set(columns)) < len(columns):
         raise UsageError("columns", f"a name is there twice in {', '.join(columns)}")
-    found = select_row_groups(data, filters, rows, counts)
+    found = (choice or RowChoice()).of(data, select_row_groups(data, filters, rows, counts), counts)
     if sequence is not None:
         return _plan_of_sequences(data, tuple(columns), sequence, found, counts)
     return ReadPlan(
@@ -188,7 +183,7 @@ def make_read_plan(
 
 
 def _plan_of_sequences(
-    data: LocalDataset, columns: tuple[str, ...], sequence: SequenceOf, rows: SelectedRowGroups, counts: Ints | None
+    data: LocalDataset, columns: tuple[str, ...], sequence: SequenceOf, rows: SelectedRowGroups, counts: Counts | None
 ) -> ReadPlan:
     if not isinstance(sequence, SequenceOf):
         raise UsageError(f"sequence={sequence!r}", "give a Sequence, like Sequence(3, order_by='ts')")
@@ -197,7 +192,7 @@ def _plan_of_sequences(
             raise UsageError("sequence", f"columns_at names {name!r}, which is not among the columns")
     selection = SequenceSelection(data, sequence, rows.selection)
     row_groups = rows.row_groups
-    selected = count_rows(data, selection, row_groups) if counts is None else counts[row_groups]
+    selected = count_rows(data, selection, row_groups, counts)
     if len(row_groups) and not selected.any():
         warnings.warn(
             f"{data.root}: there is no sequence of {sequence.length} rows, so there are no batches", stacklevel=2

@@ -92,7 +92,9 @@ class _Epoch:
 
 def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: BatchOptions) -> _Epoch:
     lanes, memory = options.rank_lanes, options.memory
-    plan = make_read_plan(data, options.columns, options.filters, options.rows, sequence=options.sequence)
+    plan = make_read_plan(
+        data, options.columns, options.filters, options.rows, sequence=options.sequence, choice=options.choice
+    )
     loader = RowGroupLoader(plan)
     window = Window(options.window or 1)
     if options.shuffle and options.window is not None:

@@ -152,6 +152,9 @@ class RowGroupReader:
 
     def parts(self, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """Yield all rows of a row group, ``rows`` at a time: those of ``columns`` that its file has, as it has them."""
+        if not columns:
+            yield _no_columns(int(self.rows[number]))
+            return
         with self.opened(number) as (file, _):
             yield from self._parts(file, number, columns, rows)
 

@@ -1,10 +1,11 @@
 """PyTorch companion: ``from pqcache.torch import ParquetDataset, Loader, Mix``."""
 
 from pqcache.reader.selection.sequences import Sequence
+from pqcache.reader.selection.split import Split
 from pqcache.torch.batch import Batch
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.loader import Loader
 from pqcache.torch.mix import Mix
 from pqcache.torch.ragged import Ragged
 
-__all__ = ["Batch", "Loader", "Mix", "ParquetDataset", "Ragged", "Sequence"]
+__all__ = ["Batch", "Loader", "Mix", "ParquetDataset", "Ragged", "Sequence", "Split"]

@@ -10,19 +10,27 @@ from typing import Any
 
 import torch
 
+from pqcache.reader.batch_rows import RowPlaces
+from pqcache.torch.batch_origins import rows_at
 from pqcache.torch.ragged import pin_tensors, to_device
 from pqcache.torch.tensor_transfer import Packet, pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix."""
+    """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix.
+
+    ``dataset`` is the number of the dataset that knows its rows; see ``batch_origins``. ``piece`` is 0, or the rows of
+    the pieces in which row groups are read.
+    """
 
     epoch: int = 0
     index: int = -1
     lanes: int = 0
     window: int = 0
     source: str | None = None
+    dataset: int = 0
+    piece: int = 0
 
 
 class Batch(dict[str, Any]):
@@ -56,6 +64,14 @@ class Batch(dict[str, Any]):
     def source(self) -> str | None:
         """The name of the dataset that the batch comes from, in a Mix; else None."""
         return self.position.source
+
+    def rows(self) -> RowPlaces:
+        """Return where each row of the batch lies: file, row group, and position in both; see ``rows_of``.
+
+        They are those of the batch as the dataset made it, before a transform that leaves some out or adds others. A
+        batch whose dataset is gone raises UsageError.
+        """
+        return rows_at(self.position)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch with its tensors on another device."""

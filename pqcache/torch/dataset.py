@@ -10,9 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.reader.selection.split import Split
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
@@ -56,6 +59,8 @@ class ParquetDataset(ResumableDataset):
     ``ragged``        list columns to keep Ragged although all their lists are of one length
     ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                       those of them that meet it
+    ``split``         a ``Split``: the part of these rows whose key has a hash in an interval. A row is in the same part
+                      every night and in every layout
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
@@ -100,6 +105,7 @@ class ParquetDataset(ResumableDataset):
         nulls: str | Mapping[str, Any] = "error",
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
+        split: Split | None = None,
         sequence: SequenceOf | None = None,
         as_files: bool = False,
         all_files: bool = False,
@@ -114,6 +120,7 @@ class ParquetDataset(ResumableDataset):
             path=Path(path),
             filters=filters,
             rows=rows,
+            choice=RowChoice(split=split),
             sequence=sequence,
             batch_size=batch_rows,
             shuffle=shuffle,
@@ -201,6 +208,9 @@ class ParquetDataset(ResumableDataset):
 
     def _total(self, ranks: int, start: int = 0) -> int:
         return self._reader.total(ranks, start, self.pad)
+
+    def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
+        return self._reader.rows_at(self._reader.place_of(epoch, index, lanes, ranks))
 
     def _check(self) -> None:
         self._reader.check_nulls()

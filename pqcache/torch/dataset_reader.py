@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import weakref
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
@@ -31,22 +32,27 @@ from pqcache.reader.memory_budget import (
     warn_of_window,
 )
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_order import Ints, Order
+from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
+from pqcache.reader.selection.row_choice import RowChoice
+from pqcache.reader.selection.row_filter import Counts
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
+from pqcache.torch.batch_origins import register
+from pqcache.torch.batch_values import values_of
 from pqcache.torch.checkpoint import State, check_options
+from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
-from pqcache.torch.ragged import in_sequences, item
+from pqcache.torch.ragged import item
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in, to_value
+from pqcache.torch.tensors import Nulls, null_error
 from pqcache.torch.transform_errors import BatchOrigin, located
 
 
@@ -57,6 +63,7 @@ class ReadOptions:
     path: Path
     filters: Any
     rows: SelectedRows | None
+    choice: RowChoice
     sequence: SequenceOf | None
     batch_size: int | None
     shuffle: bool
@@ -91,8 +98,9 @@ class DatasetReader:
         self._window = None if options.window is None else Window(options.window)
         self._release: Callable[[], object] | None = None
         self._open(columns, getattr(options.rows, "snapshot", "") or None)
-        self._masked = self._check_columns()
+        self._masked = masked_columns(self._plan, options.nulls, options.ragged)
         self._gather_shares()
+        self.token = register(self)
         weakref.finalize(self, release_unused).atexit = False  # what epochs keep for the next ones
 
     @property
@@ -143,13 +151,17 @@ class DatasetReader:
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
         loader, order, budget = self._prepare(share, reading.number)
-        lane_rows = reading.lane_sizes * order.batch_size
-        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
-        order = replace(order, lane_rows=lane_rows)
+        order = self._order_of_pass(order, reading)
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
             for _, batch in found:
                 yield self._origin(loader, order), batch
+
+    def _order_of_pass(self, order: Order, reading: DatasetPass) -> Order:
+        """Return the order of a pass of a mix, which divides the rows among its lanes as it draws from them."""
+        lane_rows = reading.lane_sizes * order.batch_size
+        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
+        return replace(order, lane_rows=lane_rows)
 
     def transformed(self, batch: Any, position: Position, numbers: tuple[int, int]) -> Any:
         """Return what the transform makes of a batch, with generators seeded by epoch (or pass) and batch number."""
@@ -161,6 +173,20 @@ class DatasetReader:
         if type(result) is dict and self.options.batch_size is not None:
             return Batch(result, position)
         return result
+
+    def place_of(self, epoch: int, index: int, lanes: int, ranks: int) -> Position:
+        """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
+        index = checked_index(index, self._order(self._plan, epoch, 1, 1).batches(self.options.drop_last))
+        window, piece_rows = self._shape(lanes, ranks)
+        return Position(epoch=epoch, index=index, lanes=lanes, window=window, piece=piece_rows)
+
+    def rows_at(self, position: Position, reading: DatasetPass | None = None) -> RowPlaces:
+        """Return the rows of the batch at a position; with ``reading`` it is one of a pass of a mix."""
+        plan = self._plan.split(position.piece)
+        order = self._order(plan, position.epoch, position.lanes, position.window)
+        if reading is not None:
+            return rows_of_batch(plan, self._order_of_pass(order, reading), position.index)
+        return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
     def state(self, lanes: int, ranks: int, epoch: int = 0, batch: int = 0, worker: list[int] | None = None) -> State:
         """Return the state of a training that goes on at a batch of an epoch; a mix keeps its own place."""
@@ -188,6 +214,7 @@ class DatasetReader:
         if state.snapshot != self._content[0]:
             self._open(self._plan.columns, self._snapshot_in(state))
             self._gather_shares()
+            self.token = register(self)
         options = {
             "seed": self.options.seed,
             "batch_size": self.options.batch_size,
@@ -199,7 +226,7 @@ class DatasetReader:
         if state.row_groups != self._content[1]:
             raise UsageError(
                 "state",
-                "it was taken with other filters or rows, or another sequence",
+                "it was taken with other filters or rows, or another split or sequence",
                 "construct the dataset with the same ones",
             )
         self._window = Window(state.window, state.piece)
@@ -236,8 +263,8 @@ class DatasetReader:
         memory = worker_pool() if get_worker_info() is not None else None
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
-                position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
-                yield position, Batch(self._to_values(columns), position)
+                position = self._position(loader, order, index)
+                yield position, Batch(self._values(columns), position)
 
     def _rows(
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
@@ -247,31 +274,22 @@ class DatasetReader:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
-                    columns_of_lane[lane] = self._to_values(columns)
-                position = Position(epoch=order.epoch, index=index, lanes=order.lanes, window=order.window)
+                    columns_of_lane[lane] = self._values(columns)
+                position = self._position(loader, order, index)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
 
-    def _to_values(self, columns: FinishedBatch) -> dict[str, Any]:
-        """Return the columns of a batch, in their order, with their masks behind them."""
-        values: dict[str, Any] = {}
-        masks: dict[str, torch.Tensor] = {}
-        for numbers in columns.numbers:  # separate tensors: views of one could not be changed in place
-            values.update(zip(numbers.forms, map(torch.from_numpy, numbers.values), strict=True))
-        masks.update((name, torch.ones(columns.rows, dtype=torch.bool)) for name in self._masked & values.keys())
-        for name, column in columns.others.items():
-            value, mask = to_value(column, name, self.options.nulls)
-            mask = torch.ones(len(column), dtype=torch.bool) if mask is None and name in self._masked else mask
-            axis = self._plan.axis(name)
-            values[name] = value if axis is None else in_sequences(value, axis)
-            if mask is not None:
-                masks[name] = mask if axis is None else in_sequences(mask, axis)
-        ordered: dict[str, Any] = {}
-        for name in self._plan.columns:
-            ordered[name] = values[name]
-            if name in self._masked or (self.options.nulls.mask and name in masks):  # nulls that no footer tells of
-                _check_mask(name, values)
-                ordered[mask_name(name)] = masks[name]
-        return ordered
+    def _position(self, loader: RowGroupLoader, order: Order, index: int) -> Position:
+        return Position(
+            epoch=order.epoch,
+            index=index,
+            lanes=order.lanes,
+            window=order.window,
+            piece=loader.plan.piece_rows,
+            dataset=self.token,
+        )
+
+    def _values(self, columns: FinishedBatch) -> dict[str, Any]:
+        return values_of(columns, self._plan, self.options.nulls, self._masked)
 
     def _origin(self, loader: RowGroupLoader, order: Order) -> BatchOrigin:
         dataset = f"{self.options.path} ({self._data.snapshot})"
@@ -313,7 +331,7 @@ class DatasetReader:
         self,
         columns: Sequence[str] | None,
         snapshot: str | None,
-        counts: Ints | None = None,
+        counts: Counts | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
@@ -328,35 +346,20 @@ class DatasetReader:
     def _keep(self, lease: Lease | None) -> None:
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
-    def _set_plan(self, columns: Sequence[str] | None, counts: Ints | None) -> None:
-        options = self.options
-        plan = make_read_plan(self._data, columns, options.filters, options.rows, counts, options.sequence)
+    def _set_plan(self, columns: Sequence[str] | None, counts: Counts | None) -> None:
+        options, self._counts = self.options, {} if counts is None else counts
+        plan = make_read_plan(
+            self._data, columns, options.filters, options.rows, self._counts, options.sequence, options.choice
+        )
         filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
         self._plan = with_dense_lists(plan, (*options.ragged, *filled))
         self._loader = RowGroupLoader(self._plan)
         self._fitted: dict[int, Window] = {}  # by lanes of a rank
 
-    def _check_columns(self) -> frozenset[str]:
-        """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
-        nulls, names = self.options.nulls, set(self._plan.columns)
-        for field in self._plan.schema:
-            check_type(field.name, field.type)
-        parts = {path for field in self._plan.row_schema for path in paths_in(field.name, field.type)}
-        for option, named, known in (("ragged", self.options.ragged, names), ("nulls", dict(nulls.fill), parts)):
-            for name in named:
-                if name not in known:
-                    near = sorted(path for path in known if path.startswith(f"{name.partition('.')[0]}."))
-                    advice = f"there are: {', '.join(near)}" if near else ""
-                    raise UsageError(option, f"{name!r} is not among the columns", advice)
-        masked = frozenset(name for name in names if nulls.mask and self._plan.nulls(name) != 0)
-        for name in masked:
-            _check_mask(name, names)
-        return masked
-
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
         del kept["_plan"], kept["_loader"], kept["_release"], kept["_fitted"]
-        kept["_columns"], kept["_counts"] = self._plan.columns, self._plan.counts_in_index
+        kept["_columns"] = self._plan.columns
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
             kept["_data"] = data.root if data.cache is None else self.options.path, data.snapshot
@@ -364,19 +367,13 @@ class DatasetReader:
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         columns, counts = kept.pop("_columns"), kept.pop("_counts")
-        self.__dict__.update(kept, _release=None)
+        self.__dict__.update(kept, _release=None, token=register(self, kept["token"]))
         if isinstance(kept["_data"], tuple):
             path, snapshot = kept["_data"]
             self._open(columns, snapshot, counts, path)
         else:
             self._keep(self._data.lease())
             self._set_plan(columns, counts)
-
-
-def _check_mask(name: str, columns: Container[str]) -> None:
-    """Raise UsageError if the mask of a column has the name of another column."""
-    if mask_name(name) in columns:
-        raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
 
 
 @contextmanager

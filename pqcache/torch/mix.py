@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.options import check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass, MixSchedule, batches_per_epoch
-from pqcache.torch.batch import Batch
+from pqcache.torch.batch import Batch, Position
+from pqcache.torch.batch_origins import register
 from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
@@ -74,6 +76,7 @@ class Mix(ResumableDataset):
         self.datasets = dict(datasets)
         self.weights, self.epoch_length, self.seed = weights, epoch_length, seed
         self._readers = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
+        self.token = register(self)
         self._count()
 
     @property
@@ -112,16 +115,22 @@ class Mix(ResumableDataset):
                 f"it is of a mix of {', '.join(loaded.datasets)}, this one is of {', '.join(self.datasets)}",
                 "construct it with the same datasets in the same order",
             )
+        before = [reader.token for reader in self._readers.values()]
         for name, reader in self._readers.items():
             try:
                 reader.load_state(State.from_dict({**loaded.datasets[name], **_NO_PLACE}))
             except UsageError as error:
                 raise error.within(f"dataset {name!r}") from error
+        if [reader.token for reader in self._readers.values()] != before:  # of other snapshots
+            self.token = register(self)
         self._count()
         options = {"seed": self.seed, "lanes": self._lanes or loaded.lanes, "counts": self.counts}
         check_options(loaded, options, "mix")
         self._lanes = loaded.lanes
         self._resume(loaded)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, token=register(self, state["token"]))
 
     @property
     def yields_batches(self) -> bool:
@@ -131,6 +140,23 @@ class Mix(ResumableDataset):
     def _is_shuffled(self) -> bool:
         return True
 
+    def rows_at(self, position: Position) -> RowPlaces:
+        """Return the rows of the batch at a position; it is one of the dataset ``position.source``."""
+        return self._rows_of(position.epoch, position.index % self._schedule.total, position.lanes, 0, position)
+
+    def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int, position: Position | None = None) -> RowPlaces:
+        wanted = np.array([checked_index(index, self._schedule.total)])
+        schedule = replace(self._schedule, lanes=lanes)
+        (number,) = schedule.datasets(epoch, wanted)
+        reader = list(self._readers.values())[int(number)]
+        (reading,) = schedule.passes(int(number), self._sizes[number], epoch, wanted)
+        at = reader.place_of(reading.number, int(reading.batches[0]), lanes, ranks) if position is None else position
+        index_in_pass = int(reading.lane_batches[0] * lanes + reading.lanes[0])
+        if not reader.options.shuffle:
+            index_in_pass = int(reading.batches[0])
+        at = replace(at, epoch=reading.number, index=index_in_pass)
+        return replace(reader.rows_at(at, reading), epoch=epoch, index=index)
+
     def _total(self, ranks: int, start: int = 0) -> int:
         return self._schedule.total
 
@@ -139,7 +165,8 @@ class Mix(ResumableDataset):
             reader.check_nulls()
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        passes = _PassReader(self._readers, replace(self._schedule, lanes=share.lanes), self._sizes, share, epoch)
+        schedule = replace(self._schedule, lanes=share.lanes)
+        passes = _PassReader(self._readers, schedule, self._sizes, share, (epoch, self.token))
         with closing(passes):
             unpadded = [index for index in indices if index < share.total]
             yield from passes.read(unpadded, unpadded)
@@ -170,9 +197,10 @@ class _PassReader:
         schedule: MixSchedule,
         sizes: list[int],
         share: EpochShare,
-        epoch: int,
+        of_mix: tuple[int, int],  # the epoch, and the number by which batches name the mix
     ) -> None:
-        self._readers, self._schedule, self._sizes, self._share, self._epoch = readers, schedule, sizes, share, epoch
+        self._readers, self._schedule, self._sizes, self._share = readers, schedule, sizes, share
+        self._epoch, self._token = of_mix
         self._open: dict[tuple[int, int], Generator[tuple[BatchOrigin, Batch]]] = {}
 
     def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
@@ -196,7 +224,9 @@ class _PassReader:
             remaining[key] -= 1
             if not remaining[key]:
                 self._open.pop(key).close()
-            position = replace(batch.position, epoch=self._epoch, index=number, source=names[source])
+            position = replace(
+                batch.position, epoch=self._epoch, index=number, source=names[source], dataset=self._token
+            )
             with located(position, origin, batch.index):
                 result = reader.transformed(Batch(batch, position), position, (pass_number, index))
             yield number, result

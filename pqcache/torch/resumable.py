@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch
@@ -209,6 +210,17 @@ class ResumableDataset(IterableDataset[Batch]):
         lanes = self._lanes or self._ranks()[0] * max(1, workers)
         return self._share(lanes=lanes, start=self._progress.next_start(workers)), self._progress.epoch
 
+    def rows_of(self, epoch: int, index: int) -> RowPlaces:
+        """Return where each row of a batch lies: its file, row group, and position in both.
+
+        ``index`` counts the batches (or rows) of the epoch over all ranks, as ``batch.index`` does. It is arithmetic:
+        nothing is read, but with ``filters``, ``split`` and the like the columns that these look at, of the batch's row
+        groups only. Where ``lanes`` was left out, they are those of the latest iteration, so set it, or
+        call ``batch.rows()``. A batch that the epoch does not have raises UsageError.
+        """
+        ranks, _ = self._ranks()
+        return self._rows_of(epoch, index, self._lanes or ranks * max(1, self._progress.workers), ranks)
+
     def rows_of_batches(self) -> tuple[int, int] | None:
         """Return the rows of a batch and of the epoch's last one; None where that is not all there is to say."""
         return None
@@ -275,6 +287,10 @@ class ResumableDataset(IterableDataset[Batch]):
     @abstractmethod
     def _total(self, ranks: int, start: int = 0) -> int:
         """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
+
+    @abstractmethod
+    def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
+        """Return the rows of a batch of an epoch that is read on so many lanes and ranks."""
 
     @abstractmethod
     def _check(self) -> None:

@@ -65,15 +65,28 @@ class SelectedRowGroups:
     selection: Selection | None = None
     selected: Ints | None = None
 
+    def without_empty(self, rows: Ints) -> SelectedRowGroups:
+        """Return those with rows, and no selection where it takes all; ``rows`` are those of each row group."""
+        if self.selected is None:
+            return self
+        kept = self.selected > 0
+        groups, selected = self.row_groups[kept], self.selected[kept]
+        if np.array_equal(selected, rows[groups]):
+            return SelectedRowGroups(groups)
+        return SelectedRowGroups(groups, self.selection, selected)
+
+
+Counts = dict[bytes, Ints]  # rows that selections choose of row groups, as they were counted
+
 
 def select_row_groups(
-    data: LocalDataset, filters: Any = None, rows: SelectedRows | None = None, counts: Ints | None = None
+    data: LocalDataset, filters: Any = None, rows: SelectedRows | None = None, counts: Counts | None = None
 ) -> SelectedRowGroups:
     """Return the row groups with rows that satisfy ``filters`` (None: all) and are among ``rows`` (None: all).
 
     ``filters`` is a condition as for ``--where``, a list as pandas and pyarrow take it, or a pyarrow expression;
-    docs/loading.md says what they do with nulls. ``counts`` are the selected rows of each row group of the index where
-    they are known already. A condition that makes no sense raises UsageError; one that no row satisfies, a warning.
+    docs/loading.md says what they do with nulls. ``counts`` are those that are known already, and what is counted is
+    added to it. A condition that makes no sense raises UsageError; one that no row satisfies, a warning.
     """
     index = data.index
     selection: Selection | None = None
@@ -87,21 +100,17 @@ def select_row_groups(
         wanted = parse_filters(filters, index)
         matching = FilterSelection(data, wanted)
         selection = matching if selection is None else Intersection(selection, matching)
-        if counts is None:
-            truth = prune_by_filter(wanted, index)
-            found = np.where(truth.some, found, 0)
-            open_groups = np.flatnonzero(~truth.every & (found > 0))
-            if len(open_groups):
-                found = found.copy()
-                found[open_groups] = count_rows(data, selection, open_groups)
-    found = found if counts is None else counts
+        truth = prune_by_filter(wanted, index)
+        found = np.where(truth.some, found, 0)
+        open_groups = np.flatnonzero(~truth.every & (found > 0))
+        if len(open_groups):
+            found = found.copy()
+            found[open_groups] = count_rows(data, selection, open_groups, counts)
     groups = np.flatnonzero(found)
     if not len(groups):
         what = "filters" if rows is None else "rows" if filters is None else "filters and rows"
         warnings.warn(f"{data.root}: no row is left by {what}, so there are no batches", stacklevel=2)
-    if np.array_equal(found[groups], index.rows[groups]):
-        return SelectedRowGroups(groups)
-    return SelectedRowGroups(groups, selection, found[groups])
+    return SelectedRowGroups(groups, selection, found[groups]).without_empty(index.rows)
 
 
 def check_rows(data: LocalDataset, rows: SelectedRows) -> None:
@@ -251,8 +260,19 @@ class FilterSelection:
         return table
 
 
-def count_rows(data: LocalDataset, selection: Selection, groups: Ints) -> Ints:
-    """Return how many rows of ``groups`` a selection chooses: as stored beside the snapshot, or counted and stored."""
+def count_rows(data: LocalDataset, selection: Selection, groups: Ints, known: Counts | None = None) -> Ints:
+    """Return how many rows of ``groups`` a selection chooses: as known or stored beside the snapshot, or counted.
+
+    What was counted is stored, and added to ``known``.
+    """
+    name = selection.fingerprint.encode() + hashlib.blake2b(groups.tobytes(), digest_size=8).digest()
+    known = {} if known is None else known
+    if name not in known:
+        known[name] = _counts_of(data, selection, groups)
+    return known[name]
+
+
+def _counts_of(data: LocalDataset, selection: Selection, groups: Ints) -> Ints:
     path = data.root / COUNTS / f"{selection.fingerprint}.arrow"
     in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
     if in_snapshot and (known := _read_counts(path, groups)) is not None:

@@ -199,12 +199,12 @@ def _rows(path: Path, batch: int) -> Iterator[dict[str, Any]]:
                 check_read_right(path, file.metadata, file.schema_arrow, row_groups=[group])
                 for rows in file.iter_batches(batch, [group], use_threads=False):
                     for i in range(len(rows)):
-                        yield {name: _plain(rows.column(j)[i]) for j, name in enumerate(rows.schema.names)}
+                        yield {name: plain_value(rows.column(j)[i]) for j, name in enumerate(rows.schema.names)}
     except (pa.ArrowException, OSError) as error:
         raise ParquetError(path, f"cannot be read ({error})", "run 'pqcache verify' on its cache") from error
 
 
-def _plain(value: pa.Scalar) -> Any:
+def plain_value(value: pa.Scalar) -> Any:
     """Return a value as Python has it, also one that holds a time or a text that Python's types cannot hold."""
     try:
         return value.as_py()
@@ -216,13 +216,13 @@ def _described(value: pa.Scalar) -> Any:
     """Return a value of which Python's types cannot hold a part: that as a number or as text with replacements."""
     kind = value.type
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
-        return _plain(value.value)
+        return plain_value(value.value)
     if pa.types.is_struct(kind):
-        return {kind.field(i).name: _plain(value[i]) for i in range(kind.num_fields)}
+        return {kind.field(i).name: plain_value(value[i]) for i in range(kind.num_fields)}
     if pa.types.is_map(kind):
-        return [[_plain(entry["key"]), _plain(entry["value"])] for entry in value.values]
+        return [[plain_value(entry["key"]), plain_value(entry["value"])] for entry in value.values]
     if pa.types.is_nested(kind):
-        return [_plain(item) for item in value.values]
+        return [plain_value(item) for item in value.values]
     if hasattr(value, "as_buffer"):
         return value.as_buffer().to_pybytes().decode(errors="replace")
     return str(value.value)

@@ -1,0 +1,51 @@
+"""The options of ``pqcache rows``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pqcache.console.help import OUTPUT, SELECTION, VIEW
+
+State = Annotated[
+    Path,
+    typer.Option(
+        "--state",
+        metavar="FILE",
+        readable=False,
+        help="A JSON file with a state that the training saved: json.dumps(loader.state_dict()).",
+        rich_help_panel=SELECTION,
+    ),
+]
+BatchNumber = Annotated[
+    int,
+    typer.Option(
+        "--batch",
+        metavar="N",
+        help="The number of the batch in its epoch, counted over all ranks: batch.index.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Epoch = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=0, help="The epoch of the batch. Default: that of the state.", rich_help_panel=SELECTION
+    ),
+]
+SplitText = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        metavar="KEY:LOW:HIGH",
+        help="The split of the training, like user:0.0:0.9; :SALT may follow. No KEY for single rows.",
+        rich_help_panel=SELECTION,
+    ),
+]
+Values = Annotated[bool, typer.Option("--sample", help="Read the rows, and show their values.", rich_help_panel=VIEW)]
+ValueColumns = Annotated[
+    str | None,
+    typer.Option("--columns", metavar="A,B,...", help="Only the values of these columns.", rich_help_panel=VIEW),
+]
+RowsJson = Annotated[bool, typer.Option("--json", help="Write one JSON object per row.", rich_help_panel=OUTPUT)]

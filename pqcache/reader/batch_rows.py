@@ -1,0 +1,217 @@
+"""Which rows a batch has: their files, row groups and positions, by arithmetic over the order of its epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.order.epoch_order import Ints, Order
+from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.record_batches import read_rows
+from pqcache.reader.row_group_reader import RowGroupReader
+from pqcache.reader.selection.row_choice import RowChoice
+from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.reader.selection.sequences import SequenceSelection
+from pqcache.reader.selection.split import Split, first_rows_of
+from pqcache.store.selected_rows import SelectedRows
+
+_AT_ONCE = 64 << 10  # rows of the columns of a condition that are decoded at once
+_STATE = {
+    "snapshot": str, "row_groups": str, "columns": list, "shuffle": bool, "seed": int, "batch_size": int | None,
+    "lanes": int, "window": int, "piece": int, "epoch": int, "batch": int,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlaces:
+    """Where the rows of a batch lie, in the order of the batch.
+
+    ``epoch``, ``index``   which batch it is: its number in the epoch, counted over all ranks
+    ``snapshot``      the snapshot that the rows are in, or a name for the content of a plain directory
+    ``paths``         the dataset's files; ``files`` are numbers of these
+    ``files``, ``row_groups``, ``rows``, ``rows_in_file``   for each row of the batch its file, its row group in that,
+                      and its position in the row group and in the file, all counted from 0. Of sequences, positions
+                      have a second axis, for the rows of each
+    ``groups``        the row groups as the index of the dataset counts them, over all files
+    """
+
+    epoch: int
+    index: int
+    snapshot: str
+    paths: tuple[str, ...]
+    files: Ints
+    row_groups: Ints
+    rows: Ints
+    rows_in_file: Ints
+    groups: Ints
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @cached_property
+    def selected(self) -> SelectedRows:
+        """The rows for ``Cache.read`` and ``ParquetDataset(rows=...)``, in the order of the files, each once."""
+        groups = np.repeat(self.groups, self.rows.size // max(1, len(self)))
+        return SelectedRows.of(groups, self.rows.ravel(), self.snapshot)
+
+    def table(self) -> pa.Table:
+        """Return the places as a table: file, row_group, row, row_in_file; the latter two are lists of sequences."""
+        places = {"row": self.rows, "row_in_file": self.rows_in_file}
+        names = pa.DictionaryArray.from_arrays(pa.array(self.files, pa.int32()), pa.array(self.paths, pa.string()))
+        columns = {"file": names.dictionary_decode(), "row_group": pa.array(self.row_groups)}
+        for name, found in places.items():
+            flat = pa.array(found.ravel())
+            columns[name] = flat if found.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, found.shape[1])
+        return pa.table(columns)
+
+    def read(self, path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the batch's rows themselves, from the cache or directory that they are in; of sequences, all rows."""
+        found = read_rows(path, self.selected, columns)
+        groups = np.repeat(self.groups, self.rows.size // max(1, len(self)))
+        _, position = np.unique(np.stack([groups, self.rows.ravel()]), axis=1, return_inverse=True)
+        return found.take(pa.array(position.ravel()))
+
+
+def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
+    """Return the rows of batch ``index`` of an order over a plan.
+
+    Where a selection chooses among the rows of a row group, its columns are read, of the batch's row groups only.
+    """
+    numbers, rows = order.batch(index)
+    if plan.piece_starts is not None:
+        rows = rows + plan.piece_starts[numbers]
+    groups = plan.row_groups[numbers]
+    if plan.selection is not None:
+        reader = RowGroupReader(plan.data, plan.row_groups)
+        found = None
+        for number in np.unique(groups, return_index=True)[1]:
+            positions = _positions(plan, reader, int(numbers[number]))
+            found = np.zeros((len(rows), *positions.shape[1:]), np.int64) if found is None else found
+            where = groups == groups[number]
+            found[where] = positions[rows[where]]
+        rows = rows if found is None else found
+    index_table = plan.data.index
+    first = first_rows_of(plan.data)[groups]
+    return RowPlaces(
+        epoch=order.epoch,
+        index=index,
+        snapshot=plan.data.snapshot,
+        paths=index_table.paths,
+        files=index_table.numbers("file")[groups],
+        row_groups=index_table.numbers("row_group")[groups],
+        rows=rows,
+        rows_in_file=rows + (first if rows.ndim == 1 else first[:, None]),
+        groups=groups,
+    )
+
+
+def _positions(plan: ReadPlan, reader: RowGroupReader, number: int) -> Ints:
+    """Return where the rows, or sequences, that the plan's selection chooses are in a row group."""
+    selection, group = plan.selection, int(plan.row_groups[number])
+    assert selection is not None
+    assert plan.selected is not None
+    parts = reader.parts(number, selection.columns, _AT_ONCE)
+    if isinstance(selection, SequenceSelection):
+        found = selection.rows(group, parts)
+    else:
+        found = selection.positions(group, parts)
+    if len(found) != plan.selected[number]:
+        raise ParquetError(
+            reader.path(number),
+            f"{len(found):,} rows are selected, where {plan.selected[number]:,} were counted",
+            "the file was replaced or is damaged: open the dataset again",
+        )
+    return found
+
+
+def rows(
+    target: str | os.PathLike[str],
+    state: str | os.PathLike[str] | Mapping[str, Any],
+    batch: int,
+    *,
+    epoch: int | None = None,
+    filters: Any = None,
+    selected: SelectedRows | None = None,
+    split: Split | None = None,
+    sequence: SequenceOf | None = None,
+) -> RowPlaces:
+    """Return which rows a batch of a training has, by a state that was saved in the same training.
+
+    ``target``   the cache or directory that the training reads
+    ``state``    what ``state_dict()`` returned, at whatever batch, or a JSON file of it
+    ``batch``    the number of the batch in its epoch, counted over all ranks: ``batch.index``
+    ``epoch``    its epoch; None: that of the state
+    ``filters``, ``selected`` (``rows=`` of the dataset), ``split``, ``sequence``   those of the training; a state names
+                 them, but does not hold them
+
+    >>> from pqcache.torch import ParquetDataset
+    >>> dataset = ParquetDataset("cache/shop", columns=["id"], batch_size=4, seed=1)
+    >>> found = rows("cache/shop", dataset.state_dict(), batch=7)
+    >>> found.table().column_names, len(found)
+    (['file', 'row_group', 'row', 'row_in_file'], 4)
+
+    What does not fit together raises UsageError.
+    """
+    known = _checked_state(state)
+    choice = RowChoice(split=split)
+    data, lease = open_local_dataset(target, known["snapshot"])
+    with lease or nullcontext():
+        plan = make_read_plan(data, known["columns"], filters, selected, sequence=sequence, choice=choice)
+        if plan.fingerprint != known["row_groups"]:
+            raise UsageError(
+                "state",
+                "it was taken with other filters or rows, or another split or sequence",
+                "give those of the training",
+            )
+        plan = plan.split(known["piece"])
+        order = Order(
+            counts=plan.counts,
+            batch_size=known["batch_size"] or 1,
+            lanes=known["lanes"],
+            window=known["window"],
+            seed=known["seed"],
+            epoch=known["epoch"] if epoch is None else epoch,
+            shuffle=known["shuffle"],
+        )
+        return rows_of_batch(plan, order, checked_index(batch, order.batches()))
+
+
+def checked_index(index: int, total: int) -> int:
+    """Return the number of a batch; UsageError where an epoch of ``total`` batches has none of that number."""
+    if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < total:
+        raise UsageError(f"batch {index!r}", f"the epoch has {total:,} batches, counted from 0")
+    return int(index)
+
+
+def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state of a ParquetDataset; anything else raises UsageError."""
+    name = "state"
+    if isinstance(state, str | os.PathLike):
+        name, path = os.fspath(state), Path(state)
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(name, f"cannot be read ({error.strerror})", "name a file of json.dumps(state)") from error
+        except ValueError as error:
+            raise UsageError(name, "it is not JSON", "name a file of json.dumps(loader.state_dict())") from error
+    if isinstance(state, Mapping) and "datasets" in state:
+        raise UsageError(name, "it is the state of a Mix", "call rows_of(epoch, batch) of the mix in Python")
+    if not isinstance(state, Mapping) or state.get("format") != 1:
+        raise UsageError(name, "it is not a state of a ParquetDataset", "give what its state_dict() returned")
+    for field, kind in _STATE.items():
+        if not isinstance(state.get(field), kind):
+            raise UsageError(name, f"it has no sound {field!r}", "give what state_dict() of a dataset returned")
+    if state["snapshot"].startswith("listing-"):
+        raise UsageError(name, "it is of nodes that each hold a share", "call rows_of(epoch, batch) of the dataset")
+    return dict(state)

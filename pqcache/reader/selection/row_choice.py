@@ -1,0 +1,40 @@
+"""Which rows an epoch reads, by all options together: ``filters=`` and ``rows=`` first, then ``split=``."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from pqcache.errors import UsageError
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.selection.row_filter import Counts, SelectedRowGroups, count_rows
+from pqcache.reader.selection.selection import Intersection, Selection
+from pqcache.reader.selection.split import Split, SplitSelection
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChoice:
+    """What is read of the rows that ``filters=`` and ``rows=`` leave; ``ParquetDataset`` says what each option is."""
+
+    split: Split | None = None
+
+    def __post_init__(self) -> None:
+        if self.split is not None and not isinstance(self.split, Split):
+            raise UsageError(f"split={self.split!r}", 'give a Split, like Split("user_id", 0.0, 0.9)')
+
+    def of(self, data: LocalDataset, found: SelectedRowGroups, counts: Counts | None = None) -> SelectedRowGroups:
+        """Return the row groups with rows that are chosen among those ``found``, and how many of each.
+
+        ``counts`` are those that are known already, and what is counted is added to it. What makes no sense raises
+        UsageError; where no row is left, a warning.
+        """
+        return found if self.split is None else _split(data, found, self.split, counts)
+
+
+def _split(data: LocalDataset, found: SelectedRowGroups, split: Split, counts: Counts | None) -> SelectedRowGroups:
+    of_split = SplitSelection(data, split)
+    selection: Selection = of_split if found.selection is None else Intersection(found.selection, of_split)
+    selected = count_rows(data, selection, found.row_groups, counts)
+    if len(selected) and not selected.any():
+        warnings.warn(f"{data.root}: no row is left by split, so there are no batches", stacklevel=2)
+    return SelectedRowGroups(found.row_groups, selection, selected).without_empty(data.index.rows)

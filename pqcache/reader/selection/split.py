@@ -1,0 +1,183 @@
+"""``split=``: the rows whose key has a hash in an interval, so that a row is always on the same side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pqcache.errors import UsageError
+from pqcache.filters.expression import Operand, operand_of
+from pqcache.parquet.dense import as_lists
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.selection.key_hashes import Hashes, check_key, hash_of, hash_words, key_hashes
+from pqcache.store.selected_rows import Ints
+
+_FORM = 1  # of the canonical form of values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The rows whose key has a hash in an interval: ``ParquetDataset(..., split=Split("user_id", 0.0, 0.9))``.
+
+    The hash of a key, as a number from 0 to 1, depends on nothing but its value and the salt. So a row is in the same
+    part every night, on every node and in every layout of the files, and all rows of a key are in one part. Parts that
+    share no number share no row. docs/splits.md says how values are hashed.
+
+    ``key``         a column, or a field of a struct (``user.id``), of numbers, booleans, text, binary, dates or times.
+                    None: each row for itself, by its file and its number in it, which holds for one snapshot
+    ``low``, ``high``   the interval, from ``low`` up to, but not including, ``high``; 0 and 1 are the ends
+    ``salt``        text that selects another hash, for a division that has nothing to do with the first
+    ``outside``     take the rows outside of the interval instead
+
+    >>> train = Split("user_id", 0.0, 0.9)
+    >>> train.complement()
+    Split(key='user_id', low=0.9, high=1.0, salt='', outside=False)
+    >>> [(fold.low, fold.high) for fold in Split.folds("user_id", 4)]
+    [(0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)]
+
+    Numbers that make no sense raise UsageError here, names and types where it is used.
+    """
+
+    key: str | None = field(kw_only=False)
+    low: float = field(default=0.0, kw_only=False)
+    high: float = field(default=1.0, kw_only=False)
+    salt: str = ""
+    outside: bool = False
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not isinstance(self.key, str):
+            raise UsageError("split", f"key={self.key!r}: name one column, or give None for single rows")
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+            if not number or not 0 <= value <= 1:
+                raise UsageError("split", f"{name}={value!r}: give a number from 0 to 1")
+            object.__setattr__(self, name, float(value))
+        if not self.low < self.high:
+            raise UsageError("split", f"low={self.low} and high={self.high}: low must be less than high")
+        if not isinstance(self.salt, str):
+            raise UsageError("split", f"salt={self.salt!r}: give text")
+
+    def complement(self) -> Split:
+        """Return the split of all other rows. There are none if the interval is from 0 to 1: UsageError."""
+        if self.outside:
+            return replace(self, outside=False)
+        if self.low == 0 and self.high == 1:
+            raise UsageError("split", "it takes all rows, so its complement has none")
+        if self.low == 0:
+            return replace(self, low=self.high, high=1.0)
+        if self.high == 1:
+            return replace(self, low=0.0, high=self.low)
+        return replace(self, outside=True)
+
+    @staticmethod
+    def folds(key: str | None, k: int, salt: str = "") -> list[Split]:
+        """Return ``k`` splits of equal size that share no row; train on ``folds[i].complement()``."""
+        if isinstance(k, bool) or not isinstance(k, int) or k < 2:
+            raise UsageError("Split.folds", f"k={k!r}: give a whole number of at least 2")
+        return [Split(key, i / k, (i + 1) / k, salt=salt) for i in range(k)]
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The hashes of the interval: from the first to the last, both included."""
+        low, high = (math.ceil(Fraction(end) * (1 << 64)) for end in (self.low, self.high))
+        return low, high - 1
+
+    @property
+    def seed(self) -> int:
+        """The seed of the hashes: 0, or the hash of the salt."""
+        return hash_of(self.salt.encode()) if self.salt else 0
+
+    def chooses(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
+        """Return which hashes are in this part."""
+        first, last = self.bounds
+        inside: npt.NDArray[np.bool_] = (hashes >= np.uint64(first)) & (hashes <= np.uint64(last))
+        return ~inside if self.outside else inside
+
+
+class SplitSelection:
+    """The rows of a dataset that are in a part of a `Split`; a `Selection`."""
+
+    def __init__(self, data: LocalDataset, split: Split) -> None:
+        self.split, self._data = split, data
+        self._operand: Operand | None = None
+        self._partition: pa.ChunkedArray | None = None
+        if split.key is not None:
+            try:
+                self._operand = operand_of(split.key.split("."), as_lists(data.index.schema))
+            except UsageError as error:
+                raise error.within("split") from error
+            check_key(self._operand.name, self._operand.type)
+            if self._operand.column in data.index.partitions.column_names:
+                self._partition = data.index.partitions[self._operand.column]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The key, unless its values are in the paths."""
+        return () if self._operand is None or self._partition is not None else (self._operand.column,)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name for the part."""
+        key = None if self._operand is None else [self._operand.column, *self._operand.inner]
+        text = json.dumps(["split", _FORM, key, *self.split.bounds, self.split.outside, self.split.salt])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
+        """Return the rows of a row group whose key is in the part."""
+        if self._operand is None:
+            return np.flatnonzero(self.split.chooses(self._row_hashes(group)))
+        if self._partition is not None:
+            value = self._partition[int(self._files[group])]
+            chosen = self.split.chooses(key_hashes(pa.array([value.as_py()], value.type), self.split.seed))
+            return np.arange(int(self._rows[group]) if chosen[0] else 0, dtype=np.int64)
+        found = [self._key_hashes(part) for part in parts]
+        return np.flatnonzero(self.split.chooses(np.concatenate([np.zeros(0, np.uint64), *found])))
+
+    def _key_hashes(self, part: pa.Table) -> Hashes:
+        assert self._operand is not None
+        if self._operand.column not in part.column_names:
+            return key_hashes(pa.nulls(part.num_rows), self.split.seed)
+        column = part[self._operand.column]
+        for name in self._operand.inner:
+            known = pa.types.is_struct(column.type) and column.type.get_field_index(name) >= 0
+            column = pc.struct_field(column, name) if known else pa.chunked_array([pa.nulls(len(column))])
+        return key_hashes(column, self.split.seed)
+
+    @cached_property
+    def _files(self) -> Ints:
+        return self._data.index.numbers("file")
+
+    @cached_property
+    def _rows(self) -> Ints:
+        return self._data.index.rows
+
+    @cached_property
+    def _first_rows(self) -> Ints:
+        """Where each row group begins in its file."""
+        return first_rows_of(self._data)
+
+    def _row_hashes(self, group: int) -> Hashes:
+        """Return the hashes of a row group's rows, each by its number in its file."""
+        path = self._data.index.paths[int(self._files[group])]
+        numbers = np.arange(int(self._rows[group]), dtype=np.uint64) + np.uint64(self._first_rows[group])
+        return hash_words(numbers, hash_of(path.encode("utf-8", "surrogateescape"), self.split.seed))
+
+
+def first_rows_of(data: LocalDataset) -> Ints:
+    """Return, for each row group of the index, the number of its first row in its file."""
+    files, rows = data.index.numbers("file"), data.index.rows
+    before = np.cumsum(rows) - rows
+    first_of_file = np.flatnonzero(np.diff(files, prepend=-1))
+    of_file = np.cumsum(np.diff(files, prepend=-1) != 0) - 1
+    return np.asarray(before - before[first_of_file[of_file]], np.int64) if len(files) else before

@@ -1,0 +1,33 @@
+"""Checks that the options of a dataset fit its columns: masks, fills and ``ragged``."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from pqcache.errors import UsageError
+from pqcache.reader.read_plan import ReadPlan
+from pqcache.torch.tensors import Nulls, check_type, mask_name, paths_in
+
+
+def masked_columns(plan: ReadPlan, nulls: Nulls, ragged: tuple[str, ...]) -> frozenset[str]:
+    """Return the columns that get a mask; UsageError where options name others or types have no tensor form."""
+    names = set(plan.columns)
+    for field in plan.schema:
+        check_type(field.name, field.type)
+    parts = {path for field in plan.row_schema for path in paths_in(field.name, field.type)}
+    for option, named, known in (("ragged", ragged, names), ("nulls", dict(nulls.fill), parts)):
+        for name in named:
+            if name not in known:
+                near = sorted(path for path in known if path.startswith(f"{name.partition('.')[0]}."))
+                advice = f"there are: {', '.join(near)}" if near else ""
+                raise UsageError(option, f"{name!r} is not among the columns", advice)
+    masked = frozenset(name for name in names if nulls.mask and plan.nulls(name) != 0)
+    for name in masked:
+        check_mask(name, names)
+    return masked
+
+
+def check_mask(name: str, columns: Container[str]) -> None:
+    """Raise UsageError if the mask of a column has the name of another column."""
+    if mask_name(name) in columns:
+        raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")

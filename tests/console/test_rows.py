@@ -1,0 +1,85 @@
+"""pqcache rows: the rows of a batch on the command line, by a state that was saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pqcache
+from pqcache.torch import ParquetDataset, Split
+from tests.datasets import write_shop
+from tests.warm import run_pqcache
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("rows")
+    pqcache.sync(write_shop(root / "lake", days=2, files=1, rows=60), root / "cache")
+    return root / "cache"
+
+
+def save(path: Path, dataset: ParquetDataset) -> list[list[int]]:
+    """Save a state from the middle of epoch 1, and return the ids of its batches."""
+    dataset.set_epoch(1)
+    batches = [batch["id"].tolist() for batch in dataset]
+    path.write_text(json.dumps(dataset.state_dict(after=1)))
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, []),
+        ({"filters": "price > 0.3"}, ["--filters", "price > 0.3"]),
+        ({"split": Split("id", 0.0, 0.75, salt="a:b")}, ["--split", "id:0:0.75:a:b"]),
+        ({"split": Split(None, 0.25, 1.0)}, ["--split", ":0.25:1"]),
+    ],
+)
+def test_the_values_are_those_of_the_batch(cache: Path, tmp_path: Path, options: Any, named: list[str]) -> None:
+    state = tmp_path / "state.json"
+    batches = save(state, ParquetDataset(cache, ["id"], batch_size=16, **options))
+    done = run_pqcache(
+        "rows", cache, "--state", state, "--batch", "3", *named, "--sample", "--columns", "id,image", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["values"]["id"] for row in rows] == batches[3]
+    assert rows[0]["values"]["image"].startswith("<binary, ")
+    assert list(rows[0]) == ["file", "row_group", "row", "row_in_file", "values"]
+    assert [row["row_group"] * 30 + row["row"] for row in rows] == [row["row_in_file"] for row in rows]
+    assert [row["row_in_file"] + 100_000 * ("11-02" in row["file"]) for row in rows] == batches[3]
+
+
+def test_as_text(cache: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    batches = save(state, ParquetDataset(cache, ["id"], batch_size=16))
+    done = run_pqcache("rows", cache, "--state", state, "--batch", "0", "--epoch", "1")
+    assert done.returncode == 0, done.stderr
+    first, *lines = done.stdout.splitlines()
+    assert first.startswith("batch 0 of epoch 1: 16 rows of 4 row groups in 2 files of ")
+    assert len(lines) == 16
+    assert all("id=" not in line for line in lines)
+    done = run_pqcache("rows", cache, "--state", state, "--batch", "0", "--columns", "id")
+    assert [line.strip() for line in done.stdout.splitlines()[2::2]] == [f"id={i}" for i in batches[0]]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--batch", "99"], 2, "batch 99: the epoch has 8 batches"),
+        (["--batch", "0", "--filters", "id > 3"], 2, "state: it was taken with other filters"),
+        (["--batch", "0", "--split", "id:0.5"], 2, "--split 'id:0.5': not KEY:LOW:HIGH"),
+        (["--batch", "0", "--split", "id:0.9:0.1"], 2, "low must be less than high"),
+        (["--batch", "0", "--sample", "--columns", "nothing"], 2, "no column 'nothing'"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(cache: Path, tmp_path: Path, words: list[str], code: int, message: str) -> None:
+    state = tmp_path / "state.json"
+    save(state, ParquetDataset(cache, ["id"], batch_size=16))
+    done = run_pqcache("rows", cache, "--state", state, *words)
+    assert (done.returncode, done.stdout if "--sample" not in words else "") == (code, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,325 @@
+"""split=: a row is on one side for ever, by a hash that a few lines of Python can compute from the documentation."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle
+import struct
+import warnings
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import pqcache
+from pqcache.errors import UsageError
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.read_plan import make_read_plan
+from pqcache.reader.row_group_reader import RowGroupReader
+from pqcache.reader.selection.key_hashes import hash_words, key_hashes
+from pqcache.torch import ParquetDataset, Sequence, Split
+from tests.examples import examples
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+MICRO = dt.timedelta(microseconds=1)
+NAN = float("nan")
+
+
+def canonical(value: Any) -> bytes:
+    """Return the canonical form of a value as docs/splits.md has it, one value at a time."""
+    if value is None:
+        return b""
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, dt.datetime):
+        value = (value.replace(tzinfo=value.tzinfo or dt.timezone.utc) - EPOCH) // MICRO
+    elif isinstance(value, dt.date):
+        value = (value - EPOCH.date()) // MICRO
+    elif isinstance(value, dt.time):
+        value = dt.timedelta(0, value.hour * 3600 + value.minute * 60 + value.second, value.microsecond) // MICRO
+    elif isinstance(value, dt.timedelta):
+        value = value // MICRO
+    if isinstance(value, float) and value != value:
+        return bytes.fromhex("000000000000f87f")
+    if not isinstance(value, float | Decimal) or (abs(value) < 2**65 and value == int(value)):
+        number = int(value)
+        if -(2**63) <= number < 2**64:
+            return (number % 2**64).to_bytes(8, "little")
+    return struct.pack("<d", float(value))
+
+
+def slow_hash(value: Any, salt: str = "") -> int:
+    return xxhash.xxh3_64_intdigest(canonical(value), xxhash.xxh3_64_intdigest(salt.encode()) if salt else 0)
+
+
+def inside(split: Split, hashed: int) -> bool:
+    return (Fraction(split.low) <= Fraction(hashed, 1 << 64) < Fraction(split.high)) is not split.outside
+
+
+SECOND = dt.datetime(2026, 11, 1, 12, 30, 5)
+MANY: list[tuple[pa.DataType, list[Any]]] = [
+    *((kind, [None, 0, 1, 100, 127]) for kind in (pa.int8(), pa.uint8(), pa.int16(), pa.uint16(), pa.uint32())),
+    (pa.int32(), [None, -(2**31), -1, 0, 2**31 - 1]),
+    (pa.int64(), [None, -(2**63), -1, 0, 2**63 - 1]),
+    (pa.uint64(), [None, 0, 1, 2**63, 2**64 - 1]),
+    (pa.bool_(), [None, True, False]),
+    (pa.float32(), [None, 0.0, -0.0, 1.0, 0.5, NAN, float("inf"), 3e38]),
+    (
+        pa.float64(),
+        [None, 0.0, -0.0, -7.0, 0.1, NAN, float("-inf"), 2.0**62, 2.0**63, 1.8e19, 2.0**64, -(2.0**63), 1e300],
+    ),
+    (pa.decimal128(38, 0), [None, Decimal(-3), Decimal(0), Decimal(2**63), Decimal(10**30)]),
+    (pa.decimal128(9, 2), [None, Decimal("1.00"), Decimal("-2.00"), Decimal("0.00")]),
+    (pa.decimal128(9, 4), [None, Decimal("1.0000"), Decimal("0.5000"), Decimal("-0.1000")]),
+    (pa.decimal256(60, 1), [None, Decimal("1.0"), Decimal(10**40)]),
+    (pa.string(), [None, "", "a", "ü%", "x" * 300]),
+    (pa.large_string(), [None, "", "a"]),
+    (pa.string_view(), [None, "", "a", "y" * 40]),
+    (pa.dictionary(pa.int8(), pa.string()), [None, "kr", "jp", "kr"]),
+    (pa.binary(), [None, b"", b"a", b"\xff" * 20]),
+    (pa.binary(4), [None, b"abcd", b"\0\0\0\0"]),
+    (pa.date32(), [None, dt.date(1970, 1, 1), dt.date(1950, 5, 5), dt.date(9999, 12, 31)]),
+    (pa.date64(), [None, dt.date(2026, 11, 1)]),
+    *((pa.timestamp(unit), [None, SECOND, dt.datetime(1969, 12, 31, 23, 59, 59)]) for unit in ("s", "ms", "us", "ns")),
+    (pa.timestamp("ns", "Europe/Berlin"), [None, SECOND.replace(tzinfo=dt.timezone.utc)]),
+    (pa.time32("ms"), [None, dt.time(1, 2, 3, 4000)]),
+    (pa.time64("ns"), [None, dt.time(1, 2, 3, 4)]),
+    (pa.duration("s"), [None, dt.timedelta(days=-2)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), MANY, ids=[str(kind) for kind, _ in MANY])
+def test_hashes_are_those_of_the_documented_form(kind: pa.DataType, values: list[Any]) -> None:
+    array = pa.array(values, kind)
+    values = values if pa.types.is_temporal(kind) else array.to_pylist()
+    assert key_hashes(array).tolist() == [slow_hash(value) for value in values]
+    assert key_hashes(pa.chunked_array([array.slice(1), array]), 5).tolist() == [
+        xxhash.xxh3_64_intdigest(canonical(value), 5) for value in [*values[1:], *values]
+    ]
+
+
+def test_hashes_of_equal_values_are_equal_in_every_type() -> None:
+    ones = [pa.array([1], kind) for kind in (pa.int8(), pa.uint64(), pa.float32())] + [pa.array([True])]
+    ones.append(pa.array([Decimal("1.00")], pa.decimal128(9, 2)))
+    assert len({int(key_hashes(one)[0]) for one in ones}) == 1
+    texts = [pa.array(["kr"], kind) for kind in (pa.string(), pa.large_string(), pa.string_view())]
+    texts += [pa.array([b"kr"], pa.binary(2)), pa.array(["kr"]).dictionary_encode()]
+    assert len({int(key_hashes(text)[0]) for text in texts}) == 1
+    day = dt.datetime(2026, 11, 1)
+    days = [pa.array([day.date()], kind) for kind in (pa.date32(), pa.date64())]
+    days += [pa.array([day], pa.timestamp(unit)) for unit in ("s", "ms", "us", "ns")]
+    assert len({int(key_hashes(one)[0]) for one in days}) == 1
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=50), st.integers(0, 2**64 - 1))
+def test_words_are_hashed_as_the_package_hashes_them(words: list[int], seed: int) -> None:
+    found = hash_words(np.array(words, np.uint64), seed).tolist()
+    assert found == [xxhash.xxh3_64_intdigest(word.to_bytes(8, "little"), seed) for word in words]
+
+
+def write(root: Path, users: list[Any], *, group: int = 40, files: int = 3, kind: pa.DataType | None = None) -> Path:
+    """Write rows of users, with ids in the order of the files, into ``files`` partitions."""
+    each = -(-len(users) // files)
+    for number in range(files):
+        part = users[number * each : (number + 1) * each]
+        ids = np.arange(number * each, number * each + len(part))
+        user = pa.array(part, kind)
+        nested = pa.StructArray.from_arrays([user], ["id"], mask=pa.array(ids % 11 == 0))
+        (root / f"dt={number}").mkdir(parents=True)
+        table = pa.table({"id": ids, "user": user, "who": nested, "x": ids % 7})
+        pq.write_table(table, root / f"dt={number}" / "a.parquet", row_group_size=group)
+    return root
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [i for batch in batches for i in np.asarray(batch["id"]).tolist()]
+
+
+USERS = [None if i % 13 == 0 else f"user {i * 7919 % 60}" for i in range(500)]
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("events"), USERS)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(
+    "split", [Split("user", 0.0, 0.7), Split("user", 0.7, 1.0, salt="s"), Split("user", 0.3, 0.4).complement()]
+)
+def test_a_split_is_the_rows_of_its_keys(events: Path, split: Split, shuffle: bool) -> None:
+    wanted = [i for i, user in enumerate(USERS) if inside(split, slow_hash(user, split.salt))]
+    assert 0 < len(wanted) < 500
+    ds = ParquetDataset(events, ["id", "user"], batch_size=16, split=split, shuffle=shuffle, nulls="mask")
+    assert sorted(ids_of(ds)) == wanted
+    assert len(ds) == -(-len(wanted) // 16)
+    assert (ids_of(ds) == wanted) is not shuffle
+    ds = ParquetDataset(events, ["id"], batch_size=16, split=split, lanes=4)  # the key is not read
+    assert sorted(ids_of(DataLoader(ds, batch_size=None, num_workers=2))) == wanted
+
+
+def test_parts_of_every_key_are_disjoint_and_complete(events: Path) -> None:
+    for key in ("user", "who.id", "id", "dt", None):
+        folds = Split.folds(key, 3, salt="a")
+        parts = [ids_of(ParquetDataset(events, ["id"], split=fold)) for fold in folds if len(folds)]
+        assert sorted(i for part in parts for i in part) == list(range(500)), key
+        train = ids_of(ParquetDataset(events, ["id"], split=folds[1].complement()))
+        assert sorted([*train, *parts[1]]) == list(range(500)), key
+        assert folds[1].complement().complement() == folds[1]
+
+
+def test_a_key_is_in_one_part_whatever_the_layout_and_the_type(tmp_path: Path) -> None:
+    users = [i * 7919 % 50 for i in range(300)]
+    split, wanted = Split("user", 0.25, 0.75), None
+    for number, (group, files, kind) in enumerate([(40, 3, pa.int32()), (7, 1, pa.int64()), (300, 2, pa.float64())]):
+        root = write(tmp_path / str(number), users, group=group, files=files, kind=kind)
+        found = sorted(ids_of(ParquetDataset(root, ["id"], split=split)))
+        assert wanted in (None, found)
+        wanted = found
+    assert wanted
+    root = write(tmp_path / "drift", users[:200], kind=pa.int32())
+    (root / "dt=9").mkdir()
+    pq.write_table(
+        pa.table({"id": range(200, 300), "user": pa.array(users[200:], pa.int64())}), root / "dt=9/b.parquet"
+    )
+    assert sorted(ids_of(ParquetDataset(root, ["id"], split=split))) == wanted
+
+
+def test_rows_without_a_key_are_divided_by_file_and_row(events: Path) -> None:
+    split = Split(None, 0.0, 0.5)
+    wanted = []
+    for number in range(3):
+        path = f"dt={number}/a.parquet"
+        rows = min(167, 500 - 167 * number)
+        seed = xxhash.xxh3_64_intdigest(path.encode())
+        hashes = [xxhash.xxh3_64_intdigest(row.to_bytes(8, "little"), seed) for row in range(rows)]
+        wanted += [167 * number + row for row, hashed in enumerate(hashes) if inside(split, hashed)]
+    assert ids_of(ParquetDataset(events, ["id"], split=split, shuffle=False)) == wanted
+    assert 200 < len(wanted) < 300
+
+
+def test_split_follows_filters_rows_and_precedes_sequences(events: Path) -> None:
+    split = Split("user", 0.0, 0.6)
+    chosen = [i for i, user in enumerate(USERS) if inside(split, slow_hash(user))]
+    ds = ParquetDataset(events, ["id"], filters="x < 3 and dt != '1'", split=split)
+    assert sorted(ids_of(ds)) == [i for i in chosen if i % 7 < 3 and not 167 <= i < 334]
+    snapshot = open_local_dataset(events)[0]
+    starts = np.cumsum(snapshot.index.rows) - snapshot.index.rows
+    picked = np.array([3, 50, 51, 52, 170, 499])
+    groups = np.searchsorted(starts, picked, side="right") - 1
+    rows = pqcache.SelectedRows.of(groups, picked - starts[groups], snapshot.snapshot)
+    assert sorted(ids_of(ParquetDataset(events, ["id"], rows=rows, split=split))) == [i for i in picked if i in chosen]
+    spec, days = Sequence(2, order_by="id", group_by="x"), Split("x", 0.0, 0.6)
+    found = np.concatenate([b["id"].numpy() for b in ParquetDataset(events, ["id"], sequence=spec, split=days)])
+    every = np.concatenate([b["id"].numpy() for b in ParquetDataset(events, ["id"], sequence=spec)])
+    kept = {tuple(pair) for pair in every.tolist() if inside(days, slow_hash(pair[0] % 7))}
+    assert {tuple(pair) for pair in found.tolist()} == kept  # a sequence of a key is complete, or not there
+    assert 0 < len(found) == len(kept) < len(every)
+
+
+def test_resume_and_refusal_of_a_state_of_another_split(events: Path) -> None:
+    half = Split("user", 0.0, 0.5)
+
+    def make(split: Split | None = half, ranks: int = 1, rank: int = 0) -> ParquetDataset:
+        return ParquetDataset(events, ["id"], split=split, batch_size=8, lanes=4, num_replicas=ranks, rank=rank)
+
+    whole = [batch["id"].tolist() for batch in make()]
+    for done in range(len(whole) + 1):
+        ds = make()
+        state = ds.state_dict(after=done - 1) if done else ds.state_dict()
+        ranks = [make(ranks=2, rank=rank) for rank in range(2)]
+        for part in ranks:
+            part.load_state_dict(state)
+        found = [[batch["id"].tolist() for batch in part] for part in ranks] if done < len(whole) else [[], []]
+        steps = zip(*(found if done % 2 == 0 else found[::-1]), strict=True)  # rank 1 has batch 1
+        assert [batch for step in steps for batch in step][: len(whole) - done] == whole[done:]
+    state = make().state_dict(after=2)
+    for other in (None, Split("user", 0.0, 0.6), Split("user", 0.0, 0.5, salt="x"), Split("id", 0.0, 0.5)):
+        with pytest.raises(UsageError, match="split"):
+            make(other).load_state_dict(state)
+
+
+def test_counts_are_stored_beside_the_snapshot_and_travel_to_workers(
+    events: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pqcache.sync(events, tmp_path / "cache")
+    split = Split("user", 0.0, 0.5)
+    first = ParquetDataset(tmp_path / "cache", ["id"], split=split)
+    plain = ParquetDataset(events, ["id"], split=split)
+    monkeypatch.setattr(RowGroupReader, "parts", lambda *_: pytest.fail("counted again"))
+    again = ParquetDataset(tmp_path / "cache", ["id"], split=split)
+    assert len(again) == len(first) > 0
+    for ds in (again, plain):
+        copy = pickle.loads(pickle.dumps(ds))
+        assert ids_of(copy) == ids_of(ds)
+        assert copy.state_dict() == ds.state_dict()
+    found = [
+        row for batch in pqcache.Cache.open(tmp_path / "cache").batches(["id"], split=split) for row in batch["id"]
+    ]
+    assert sorted(row.as_py() for row in found) == sorted(ids_of(plain))
+
+
+def test_partition_keys_and_rows_without_key_are_counted_without_reading(
+    events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RowGroupReader, "opened", lambda *_: pytest.fail("a file was opened"))
+    data = open_local_dataset(events)[0]
+    for split in (Split("dt", 0.0, 0.4), Split(None, 0.0, 0.4)):
+        ds = ParquetDataset(events, ["id"], split=split)
+        other = ParquetDataset(events, ["id"], split=split.complement())
+        assert ds.options.choice.split == split
+        plans = [make_read_plan(data, ["id"], choice=part.options.choice) for part in (ds, other)]
+        assert sum(int(plan.counts.sum()) for plan in plans) == 500
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Split("user", 0.5, 0.5), "low must be less than high"),
+        (lambda: Split("user", -0.1, 0.5), "low=-0.1: give a number from 0 to 1"),
+        (lambda: Split("user", 0, NAN), "high=nan"),
+        (lambda: Split("user", True, 1), "low=True"),
+        (lambda: Split(3, 0.0, 0.5), "name one column"),  # type: ignore[arg-type]
+        (lambda: Split("user", 0.0, 0.5, salt=1), "salt=1: give text"),  # type: ignore[arg-type]
+        (lambda: Split("user").complement(), "its complement has none"),
+        (lambda: Split.folds("user", 1), "at least 2"),
+    ],
+)
+def test_splits_that_make_no_sense_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+def test_keys_that_cannot_be_hashed_are_refused_by_name(events: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="split: there is no column nobody; there are: id, user, who, x, dt"):
+        ParquetDataset(events, split=Split("nobody", 0.0, 0.5))
+    with pytest.raises(UsageError, match=r"'who'.*it is struct"):
+        ParquetDataset(events, split=Split("who", 0.0, 0.5))
+    with pytest.raises(UsageError, match="give a Split"):
+        ParquetDataset(events, split=0.5)  # type: ignore[arg-type]
+    pq.write_table(pa.table({"tokens": [[1], [2]]}), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match=r"'tokens'.*it is list"):
+        ParquetDataset(tmp_path, split=Split("tokens", 0.0, 0.5))
+
+
+def test_a_part_without_rows_warns(tmp_path: Path) -> None:
+    root = write(tmp_path, ["one"] * 20, files=1)
+    at = slow_hash("one") / 2**64
+    empty = Split("user", 0.0, at / 2) if at > 0.5 else Split("user", (1 + at) / 2, 1.0)
+    with pytest.warns(UserWarning, match="no row is left by split"):
+        assert len(ParquetDataset(root, split=empty)) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(ParquetDataset(root, split=empty.complement(), nulls="mask")) == 1

@@ -1,0 +1,241 @@
+"""rows_of and batch.rows(): where the rows of a batch lie, compared with the rows that it has."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch.utils.data import DataLoader
+
+import pqcache
+from pqcache.errors import UsageError
+from pqcache.reader.batch_rows import RowPlaces
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.row_group_reader import RowGroupReader
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 rows in three files, whose ids are their numbers in the order of the files."""
+    root = tmp_path_factory.mktemp("shop")
+    for day in range(3):
+        ids = np.arange(day * 200, (day + 1) * 200)
+        (root / f"dt={day}").mkdir()
+        table = pa.table({"id": ids, "x": ids * 7 % 10, "s": [f"text {i}" for i in ids]})
+        pq.write_table(table, root / f"dt={day}" / "a.parquet", row_group_size=30)
+    return root
+
+
+def ids_at(root: Path, places: RowPlaces) -> list[Any]:
+    """Return the ids that are at the places, by row group and row; and check the row in the file."""
+    data, lease = open_local_dataset(root)
+    if lease is not None:
+        lease.close()
+    index = data.index
+    starts = np.cumsum(index.rows) - index.rows
+    files, groups = index.numbers("file").tolist(), index.numbers("row_group").tolist()
+    known = dict(zip(zip(files, groups, strict=True), starts.tolist(), strict=True))
+    first = [known[file, group] for file, group in zip(places.files.tolist(), places.row_groups.tolist(), strict=True)]
+    found = places.rows + np.array(first).reshape(-1, *[1] * (places.rows.ndim - 1))
+    of_file = 200 * places.files.reshape(-1, *[1] * (places.rows.ndim - 1))
+    assert (places.rows_in_file + of_file == found).all()
+    assert places.paths == index.paths
+    assert (starts[places.groups] == first).all()
+    return found.tolist()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"shuffle": False},
+    {"filters": "x > 3 and dt != '1'"},
+    {"filters": "dt = '2'", "drop_last": True},
+    {"split": Split("x", 0.2, 0.9), "filters": "id < 555"},
+    {"sequence": Sequence(3, order_by="id", stride=2), "filters": "x != 4"},
+    {"memory": 1_000, "columns": ["id"]},
+    {"memory": 2_000, "columns": ["id"], "filters": "x > 3"},
+    {"lanes": 6, "window": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
+def test_rows_are_those_of_the_batches(shop: Path, options: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*read in .* pieces")
+        ds = ParquetDataset(shop, **{"columns": ["id", "s"], "batch_size": 32, "seed": 3, **options})
+        for epoch in (0, 2):
+            ds.set_epoch(epoch)
+            for batch in ds:
+                places = batch.rows()
+                assert ids_at(shop, places) == batch["id"].tolist()
+                assert (places.epoch, places.index, places.snapshot) == (epoch, batch.index, ds.snapshot)
+                again = ds.rows_of(epoch, batch.index)
+                assert ids_at(shop, again) == batch["id"].tolist()
+    assert options.get("memory") is None or ds.state_dict()["piece"] > 0
+
+
+def test_rows_of_every_rank_and_worker_padding_included(shop: Path) -> None:
+    seen = 0
+    for rank in range(3):
+        ds = ParquetDataset(shop, ["id"], batch_size=16, lanes=6, num_replicas=3, rank=rank, filters="x < 9")
+        for batch in DataLoader(ds, batch_size=None, num_workers=2):
+            assert ids_at(shop, batch.rows()) == batch["id"].tolist()
+            seen += batch.index >= 34
+    assert ds.rows_of(0, 33).rows.size == 540 - 33 * 16
+    assert seen == 2  # repeated
+
+
+def test_without_lanes_they_are_those_of_the_latest_iteration(shop: Path) -> None:
+    ds = ParquetDataset(shop, ["id"], batch_size=50)
+    batches = list(DataLoader(ds, batch_size=None, num_workers=2))
+    assert all(ids_at(shop, ds.rows_of(0, batch.index)) == batch["id"].tolist() for batch in batches)
+    list(DataLoader(ds, batch_size=None, num_workers=0))
+    assert any(ids_at(shop, ds.rows_of(0, batch.index)) != batch["id"].tolist() for batch in batches)
+    assert all(ids_at(shop, batch.rows()) == batch["id"].tolist() for batch in batches)  # a batch knows its own
+
+
+def test_single_rows(shop: Path) -> None:
+    ds = ParquetDataset(shop, ["id"], batch_size=None, seed=5)
+    for index, row in enumerate(ds):
+        if index % 97 == 0:
+            assert ids_at(shop, ds.rows_of(0, index)) == [int(row["id"])]
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_rows_of_a_mix(shop: Path, workers: int) -> None:
+    parts = {
+        "a": ParquetDataset(shop, ["id"], batch_size=16, filters="x < 5", seed=1),
+        "b": ParquetDataset(shop, ["id"], batch_size=10, filters="x >= 5", seed=2, drop_last=True),
+        "c": ParquetDataset(shop, ["id"], batch_size=30, shuffle=False, filters="x = 5"),
+    }
+    mix = Mix(parts, weights={"a": 2, "b": 3, "c": 1}, lanes=3, seed=7)
+    for epoch in (0, 3):
+        mix.set_epoch(epoch)
+        for batch in Loader(mix, num_workers=workers):
+            places = batch.rows()
+            assert ids_at(shop, places) == batch["id"].tolist(), (batch.source, batch.index)
+            assert (places.epoch, places.index) == (batch.epoch, batch.index)
+            assert ids_at(shop, mix.rows_of(batch.epoch, batch.index)) == batch["id"].tolist()
+    with pytest.raises(UsageError, match="the epoch has"):
+        mix.rows_of(0, len(mix))
+
+
+def test_nothing_is_read_without_a_condition(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ParquetDataset(shop, ["id"], batch_size=32)
+    chosen = ParquetDataset(shop, ["id"], batch_size=8, filters="x > 8", window=1)
+    read = []
+    parts = RowGroupReader.parts
+    monkeypatch.setattr(RowGroupReader, "opened", lambda *_: pytest.fail("a file was opened"))
+    assert len(plain.rows_of(0, 3)) == 32
+    monkeypatch.undo()
+    monkeypatch.setattr(RowGroupReader, "parts", lambda self, *how: read.append(how[0]) or parts(self, *how))
+    places = chosen.rows_of(0, 1)
+    assert len(read) == len(np.unique(places.groups)) < 8
+
+
+def test_rows_can_be_read_and_trained_on_again(shop: Path) -> None:
+    ds = ParquetDataset(shop, ["id", "s"], batch_size=32, filters="x > 2")
+    batch = next(iter(ds))
+    places = batch.rows()
+    assert places.read(shop, ["id"])["id"].to_pylist() == batch["id"].tolist()
+    again = ParquetDataset(shop, ["id"], rows=places.selected)
+    assert sorted(i for part in again for i in part["id"].tolist()) == sorted(batch["id"].tolist())
+    table = places.table()
+    assert table["file"].to_pylist() == [f"dt={i // 200}/a.parquet" for i in batch["id"].tolist()]
+    assert table["row_in_file"].to_pylist() == [i % 200 for i in batch["id"].tolist()]
+    spec = Sequence(2, order_by="id", stride=2)
+    pairs = ParquetDataset(shop, ["id"], batch_size=8, sequence=spec)
+    batch = next(iter(pairs))
+    assert batch.rows().table()["row_in_file"].to_pylist() == [[i % 200 for i in pair] for pair in batch["id"].tolist()]
+    assert batch.rows().read(shop, ["id"])["id"].to_pylist() == batch["id"].ravel().tolist()
+
+
+def test_a_batch_finds_its_dataset_where_that_still_is(shop: Path, tmp_path: Path) -> None:
+    ds = ParquetDataset(shop, ["id"], batch_size=32, transform=lambda batch: {"id": batch["id"], "n": len(batch["id"])})
+    batch = next(iter(ds))
+    assert isinstance(batch, Batch)
+    other = copy.deepcopy(batch)
+    assert ids_at(shop, other.rows()) == batch["id"].tolist()
+    assert ids_at(shop, pickle.loads(pickle.dumps(batch)).rows()) == batch["id"].tolist()
+    del ds
+    gc.collect()
+    with pytest.raises(UsageError, match="the dataset that it was read from is gone"):
+        batch.rows()
+    with pytest.raises(UsageError, match="is gone"):
+        Batch({}).rows()
+    pqcache.sync(shop, tmp_path / "cache")
+    ds = ParquetDataset(tmp_path / "cache", ["id"], batch_size=32)
+    old, state = next(iter(ds)), ds.state_dict(after=0)
+    (shop / "dt=0" / "extra.parquet").write_bytes((shop / "dt=0" / "a.parquet").read_bytes())
+    try:
+        pqcache.sync(tmp_path / "cache")
+    finally:
+        (shop / "dt=0" / "extra.parquet").unlink()
+    ds = ParquetDataset(tmp_path / "cache", ["id"], batch_size=32)
+    new = next(iter(ds))
+    assert len(new.rows()) == 32
+    ds.load_state_dict(state)
+    with pytest.raises(UsageError, match="has loaded another snapshot"):
+        new.rows()
+    assert ids_at(tmp_path / "cache" / "snapshots" / state["snapshot"], ds.rows_of(0, 0)) == old["id"].tolist()
+    clone = pickle.loads(pickle.dumps(ds))
+    assert ids_at(tmp_path / "cache" / "snapshots" / state["snapshot"], next(iter(clone)).rows())
+
+
+def test_the_rows_of_a_batch_by_a_state_alone(shop: Path, tmp_path: Path) -> None:
+    choices: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"filters": "x > 3", "shuffle": False}, {"filters": "x > 3"}),
+        ({"split": Split("x", 0.0, 0.7)}, {"split": Split("x", 0.0, 0.7)}),
+        ({"sequence": Sequence(2, order_by="id")}, {"sequence": Sequence(2, order_by="id")}),
+        ({"memory": 1_000}, {}),
+    ]
+    for number, (options, named) in enumerate(choices):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*read in .* pieces")
+            ds = ParquetDataset(shop, ["id"], batch_size=32, lanes=2, **options)
+            ds.set_epoch(4)
+            batches = list(ds)
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(ds.state_dict(after=batches[0])))
+        for batch in batches:
+            found = pqcache.rows(shop, path, batch.index, **named)
+            assert ids_at(shop, found) == batch["id"].tolist()
+        assert ids_at(shop, pqcache.rows(shop, ds.state_dict(), 0, epoch=4, **named)) == batches[0]["id"].tolist()
+        if named:
+            with pytest.raises(UsageError, match="it was taken with other filters"):
+                pqcache.rows(shop, path, 0)
+
+
+def test_states_that_do_not_fit_are_refused(shop: Path, tmp_path: Path) -> None:
+    state = ParquetDataset(shop, ["id"], batch_size=32).state_dict()
+    mix = Mix({"a": ParquetDataset(shop, ["id"], batch_size=32)})
+    (tmp_path / "bad.json").write_text("{")
+    for given, message in (
+        (tmp_path / "none.json", "cannot be read"),
+        (tmp_path / "bad.json", "it is not JSON"),
+        ({}, "not a state of a ParquetDataset"),
+        ([], "not a state of a ParquetDataset"),
+        (mix.state_dict(), "the state of a Mix"),
+        ({**state, "lanes": "1"}, "no sound 'lanes'"),
+        ({**state, "snapshot": "listing-12"}, "nodes that each hold a share"),
+        ({**state, "snapshot": "files-12"}, "have changed since"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            pqcache.rows(shop, given, 0)  # type: ignore[arg-type]
+    for batch in (-1, 19, 10**9, "x"):
+        with pytest.raises(UsageError, match=r"the epoch has 19 batches, counted from 0"):
+            pqcache.rows(shop, state, batch)  # type: ignore[arg-type]
