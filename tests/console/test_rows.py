@@ -11,7 +11,7 @@ import pytest
 import pqcache
 from pqcache.torch import ParquetDataset, Split
 from tests.datasets import write_shop
-from tests.warm import run_pqcache
+from tests.forked_commands import run_pqcache
 
 
 @pytest.fixture(scope="module")

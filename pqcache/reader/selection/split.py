@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import UsageError
 from pqcache.filters.expression import Operand, operand_of
-from pqcache.parquet.dense import as_lists
+from pqcache.parquet.dense_columns import as_lists
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.key_hashes import Hashes, check_key, hash_of, hash_words, key_hashes
 from pqcache.store.selected_rows import Ints
