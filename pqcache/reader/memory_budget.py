@@ -167,6 +167,19 @@ def fit(
     return fit_in_file_order(sizes, memory, name, density)
 
 
+def check_complete(sizes: RowGroupSizes, memory: int, lanes: int, shuffle: bool, name: object) -> None:
+    """Raise UsageError where row groups are too large to be read other than in pieces, and have to be read complete."""
+    largest = int(sizes.decoded.max(initial=0))
+    least = int(lane_bytes(sizes, 1)) * lanes if shuffle else _IN_FILE_ORDER * largest
+    if least > memory:
+        raise UsageError(
+            name,
+            f"a row group takes {format_size(largest)} decoded and packed, too much for memory={format_size(memory)}",
+            "run 'pqcache repartition' with a smaller --row-group-size, or give "
+            f"memory={format_size(int(1.01 * least))!r}",
+        )
+
+
 def _piece_rows(
     sizes: RowGroupSizes, memory: int, at_once: int, least: int, lanes: str, name: object, density: Density
 ) -> int:

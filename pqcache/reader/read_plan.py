@@ -18,6 +18,8 @@ from pqcache.parquet.dense_columns import Dense, as_list, dense_in
 from pqcache.reader.columns.column_forms import ColumnForm, form_of, stored_as
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.packing.packed_columns import document_form
+from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.row_filter import Counts, SelectedRowGroups, count_rows, select_row_groups
 from pqcache.reader.selection.selection import Selection
@@ -38,6 +40,7 @@ class ReadPlan:
                      sequences of them, which then count in place of rows.
     ``selected``     how many rows the selection chooses of each row group; one of which it chooses all is read as
                      without a selection
+    ``packs``        the packed sequences that the chosen rows make, which then count in place of rows
     """
 
     data: LocalDataset
@@ -48,6 +51,7 @@ class ReadPlan:
     piece_starts: Ints | None = None
     selection: Selection | None = None
     selected: Ints | None = None
+    packs: PackedRows | None = None
 
     def split(self, piece_rows: int) -> ReadPlan:
         """Return the plan with row groups of more than ``piece_rows`` rows split into pieces; the same plan for 0.
@@ -94,12 +98,15 @@ class ReadPlan:
 
     @cached_property
     def counts(self) -> Ints:
-        """Rows that are read of each row group, or piece of one."""
-        rows = self._rows_read
+        """Rows that are read of each row group, or piece of one; of packed rows their sequences."""
+        if self.packs is not None:
+            return self.packs.sequences
+        rows = self.rows_read
         return rows if self.piece_starts is None else np.minimum(rows - self.piece_starts, self.piece_rows)
 
     @property
-    def _rows_read(self) -> Ints:
+    def rows_read(self) -> Ints:
+        """Rows that are read of each row group, packed or not."""
         return self.data.index.rows[self.row_groups] if self.selected is None else self.selected
 
     @cached_property
@@ -108,6 +115,8 @@ class ReadPlan:
         digest = hashlib.blake2b(self.row_groups.tobytes(), digest_size=8)
         if self.selection is not None and self.selected is not None:
             digest.update(self.selected.tobytes() + self.selection.fingerprint.encode())
+        if self.packs is not None:
+            digest.update(self.packs.fingerprint.encode())
         return digest.hexdigest()
 
     @cached_property
@@ -121,7 +130,8 @@ class ReadPlan:
         dense = dict(self.dense)
         names = [name for name in self.columns if name not in self.partitions]
         forms = [form_of(self.row_schema.field(name), dense.get(name, 0)) for name in names]
-        return tuple(stored_as(form, self.stored.get(form.name)) for form in forms)
+        found = [stored_as(form, self.stored.get(form.name)) for form in forms]
+        return tuple(found if self.packs is None else map(document_form, found))
 
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.

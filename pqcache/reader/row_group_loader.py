@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBat
 from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
+from pqcache.reader.packing.packed_columns import PIECES, as_sequences, ids_of, pack_columns, packed_forms
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, checked_columns
 from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes, unknown_sizes
@@ -41,9 +43,15 @@ class RowGroupLoader:
 
     def split(self, piece_rows: int) -> RowGroupLoader:
         """Return a loader of the plan split into pieces (see `ReadPlan.split`) with the same memory; this one for 0."""
-        if not piece_rows:
-            return self
-        loader = RowGroupLoader(self.plan.split(piece_rows))
+        return self._of_plan(self.plan.split(piece_rows)) if piece_rows else self
+
+    def in_order(self, seed: int, epoch: int) -> RowGroupLoader:
+        """Return a loader that packs documents in the order of an epoch; this one where rows are not packed."""
+        packs = self.plan.packs
+        return self if packs is None else self._of_plan(replace(self.plan, packs=replace(packs, shuffle=(seed, epoch))))
+
+    def _of_plan(self, plan: ReadPlan) -> RowGroupLoader:
+        loader = RowGroupLoader(plan)
         loader.memory, loader.arenas = self.memory, self.arenas
         loader._known, loader._read_right, loader._fitting = self._known, self._read_right, self._fitting
         return loader
@@ -73,7 +81,7 @@ class RowGroupLoader:
     def arenas_for(self, slots: int) -> dict[str, Arena]:
         """Return memory for the long rows of ``slots`` row groups, one arena for each column, by column."""
         most = int(self.reader.rows.max(initial=0))
-        if not slots or not most or self.plan.sequences is not None:
+        if not slots or not most or self.plan.sequences is not None or self.plan.packs is not None:
             return {}
         long = [form for form in self.plan.file_forms if form.kind == "fixed" and form.width >= LONG]
         for form in long:
@@ -88,6 +96,14 @@ class RowGroupLoader:
         Rows are counted among those that are selected. ``arenas`` take the long rows of row groups that are decoded
         completely. What cannot be read raises ParquetError.
         """
+        plan, packs = self.plan, self.plan.packs
+        if packs is None:
+            return self._load_rows(number, low, high, arenas)
+        documents = self._load_rows(number, 0, int(packs.documents[number]), {})
+        pieces = packs.read(number, int(plan.row_groups[number]), low, high)
+        return pack_columns(packs, pieces, packs.lengths_of(number), documents, self.reader.path(number))
+
+    def _load_rows(self, number: int, low: int, high: int, arenas: Mapping[str, Arena]) -> list[ColumnData]:
         plan, reader = self.plan, self.reader
         self._check_size(number)
         start = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
@@ -144,6 +160,8 @@ class RowGroupLoader:
     @cached_property
     def forms(self) -> tuple[ColumnForm, ...]:
         """The forms of the columns that ``load`` returns."""
+        if self.plan.packs is not None:
+            return packed_forms(self.plan.file_forms)
         if self.plan.sequences is None:
             forms = self.plan.file_forms
         else:
@@ -163,6 +181,11 @@ class RowGroupLoader:
             found = {column.form.name: column.rows(columns) for column in self.sequence_columns}
         if self.plan.partitions:
             found.update(self._partition_columns(batch.column(len(self.forms) - 1, _FILE).values))
+        if self.plan.packs is not None:
+            spec = self.plan.packs.spec
+            more, ids = ids_of(spec, found.pop(PIECES.name), batch.rows, memory)
+            numbers += more
+            found = {name: as_sequences(column, spec.length) for name, column in found.items()} | ids
         found.pop(_FILE.name, None)
         return FinishedBatch(batch.rows, numbers, {name: as_typed(column, memory) for name, column in found.items()})
 

@@ -28,7 +28,7 @@ def values_of(columns: FinishedBatch, plan: ReadPlan, nulls: Nulls, masked: froz
         if mask is not None:
             masks[name] = mask if axis is None else in_sequences(mask, axis)
     ordered: dict[str, Any] = {}
-    for name in plan.columns:
+    for name in (*plan.columns, *(() if plan.packs is None else plan.packs.spec.ids)):
         ordered[name] = values[name]
         if name in masked or (nulls.mask and name in masks):  # nulls that no footer tells of
             check_mask(name, values)

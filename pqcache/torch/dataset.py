@@ -13,6 +13,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.packing.pack import Pack
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
@@ -21,6 +22,7 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
+from pqcache.torch.packing import check_packing
 from pqcache.torch.resumable import Count, Place, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.units import parse_size
@@ -63,6 +65,8 @@ class ParquetDataset(ResumableDataset):
                       every night and in every layout
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
+    ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
+                      counts. Of the columns only those that it names are read.
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
@@ -107,6 +111,7 @@ class ParquetDataset(ResumableDataset):
         rows: SelectedRows | None = None,
         split: Split | None = None,
         sequence: SequenceOf | None = None,
+        pack: Pack | None = None,
         as_files: bool = False,
         all_files: bool = False,
     ) -> None:
@@ -122,6 +127,7 @@ class ParquetDataset(ResumableDataset):
             rows=rows,
             choice=RowChoice(split=split),
             sequence=sequence,
+            pack=pack,
             batch_size=batch_rows,
             shuffle=shuffle,
             seed=seed,
@@ -133,6 +139,7 @@ class ParquetDataset(ResumableDataset):
             ragged=tuple(ragged),
             rules=FileRules(as_files=as_files, all_files=all_files),
         )
+        check_packing(self.options, columns)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
         check_rank(*self._ranks(), self._lanes)
 
@@ -145,6 +152,11 @@ class ParquetDataset(ResumableDataset):
     def snapshot(self) -> str:
         """The name of the snapshot that is read; for a plain directory, of its files' content."""
         return self._reader.snapshot
+
+    @property
+    def fill(self) -> float | None:
+        """With ``pack``, the share of the places in packed sequences that hold tokens; else None."""
+        return None if self._reader.packs is None else self._reader.packs.fill
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after the batch ``after``, as a small dict of JSON values.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
@@ -25,6 +22,7 @@ from pqcache.reader.memory_budget import (
     DecodeBudget,
     Window,
     budget_in_file_order,
+    check_complete,
     decode_budget,
     even,
     fit,
@@ -35,6 +33,9 @@ from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
+from pqcache.reader.packed_plan import check_pack, pack_plan
+from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
@@ -51,6 +52,7 @@ from pqcache.torch.checkpoint import State, check_options
 from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import item
+from pqcache.torch.seeding import seeded
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.tensors import Nulls, null_error
 from pqcache.torch.transform_errors import BatchOrigin, located
@@ -65,6 +67,7 @@ class ReadOptions:
     rows: SelectedRows | None
     choice: RowChoice
     sequence: SequenceOf | None
+    pack: Pack | None
     batch_size: int | None
     shuffle: bool
     seed: int
@@ -118,6 +121,11 @@ class DatasetReader:
         """The number of rows (or sequences) of an epoch; of this node's share."""
         return int(self._plan.counts.sum())
 
+    @property
+    def packs(self) -> PackedRows | None:
+        """The packed documents; None where rows are not packed."""
+        return self._plan.packs
+
     def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
 
@@ -168,7 +176,7 @@ class DatasetReader:
         transform, node = self.options.transform, () if self.nodes is None else (self.nodes.node,)
         if transform is None:
             return batch
-        with _seeded(self.options.seed & (2**64 - 1), *numbers, *node):
+        with seeded(self.options.seed & (2**64 - 1), *numbers, *node):
             result = transform(batch)
         if type(result) is dict and self.options.batch_size is not None:
             return Batch(result, position)
@@ -226,7 +234,7 @@ class DatasetReader:
         if state.row_groups != self._content[1]:
             raise UsageError(
                 "state",
-                "it was taken with other filters or rows, or another split or sequence",
+                "it was taken with other filters or rows, or another split, sequence or pack",
                 "construct the dataset with the same ones",
             )
         self._window = Window(state.window, state.piece)
@@ -244,6 +252,8 @@ class DatasetReader:
     def _prepare(self, share: EpochShare, epoch: int) -> tuple[RowGroupLoader, Order, DecodeBudget]:
         window, piece_rows = self._shape(share.lanes, share.ranks)
         loader = self._loader.split(piece_rows)
+        if self.options.shuffle:
+            loader = loader.in_order(self.options.seed, epoch)
         order = self._order(loader.plan, epoch, share.lanes, window)
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
@@ -313,6 +323,8 @@ class DatasetReader:
         if of_rank not in self._fitted:
             sizes, memory, path = (self.nodes or self._loader).sizes, self.options.memory, self.options.path
             density = self._loader.density if self.nodes is None else even
+            if self.options.pack is not None:
+                check_complete(sizes, memory, of_rank, self.options.shuffle, path)
             self._fitted[of_rank] = fit(sizes, memory, of_rank, self.options.shuffle, path, density)
         return self._fitted[of_rank]
 
@@ -333,6 +345,7 @@ class DatasetReader:
         snapshot: str | None,
         counts: Counts | None = None,
         path: str | os.PathLike[str] | None = None,
+        packs: PackedRows | None = None,
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
         self._data, lease = open_local_dataset(
@@ -341,54 +354,43 @@ class DatasetReader:
         if self._release is not None:
             self._release()
         self._keep(lease)
-        self._set_plan(columns, counts)
+        self._set_plan(columns, counts, packs)
 
     def _keep(self, lease: Lease | None) -> None:
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
-    def _set_plan(self, columns: Sequence[str] | None, counts: Counts | None) -> None:
-        options, self._counts = self.options, {} if counts is None else counts
+    def _set_plan(self, columns: Sequence[str] | None, counts: Counts | None, packs: PackedRows | None = None) -> None:
+        options, pack = self.options, self.options.pack
+        self._counts = {} if counts is None else counts
+        if pack is not None and columns is None:
+            columns = pack.columns
         plan = make_read_plan(
             self._data, columns, options.filters, options.rows, self._counts, options.sequence, options.choice
         )
         filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
-        self._plan = with_dense_lists(plan, (*options.ragged, *filled))
+        if pack is None:
+            self._plan = with_dense_lists(plan, (*options.ragged, *filled))
+        else:
+            check_pack(plan, pack)
+            self._plan = pack_plan(plan, pack, packs)
         self._loader = RowGroupLoader(self._plan)
         self._fitted: dict[int, Window] = {}  # by lanes of a rank
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
         del kept["_plan"], kept["_loader"], kept["_release"], kept["_fitted"]
-        kept["_columns"] = self._plan.columns
+        kept["_columns"], kept["_packs"] = self._plan.columns, self._plan.packs
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
             kept["_data"] = data.root if data.cache is None else self.options.path, data.snapshot
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
-        columns, counts = kept.pop("_columns"), kept.pop("_counts")
+        columns, counts, packs = kept.pop("_columns"), kept.pop("_counts"), kept.pop("_packs")
         self.__dict__.update(kept, _release=None, token=register(self, kept["token"]))
         if isinstance(kept["_data"], tuple):
             path, snapshot = kept["_data"]
-            self._open(columns, snapshot, counts, path)
+            self._open(columns, snapshot, counts, path, packs)
         else:
             self._keep(self._data.lease())
-            self._set_plan(columns, counts)
-
-
-@contextmanager
-def _seeded(*numbers: int) -> Iterator[None]:
-    """Seed the generators of random, numpy and torch, and restore them afterwards in the trainer's process."""
-    in_worker = get_worker_info() is not None
-    saved = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    seeds = np.random.SeedSequence(list(numbers)).generate_state(3)
-    random.seed(int(seeds[0]))
-    np.random.seed(int(seeds[1]))  # numpy's global generator, as transforms use it
-    torch.default_generator.manual_seed(int(seeds[2]))
-    try:
-        yield
-    finally:
-        if saved is not None:
-            random.setstate(saved[0])
-            np.random.set_state(saved[1])
-            torch.set_rng_state(saved[2])
+            self._set_plan(columns, counts, packs)

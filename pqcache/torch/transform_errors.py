@@ -35,9 +35,10 @@ class BatchOrigin:
         start = 0 if self.plan.piece_starts is None else int(self.plan.piece_starts[group])
         first, last = int(rows.min()) + start, int(rows.max()) + start
         path = index.paths[int(index.numbers("file")[number])]
-        what = "row" if self.plan.sequences is None else "sequence"
+        what = "row" if self.plan.sequences is None and self.plan.packs is None else "sequence"
         span = f"{what} {first}" if first == last else f"{len(rows)} {what}s from {first} to {last}"
-        selected = "" if self.plan.selection is None else ", counted among those that are selected"
+        counted = self.plan.selection is not None and self.plan.packs is None
+        selected = ", counted among those that are selected" if counted else ""
         return f"{path}, row group {int(index.numbers('row_group')[number])}: {span}{selected}"
 
 

@@ -1,0 +1,98 @@
+"""``pack=``: documents of different lengths as sequences of one length."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from pqcache.errors import UsageError
+
+Strategy = Literal["concat", "best_fit"]
+IDS = ("document_ids", "position_ids", "cu_seqlens")
+_MOST_TOKENS = 1 << 24  # of a sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """Documents in sequences of one length: ``ParquetDataset(..., batch_size=8, pack=Pack("tokens", length=4096))``.
+
+    A row is a document: a list of numbers. A batch holds ``batch_size`` sequences, as tensors (B, length). Documents of
+    a sequence are of one row group. Every token comes exactly once per epoch, and every epoch has the same number of
+    batches.
+
+    ``column``     the list column with the tokens
+    ``length``     tokens of a sequence
+    ``strategy``   "concat": the documents of a row group, in another order each epoch, are laid end to end and cut.
+                   "best_fit": a document is not cut, unless it is longer than ``length``: then it is cut into pieces of
+                   ``length`` and a rest. In both, what documents leave of a sequence is padded: in "concat" that is
+                   the end of the last sequence of a row group.
+    ``fields``     other list columns, with a number for each token (labels, masks), that are packed alike
+    ``padding``    the number that fills up a sequence, or one for each column: ``{"tokens": 0, "labels": -100}``
+    ``ids``        what tells documents apart, int32: ``document_ids`` (B, length), from 1 on in each sequence, 0 where
+                   it is padded; ``position_ids`` (B, length), from 0 on in each document; ``cu_seqlens``, where the
+                   documents of the batch begin among its B x length tokens, padding counted as a document, and where
+                   the last one ends. Part of a document that is cut counts as a document.
+
+    Numbers that make no sense raise UsageError here, names and types where it is used.
+    """
+
+    column: str = field(kw_only=False)
+    length: int = field(kw_only=False)
+    strategy: Strategy = "concat"
+    fields: Sequence[str] = ()
+    padding: float | Mapping[str, float] = 0
+    ids: Sequence[str] = IDS
+
+    def __post_init__(self) -> None:
+        length = self.length
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or not 0 < length <= _MOST_TOKENS:
+            raise UsageError("pack", f"length={length!r}: give a whole number from 1 to {_MOST_TOKENS:,}")
+        object.__setattr__(self, "length", int(length))
+        if self.strategy not in ("concat", "best_fit"):
+            raise UsageError("pack", f"strategy={self.strategy!r}: choose 'concat' or 'best_fit'")
+        for name in ("fields", "ids"):
+            value = getattr(self, name)
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise UsageError("pack", f"{name}={value!r}: give a list of names")
+            object.__setattr__(self, name, tuple(value))
+        unknown = [name for name in self.ids if name not in IDS]
+        if unknown:
+            raise UsageError("pack", f"ids names {unknown[0]!r}: there are {', '.join(IDS)}")
+        if len(set(self.columns)) < len(self.columns):
+            raise UsageError("pack", f"a column is there twice in {', '.join(self.columns)}")
+        if clash := set(self.ids) & set(self.columns):
+            raise UsageError("pack", f"{min(clash)!r} is a column and one of ids", "leave it out of ids=")
+        if isinstance(self.padding, Mapping):
+            for name in self.padding:
+                if name not in self.columns:
+                    raise UsageError("pack", f"padding names {name!r}: it is neither the column nor one of fields")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are packed."""
+        return (self.column, *self.fields)
+
+    def fill(self, column: str, dtype: np.dtype[Any]) -> Any:
+        """Return what fills up sequences of a column; UsageError where it is no number of ``dtype``."""
+        value = self.padding.get(column, 0) if isinstance(self.padding, Mapping) else self.padding
+        try:
+            number = np.asarray(value)
+            fits = number.ndim == 0 and number.dtype.kind in "iufb"
+            with np.errstate(all="ignore"):
+                converted = number.astype(dtype) if fits else number
+            if fits and (dtype.kind == "f" or converted == number):
+                return converted
+        except (TypeError, ValueError, OverflowError):
+            pass
+        raise UsageError("pack", f"padding={value!r} is no value for {column!r}, which is {dtype}", "give another one")
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for how documents are packed, so that a state can say what it belongs to."""
+        text = json.dumps(["pack", self.column, self.length, self.strategy])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

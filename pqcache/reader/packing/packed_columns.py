@@ -1,0 +1,230 @@
+"""Packed sequences as columns: assembled when a row group is decoded, with ids of their documents in a batch.
+
+A sequence is held as a list, padded. How many tokens each document has in it is in a second column: two int32 for each
+piece, its tokens and its number in the sequence from 1 on, and for padding 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pqcache.errors import ParquetError, UsageError
+from pqcache.parquet.dense_columns import as_list
+from pqcache.reader.columns.batch_layout import NumberColumns
+from pqcache.reader.columns.column_data import (
+    ColumnData,
+    as_rows,
+    ends_of_views,
+    from_arrow,
+    is_views,
+    pack_bytes,
+    take,
+)
+from pqcache.reader.columns.column_forms import ColumnForm, number_dtype, storage_type
+from pqcache.reader.order.epoch_order import Ints
+from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.packed_rows import PackedRows, Pieces
+from pqcache.system.buffer_pool import BufferPool
+
+PIECES = ColumnForm(name="\0pieces", type=pa.large_binary(), kind="bytes", width=1)
+_CU_SEQLENS = ColumnForm(name="cu_seqlens", type=pa.int32(), kind="fixed", width=4)
+_BYTES = ColumnForm(name="\0bytes", type=pa.large_binary(), kind="bytes", width=1)
+
+
+def item_type(kind: pa.DataType) -> np.dtype[Any] | None:
+    """Return the dtype of the items of lists of numbers; None for other types."""
+    bare = storage_type(kind)
+    if not (pa.types.is_list(bare) or pa.types.is_large_list(bare) or pa.types.is_fixed_size_list(bare)):
+        return None
+    item: np.dtype[Any] | None = number_dtype(bare.value_type)
+    return None if pa.types.is_boolean(bare.value_type) else item
+
+
+def check_columns(pack: Pack, schema: pa.Schema, partitions: Sequence[str]) -> None:
+    """Raise UsageError for columns that cannot be packed."""
+    for name in pack.columns:
+        if name not in schema.names or name in partitions:
+            raise UsageError("pack", f"no column {name!r} in the files", f"they have {', '.join(schema.names)}")
+        kind = as_list(schema.field(name)).type
+        dtype = item_type(kind)
+        if dtype is None:
+            raise UsageError("pack", f"{name!r} is {kind}", "name columns of lists of numbers")
+        pack.fill(name, dtype)
+
+
+def document_form(form: ColumnForm) -> ColumnForm:
+    """Return how the documents of a column are read: as Arrow's lists, whose items lie end to end."""
+    return form if form.kind == "fixed" else replace(form, kind="other")
+
+
+def packed_forms(forms: Sequence[ColumnForm]) -> tuple[ColumnForm, ...]:
+    """Return how sequences of columns of ``forms`` are held until they are in a batch, and the pieces in them."""
+    return (*map(_packed_form, forms), PIECES)
+
+
+def _packed_form(form: ColumnForm) -> ColumnForm:
+    item = storage_type(form.type).value_type
+    return ColumnForm(name=form.name, type=pa.list_(item), kind="bytes", width=number_dtype(item).itemsize)
+
+
+def as_sequences(column: ColumnData, length: int) -> ColumnData:
+    """Return packed sequences of a batch as rows of fixed width."""
+    form = column.form
+    fixed = replace(form, kind="fixed", width=form.width * length, dense=length)
+    return ColumnData(fixed, as_rows(pack_bytes(column).data, fixed.width))
+
+
+def lengths_of(column: ColumnData, where: object) -> Ints:
+    """Return the number of tokens of each document; those that are null, or hold nulls, raise ParquetError."""
+    form = column.form
+    form, array = column.form, column.values
+    nulls = int((~column.valid).sum()) if column.valid is not None else getattr(array, "null_count", 0)
+    if nulls:
+        reason = f"column {form.name!r} has documents that are null ({nulls} in one row group), which are not packed"
+        raise ParquetError(where, reason, f'leave them out with filters="{form.name} is not null", or write them empty')
+    if not isinstance(array, pa.Array):
+        return np.full(len(column), storage_type(form.type).list_size, np.int64)
+    if is_views(column):
+        return np.diff(ends_of_views(column)) // form.width
+    if array.flatten().null_count:
+        raise ParquetError(where, f"column {form.name!r} has nulls inside its lists", "write them as numbers")
+    if pa.types.is_fixed_size_list(array.type):
+        return np.full(len(column), array.type.list_size, np.int64)
+    found: Ints = np.diff(array.offsets.to_numpy()).astype(np.int64)
+    return found
+
+
+def pack_columns(
+    packs: PackedRows, pieces: Pieces, lengths: Ints, columns: Sequence[ColumnData], path: Path
+) -> list[ColumnData]:
+    """Return the sequences of ``pieces`` of documents, which are ``columns`` of the file ``path``.
+
+    ``lengths`` are those that the documents are to have. Others raise ParquetError.
+    """
+    for column in columns:
+        found = lengths_of(column, path)
+        if not np.array_equal(found, lengths):
+            raise _other_lengths(packs.spec, column.form.name, found, lengths, path)
+    parts = _source_parts(pieces)
+    sequences = int(pieces.sequence[-1]) + 1 if len(pieces.sequence) else 0
+    pads = packs.spec.length - np.bincount(pieces.sequence, pieces.tokens, sequences).astype(np.int64)
+    packed = []
+    for column in columns:
+        form = _packed_form(column.form)
+        dtype = number_dtype(form.type, True)
+        fill = np.full(int(pads.sum()), packs.spec.fill(form.name, dtype), dtype)
+        values = _assembled(_data_of(column), form.width, parts, pieces.sequence, pads, fill)
+        ends = np.arange(sequences + 1, dtype=np.int64) * (form.width * packs.spec.length)
+        packed.append(ColumnData(form, from_arrow(_binary(ends, values), _BYTES).values))
+    packed.append(_numbered(pieces, pads))
+    return packed
+
+
+def _numbered(pieces: Pieces, pads: Ints) -> ColumnData:
+    """Return the pieces and the padding of each sequence, as ``PIECES``."""
+    first = np.searchsorted(pieces.sequence, np.arange(len(pads)))
+    numbers = np.arange(1, len(pieces.sequence) + 1) - first[pieces.sequence]
+    padded = np.flatnonzero(pads)
+    behind = np.searchsorted(pieces.sequence, padded, "right")
+    pairs = np.stack([np.insert(pieces.tokens, behind, pads[padded]), np.insert(numbers, behind, 0)], axis=1)
+    ends = np.concatenate([first, [len(pieces.sequence)]]) + np.concatenate([[0], np.cumsum(pads > 0)])
+    return from_arrow(_binary(8 * ends, pairs.astype("<i4").reshape(-1).view(np.uint8)), PIECES)
+
+
+def _other_lengths(pack: Pack, name: str, found: Ints, lengths: Ints, path: Path) -> ParquetError:
+    if name == pack.column or len(found) != len(lengths):
+        advice = "the file was replaced or is damaged: open the dataset again"
+        return ParquetError(path, f"column {name!r} has documents of other lengths than were counted", advice)
+    row = int(np.flatnonzero(found != lengths)[0])
+    reason = f"a row has {lengths[row]} items in {pack.column!r} and {found[row]} in {name!r}"
+    return ParquetError(path, reason, f"write one item for each token, or leave {name!r} out of fields=")
+
+
+def _data_of(column: ColumnData) -> npt.NDArray[np.uint8]:
+    """Return the items of all documents, end to end."""
+    if not isinstance(column.values, pa.Array):
+        return np.ascontiguousarray(column.values).reshape(-1).view(np.uint8)
+    found: npt.NDArray[np.uint8] = column.values.flatten().to_numpy().view(np.uint8)
+    return found
+
+
+class _SourceParts(NamedTuple):
+    """The row group's tokens cut at ``bounds``; each of the pieces is the part at ``where``."""
+
+    bounds: Ints
+    where: Ints
+
+
+def _source_parts(pieces: Pieces) -> _SourceParts:
+    bounds = np.union1d(pieces.start, pieces.start + pieces.tokens)
+    return _SourceParts(bounds, np.searchsorted(bounds, pieces.start))
+
+
+def _assembled(
+    data: npt.NDArray[np.uint8], width: int, parts: _SourceParts, sequence: Ints, pads: Ints, fill: npt.NDArray[Any]
+) -> npt.NDArray[np.uint8]:
+    """Return pieces of ``data`` sequence after sequence, each with so many ``pads`` of ``fill`` behind it.
+
+    Arrow copies each piece by one call, which is faster than taking tokens one by one.
+    """
+    if not len(sequence):
+        return np.zeros(0, np.uint8)
+    source = from_arrow(_binary(parts.bounds * width, data), _BYTES).values
+    order = parts.where
+    padded = np.flatnonzero(pads)
+    if len(padded):
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads[padded])]) * width
+        padding = from_arrow(_binary(ends, fill.view(np.uint8)), _BYTES).values
+        behind = np.searchsorted(sequence, padded, "right")
+        order = np.insert(order, behind, len(source) + np.arange(len(padded)))
+        source = pa.concat_arrays([source, padding])
+    return pack_bytes(take(ColumnData(_BYTES, source), order)).data
+
+
+def _binary(ends: Ints, data: npt.NDArray[np.uint8]) -> pa.Array:
+    """Return an array of the bytes between ``ends``."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(ends)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(ends) - 1, buffers)
+
+
+def ids_of(
+    pack: Pack, pieces: ColumnData, rows: int, memory: BufferPool
+) -> tuple[list[NumberColumns], dict[str, ColumnData]]:
+    """Return the columns that ``pack.ids`` names, of a batch of ``rows`` sequences; long ones are in ``memory``."""
+    tokens, numbers = pack_bytes(pieces).data.view("<i4").reshape(-1, 2).T
+    ends = np.zeros(len(tokens) + 1, np.int32)
+    np.cumsum(tokens, out=ends[1:])
+    found = []
+    if "document_ids" in pack.ids:
+        place, column = _ids_column("document_ids", rows, pack.length, memory)
+        np.copyto(place, np.repeat(numbers, tokens))
+        found.append(column)
+    if "position_ids" in pack.ids:
+        place, column = _ids_column("position_ids", rows, pack.length, memory)
+        np.subtract(_places(len(place)), np.repeat(ends[:-1], tokens), out=place)
+        found.append(column)
+    return found, {"cu_seqlens": ColumnData(_CU_SEQLENS, ends.view(np.uint32))} if "cu_seqlens" in pack.ids else {}
+
+
+def _ids_column(name: str, rows: int, length: int, memory: BufferPool) -> tuple[npt.NDArray[np.int32], NumberColumns]:
+    """Return a new column, and its numbers to be written."""
+    place: npt.NDArray[np.int32] = memory.borrow(4 * rows * length).view(np.int32)
+    return place, NumberColumns({name: _ids_form(name, length)}, place.reshape(1, rows, length))
+
+
+@cache
+def _ids_form(name: str, length: int) -> ColumnForm:
+    return ColumnForm(name=name, type=pa.list_(pa.int32()), kind="fixed", width=4 * length, dense=length)
+
+
+@lru_cache(maxsize=4)
+def _places(count: int) -> npt.NDArray[np.int32]:
+    return np.arange(count, dtype=np.int32)

@@ -1,0 +1,100 @@
+"""Numbers that are counted once and kept beside the snapshot that they are about."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.selection.row_filter import COUNTS
+from pqcache.store.layout import ROW_GROUPS
+from pqcache.system.disk import check_regular, write_durably
+
+FORMAT = 1
+log = logging.getLogger("pqcache.reader")
+
+SmallInts = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredNumbers:
+    """Numbers in the file ``path``, which is mapped into memory; without one they are ``in_memory``."""
+
+    path: Path | None
+    in_memory: SmallInts | None = None
+
+    @cached_property
+    def values(self) -> SmallInts:
+        """The numbers."""
+        if self.path is None:
+            assert self.in_memory is not None
+            return self.in_memory
+        return _read(self.path)[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "in_memory": self.in_memory}
+
+
+def stored_numbers(data: LocalDataset, name: str, make: Callable[[], SmallInts]) -> StoredNumbers:
+    """Return the numbers called ``name`` of a snapshot; those that are not there are made, and stored if possible.
+
+    They are kept in memory for a dataset that is no snapshot, and where a snapshot cannot be written to.
+    """
+    path = data.root / COUNTS / f"{name}.arrow"
+    if not (data.root / ROW_GROUPS).is_file():
+        return StoredNumbers(None, make())
+    if _is_valid(path):
+        return StoredNumbers(path)
+    numbers = make()
+    return StoredNumbers(path) if _write(path, numbers) else StoredNumbers(None, numbers)
+
+
+def _is_valid(path: Path) -> bool:
+    try:
+        numbers, about = _read(path)
+        if about["format"] == FORMAT and about["checksum"] == _checksum(numbers):
+            return True
+        log.debug("%s: counted again: the file is of another format or damaged", path)
+    except FileNotFoundError:
+        pass
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        log.debug("%s: counted again: %s", path, error)
+    return False
+
+
+def _read(path: Path) -> tuple[SmallInts, dict[str, Any]]:
+    check_regular(path)
+    with pa.memory_map(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    column = table.column("numbers").combine_chunks()
+    numbers = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    return numbers.to_numpy(), json.loads((table.schema.metadata or {})[b"pqcache"])
+
+
+def _write(path: Path, numbers: SmallInts) -> bool:
+    about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(numbers)})}
+    batch = pa.record_batch({"numbers": numbers}, metadata=about)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_durably(path, sink.getvalue(), path.parent)
+    except OSError as error:
+        log.debug("%s: not stored: %s", path, error)
+        return False
+    return True
+
+
+def _checksum(numbers: SmallInts) -> str:
+    return hashlib.blake2b(numbers.tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,316 @@
+"""Packed documents: every token once, ids of documents, the same batches in any topology, resumed at any batch."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pqcache
+from pqcache import Pack
+from pqcache.errors import ParquetError, UsageError
+from pqcache.reader import packed_plan
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+from tests.examples import examples
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+PLACE = 1000  # a token is its document x 1000, and its place in it
+STRATEGIES = ("concat", "best_fit")
+
+
+def write(root: Path, lengths: list[int], rows: int = 40, kind: pa.DataType | None = None) -> Path:
+    """Write documents whose tokens tell where they belong, in two files of row groups of ``rows``."""
+    documents = [[i * PLACE + k for k in range(n)] for i, n in enumerate(lengths)]
+    table = pa.table(
+        {
+            "id": pa.array(range(len(lengths)), pa.int64()),
+            "tokens": pa.array(documents, kind or pa.list_(pa.int64())),
+            "labels": pa.array([[t % 97 for t in d] for d in documents], pa.list_(pa.int8())),
+        }
+    )
+    root.mkdir(exist_ok=True)
+    half = len(lengths) // 2
+    pq.write_table(table[:half], root / "a.parquet", row_group_size=rows)
+    pq.write_table(table[half:], root / "b.parquet", row_group_size=rows)
+    return root
+
+
+@pytest.fixture(scope="module")
+def lengths() -> list[int]:
+    rng = np.random.default_rng(1)
+    found = rng.integers(0, 24, 400)
+    found[::37] = 90
+    found[40:80] = 0  # a row group without a token
+    return [int(n) for n in found]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, lengths: list[int]) -> Path:
+    return write(tmp_path_factory.mktemp("packing") / "documents", lengths)
+
+
+def packed(root: Path, strategy: str, **options: Any) -> ParquetDataset:
+    pack = Pack("tokens", 32, strategy=strategy, fields=["labels"], padding={"tokens": -1, "labels": -2})  # type: ignore[arg-type]
+    return ParquetDataset(root, pack=pack, **{"batch_size": 4, **options})
+
+
+def check(batch: Batch, length: int = 32) -> list[list[int]]:
+    """Check what tells the documents of a batch apart, and return the pieces."""
+    tokens, numbers, places = (batch[name].numpy() for name in ("tokens", "document_ids", "position_ids"))
+    assert tokens.shape == numbers.shape == places.shape == batch["labels"].shape == (len(tokens), length)
+    assert all(batch[name].dtype == torch.int32 for name in ("document_ids", "position_ids", "cu_seqlens"))
+    assert np.array_equal(numbers == 0, tokens == -1)
+    assert np.array_equal(batch["labels"].numpy(), np.where(tokens < 0, -2, tokens % 97))
+    ends = batch["cu_seqlens"].tolist()
+    assert ends[0] == 0
+    assert ends[-1] == tokens.size
+    flat, pieces = tokens.reshape(-1), []
+    for begin, end in itertools.pairwise(ends):
+        assert begin // length == (end - 1) // length  # none goes over the end of its sequence
+        assert places.reshape(-1)[begin:end].tolist() == list(range(end - begin))
+        assert len(set(numbers.reshape(-1)[begin:end].tolist())) == 1
+        piece = flat[begin:end].tolist()
+        if piece[0] >= 0:
+            assert piece == list(range(piece[0], piece[0] + len(piece)))
+            pieces.append(piece)
+        else:
+            assert end % length == 0
+    for row in numbers:
+        real = row[row > 0]
+        assert np.array_equal(np.unique(real), np.arange(1, real.max() + 1))
+        assert np.array_equal(real, np.sort(real))
+    return pieces
+
+
+def tokens_of(lengths: list[int]) -> list[int]:
+    return [i * PLACE + k for i, n in enumerate(lengths) for k in range(n)]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_token_once_per_epoch(root: Path, lengths: list[int], strategy: str, shuffle: bool) -> None:
+    dataset = packed(root, strategy, shuffle=shuffle)
+    orders = []
+    for epoch in range(2):
+        dataset.set_epoch(epoch)
+        batches = list(dataset)
+        assert [batch.index for batch in batches] == list(range(len(dataset)))
+        pieces = [piece for batch in batches for piece in check(batch)]
+        orders.append([piece[0] for piece in pieces])
+        assert sorted(t for piece in pieces for t in piece) == tokens_of(lengths)
+        if strategy == "best_fit":
+            whole = {piece[0] // PLACE for piece in pieces if len(piece) == lengths[piece[0] // PLACE]}
+            assert whole == {i for i, n in enumerate(lengths) if 0 < n <= 32}
+    assert (orders[0] != orders[1]) == shuffle
+    assert dataset.fill == sum(lengths) / (32 * sum(len(batch["tokens"]) for batch in batches))
+    if strategy == "concat" and not shuffle:
+        assert [piece[0] // PLACE for piece in pieces] == sorted(piece[0] // PLACE for piece in pieces)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_same_batches_in_any_topology(root: Path, strategy: str) -> None:
+    def read(ranks: int, workers: int = 0) -> dict[int, list[Any]]:
+        found = {}
+        for rank in range(ranks):
+            dataset = packed(root, strategy, lanes=6, num_replicas=ranks, rank=rank)
+            batches = list(Loader(dataset, num_workers=workers))
+            assert len(batches) == len(dataset) == dataset.batches_per_rank[0]
+            found.update({b.index: [b[name].tolist() for name in b] for b in batches})
+        return found
+
+    one = read(1)
+    for ranks, workers in ((2, 0), (3, 0), (6, 0), (1, 2)):
+        some = read(ranks, workers)
+        assert {index: some[index] for index in one} == one
+        assert len(some) == -(-len(one) // ranks) * ranks  # padding repeats the first
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_resumed_at_every_batch(root: Path, strategy: str) -> None:
+    dataset = packed(root, strategy, lanes=2, shuffle=True)
+    dataset.set_epoch(3)
+    batches = list(dataset)
+    dataset.set_epoch(3)
+    for done, batch in enumerate(dataset):
+        state = json.loads(json.dumps(dataset.state_dict(after=batch)))
+        if done + 1 < len(batches):
+            resumed = packed(root, strategy)
+            resumed.load_state_dict(state)
+            first = next(iter(resumed))
+            assert first.index == done + 1
+            assert all(torch.equal(first[name], batches[done + 1][name]) for name in first)
+    rest = packed(root, strategy)
+    rest.load_state_dict(dataset.state_dict(after=batches[4]))
+    assert [b["tokens"].tolist() for b in rest] == [b["tokens"].tolist() for b in batches[5:]]
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(data=st.data())
+def test_any_documents(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    lengths = data.draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, 13, 70]), min_size=2, max_size=40))
+    length, strategy = data.draw(st.integers(1, 20)), data.draw(st.sampled_from(STRATEGIES))
+    lengths[0] = max(1, lengths[0])
+    root = write(tmp_path_factory.mktemp("any"), lengths, rows=data.draw(st.integers(1, 40)))
+    pack = Pack("tokens", length, strategy=strategy, fields=["labels"], padding={"tokens": -1, "labels": -2})
+    dataset = ParquetDataset(
+        root, pack=pack, batch_size=data.draw(st.integers(1, 5)), lanes=data.draw(st.integers(1, 3))
+    )
+    pieces = [piece for batch in dataset for piece in check(batch, length)]
+    assert sorted(t for piece in pieces for t in piece) == tokens_of(lengths)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_only_documents_that_meet_a_filter(root: Path, lengths: list[int], strategy: str) -> None:
+    dataset = packed(root, strategy, filters="id < 100 or id in (200, 203, 350)")
+    wanted = [i for i in range(len(lengths)) if i < 100 or i in (200, 203, 350)]
+    pieces = [piece for batch in dataset for piece in check(batch)]
+    assert sorted(t for piece in pieces for t in piece) == [i * PLACE + k for i in wanted for k in range(lengths[i])]
+
+
+@pytest.mark.parametrize("kind", [pa.large_list(pa.int32()), pa.list_(pa.uint32()), pa.list_(pa.float64())])
+def test_types_of_lists(tmp_path: Path, kind: pa.DataType) -> None:
+    write(tmp_path, [3, 0, 9, 4, 4, 7], rows=2, kind=kind)
+    for strategy in STRATEGIES:
+        dataset = ParquetDataset(tmp_path, pack=Pack("tokens", 8, strategy=strategy, padding=65_535), batch_size=2)
+        found = torch.cat([batch["tokens"].to(torch.int64).reshape(-1) for batch in dataset])
+        assert sorted(found[found != 65_535].tolist()) == tokens_of([3, 0, 9, 4, 4, 7])
+
+
+def test_lists_of_one_length(tmp_path: Path) -> None:
+    documents = np.arange(60).reshape(12, 5)
+    for name, kind in (("fixed", pa.list_(pa.int32(), 5)), ("lists", pa.list_(pa.int32()))):
+        (tmp_path / name).mkdir()
+        table = pa.table({"tokens": pa.array(documents.tolist(), kind)})
+        pq.write_table(table, tmp_path / name / "a.parquet", row_group_size=6)
+    pqcache.repartition(tmp_path / "lists", tmp_path / "dense", row_group_size="1MB", dense=["tokens"], narrow=True)
+    for name in ("fixed", "lists", "dense"):
+        dataset = ParquetDataset(tmp_path / name, pack=Pack("tokens", 7, padding=-1), batch_size=3)
+        found = torch.cat([batch["tokens"].reshape(-1) for batch in dataset])
+        assert found.dtype == torch.int32
+        assert sorted(found[found >= 0].tolist()) == list(range(60))
+
+
+def test_in_a_mix(root: Path, lengths: list[int]) -> None:
+    mix = Mix({name: packed(root, name) for name in STRATEGIES})
+    pieces: dict[str, list[int]] = {name: [] for name in STRATEGIES}
+    for batch in mix:
+        pieces[batch.source] += [t for piece in check(batch) for t in piece]
+    assert all(sorted(found) == tokens_of(lengths) for found in pieces.values())
+
+
+def test_lengths_are_counted_once(
+    tmp_path: Path, root: Path, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pqcache.sync(root, tmp_path / "cache")
+    first = [batch["tokens"].tolist() for batch in packed(tmp_path / "cache", "best_fit")]
+    monkeypatch.setattr(packed_plan, "_count_lengths", lambda *_: pytest.fail("counted again"))
+    dataset = packed(tmp_path / "cache", "best_fit")
+    kept = pickle.dumps(dataset)
+    for one in (dataset, pickle.loads(kept)):  # both map the file
+        packs = one._reader.packs
+        assert packs is not None
+        assert packs.order is not None
+        assert packs.lengths.in_memory is packs.order.in_memory is None
+        assert [batch["tokens"].tolist() for batch in one] == first
+    monkeypatch.undo()
+    for path in (tmp_path / "cache").rglob("_pqcache/counts/*.arrow"):
+        path.write_bytes(path.read_bytes()[:-40])
+    assert [batch["tokens"].tolist() for batch in packed(tmp_path / "cache", "best_fit")] == first
+
+
+def test_files_with_other_lengths_than_were_counted_are_refused(tmp_path: Path) -> None:
+    pqcache.sync(write(tmp_path / "lake", [3, 5, 8, 2] * 10), tmp_path / "cache")
+    packed(tmp_path / "cache", "concat")
+    pqcache.sync(write(tmp_path / "lake2", [3, 5, 2, 8] * 10), tmp_path / "other")
+    packed(tmp_path / "other", "concat")
+    (counts,) = (tmp_path / "other").rglob("_pqcache/counts/*.arrow")
+    (here,) = (tmp_path / "cache").rglob("_pqcache/counts/*.arrow")
+    here.write_bytes(counts.read_bytes())
+    with pytest.raises(ParquetError, match="other lengths than were counted"):
+        list(packed(tmp_path / "cache", "concat"))
+
+
+def test_a_state_belongs_to_its_pack(root: Path) -> None:
+    state = packed(root, "concat").state_dict()
+    for other in (packed(root, "best_fit"), ParquetDataset(root, columns=["tokens", "labels"], batch_size=4)):
+        with pytest.raises(UsageError, match="sequence or pack"):
+            other.load_state_dict(state)
+
+
+def test_documents_that_cannot_be_packed(tmp_path: Path) -> None:
+    def make(name: str, tokens: list[Any], labels: list[Any]) -> ParquetDataset:
+        (tmp_path / name).mkdir()
+        numbers = pa.list_(pa.int32())
+        table = pa.table({"tokens": pa.array(tokens, numbers), "labels": pa.array(labels, numbers)})
+        pq.write_table(table, tmp_path / name / "a.parquet")
+        return ParquetDataset(tmp_path / name, pack=Pack("tokens", 4, fields=["labels"]), batch_size=2)
+
+    with pytest.raises(ParquetError, match=r"'tokens' has documents that are null \(1 in one row group\)"):
+        make("null", [[1], None], [[1], [2]])
+    with pytest.raises(ParquetError, match="'tokens' has nulls inside its lists"):
+        make("inside", [[1, None], [3]], [[1, 1], [2]])
+    with pytest.raises(ParquetError, match="a row has 2 items in 'tokens' and 1 in 'labels'"):
+        list(make("lengths", [[1, 2], [3]], [[1], [2]]))
+    with pytest.raises(ParquetError, match="'labels' has documents that are null"):
+        list(make("label", [[1, 2], []], [[1, 2], None]))
+    with pytest.warns(UserWarning, match="no document has a token"):
+        assert list(make("empty", [[], []], [[], []])) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pack": Pack("words", 8)}, "no column 'words'"),
+        ({"pack": Pack("id", 8)}, "'id' is int64"),
+        ({"pack": Pack("tokens", 8, fields=["id"])}, "'id' is int64"),
+        ({"pack": Pack("labels", 8, padding=300)}, "padding=300 is no value for 'labels', which is int8"),
+        ({"pack": Pack("tokens", 8), "columns": ["id", "tokens"]}, "with pack= they are tokens"),
+        ({"pack": Pack("tokens", 8), "batch_size": None}, "packed sequences come in batches"),
+        ({"pack": Pack("tokens", 8), "nulls": "mask"}, "documents that are null are not packed"),
+        ({"pack": Pack("tokens", 8), "ragged": ["tokens"]}, "packed lists are tensors"),
+        ({"pack": "tokens"}, "give a Pack"),
+    ],
+)
+def test_options_that_do_not_fit(root: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ParquetDataset(root, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length=0"),
+        ({"length": True}, "length=True"),
+        ({"length": 8, "strategy": "best"}, "strategy='best'"),
+        ({"length": 8, "fields": "labels"}, "fields='labels'"),
+        ({"length": 8, "fields": ["tokens"]}, "a column is there twice"),
+        ({"length": 8, "ids": ["segment_ids"]}, "ids names 'segment_ids'"),
+        ({"length": 8, "fields": ["document_ids"]}, "'document_ids' is a column and one of ids"),
+        ({"length": 8, "padding": {"other": 1}}, "padding names 'other'"),
+    ],
+)
+def test_packs_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Pack("tokens", **options)
+
+
+def test_only_the_ids_that_are_wanted(root: Path) -> None:
+    batch = next(iter(ParquetDataset(root, pack=Pack("tokens", 8, ids=["cu_seqlens"]), batch_size=2)))
+    assert list(batch) == ["tokens", "cu_seqlens"]
+
+
+def test_row_groups_that_do_not_fit_into_memory(tmp_path: Path) -> None:
+    write(tmp_path, [900] * 1000, rows=500)
+    with pytest.raises(UsageError, match=r"a row group takes 11.* decoded and packed, too much for memory=16 MB"):
+        next(iter(ParquetDataset(tmp_path, pack=Pack("tokens", 64), memory="16MB")))
