@@ -32,6 +32,7 @@ from tests.servers import hdfs as hdfs_server
 from tests.servers import hive as hive_server
 from tests.servers import s3 as s3_server
 from tests.servers.processes import ServerUnavailable
+from tests.worker_pipes import keep_pipes_from_forks
 
 if TYPE_CHECKING:
     from tests.servers.azure import Azure
@@ -200,6 +201,12 @@ def _started(config: pytest.Config, server: str, start: Callable[[], T]) -> T:
         pytest.fail(f"{_SKIPPED_FOR_SERVER}{server}: {why}", pytrace=False)
     config.stash.setdefault(_DETAILS, {})[reason] = why
     pytest.skip(reason)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let xdist see the end of a worker that has died, whatever processes its tests have forked."""
+    if hasattr(config, "workerinput"):
+        keep_pipes_from_forks()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
