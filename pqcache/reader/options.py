@@ -8,6 +8,7 @@ from typing import Any
 
 from pqcache.errors import UsageError
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
 
 
@@ -55,6 +56,7 @@ class BatchOptions:
     snapshot: str | None = None
     rows: SelectedRows | None = None
     sequence: SequenceOf | None = None
+    fill: FillRequest | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

@@ -129,6 +129,12 @@ class ReadPlan:
         forms = [form_of(self.row_schema.field(name), dense.get(name, 0)) for name in names]
         return tuple(stored_as(form, self.stored.get(form.name)) for form in forms)
 
+    @cached_property
+    def columns_read(self) -> tuple[str, ...]:
+        """The columns of the files that are read, also those that only the selection looks at."""
+        chosen = self.selection.columns if self.selection is not None else ()
+        return tuple(dict.fromkeys([*(form.name for form in self.file_forms), *chosen]))
+
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.
 

@@ -88,6 +88,9 @@ class RowGroupLoader:
         Rows are counted among those that are selected. ``arenas`` take the long rows of row groups that are decoded
         completely. What cannot be read raises ParquetError.
         """
+        return self.plan.data.while_moving(partial(self._load, number, low, high, arenas))
+
+    def _load(self, number: int, low: int, high: int, arenas: Mapping[str, Arena]) -> list[ColumnData]:
         plan, reader = self.plan, self.reader
         self._check_size(number)
         start = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
@@ -119,7 +122,7 @@ class RowGroupLoader:
             fitting, limit = self._fitting.numbers("bytes"), most.bytes / share  # which each was found to fit into
             if 0 < fitting[row_group] <= limit:
                 return
-            with reader.opened(number) as (file, path):
+            with reader.opened(number, list(known.names)) as (file, path):
                 group = StoredRowGroup(path, file.metadata, file.schema_arrow, int(reader.row_group[number]))
                 bound = most_decoded_bytes(group, list(known.names))
                 if bound is not None and bound <= limit:

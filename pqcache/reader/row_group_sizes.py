@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.disk import check_regular
 from pqcache.system.shared_numbers import SharedNumbers
+
+T = TypeVar("T")
 
 _SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
 _LOOKED_AT = 16  # row groups: of those that stand evenly apart, and of those whose dictionaries may enlarge them most
@@ -56,9 +59,12 @@ def known_sizes(plan: ReadPlan) -> SharedNumbers:
 def density(plan: ReadPlan, number: int) -> float:
     """Return how many times as long as the average row the longest rows next to each other are in a row group."""
     names = [form.name for form in plan.file_forms if form.kind != "fixed"]
-    with _opened(plan, number) as (_, group):
-        names = [name for name in names if name in group.schema.names]
-        return densest_rows(group, names) if names else 1.0
+
+    def densest(_: pq.ParquetFile, group: StoredRowGroup) -> float:
+        present = [name for name in names if name in group.schema.names]
+        return densest_rows(group, present) if present else 1.0
+
+    return _look(plan, number, names, densest)
 
 
 def _is_varied(plan: ReadPlan, name: str) -> bool:
@@ -78,10 +84,12 @@ def _bytes(
     forms = [form_of(as_list(index.schema.field(name))) for name in names]
     varied = [form.name for form in forms if form.name in known.names]
     looked_at = _looked_at(plan, varied)
-    for number in looked_at:
-        if missing := unknown_sizes(varied, known, int(plan.row_groups[number])):
-            with _opened(plan, number) as (_, group):
-                find_sizes(group, missing, known, int(plan.row_groups[number]))
+    unknown = [number for number in looked_at if unknown_sizes(varied, known, int(plan.row_groups[number]))]
+    plan.data.wait(plan.row_groups[unknown], varied)  # for all of them together
+    for number in unknown:
+        row_group = int(plan.row_groups[number])
+        missing = unknown_sizes(varied, known, row_group)
+        _look(plan, number, missing, lambda _, group: find_sizes(group, missing, known, row_group))  # noqa: B023
     for form in forms:
         items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
         if form.kind == "fixed":
@@ -139,6 +147,17 @@ def _list_bytes(plan: ReadPlan, name: str) -> Ints:
     return sizes
 
 
+def _look(plan: ReadPlan, number: int, names: Sequence[str], look: Callable[[pq.ParquetFile, StoredRowGroup], T]) -> T:
+    """Return what ``look`` sees of columns ``names`` of a row group of the plan, once they are there."""
+    plan.data.wait(plan.row_groups[number : number + 1], names)
+
+    def looked() -> T:
+        with _opened(plan, number) as (file, group):
+            return look(file, group)
+
+    return plan.data.while_moving(looked)
+
+
 @contextmanager
 def _opened(plan: ReadPlan, number: int) -> Iterator[tuple[pq.ParquetFile, StoredRowGroup]]:
     """Open the file of a row group of the plan; what goes wrong with it raises ParquetError."""
@@ -162,7 +181,8 @@ def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
     """
     if not names or not len(plan.row_groups):
         return None
-    with _opened(plan, 0) as (file, group):
+
+    def first(file: pq.ParquetFile, group: StoredRowGroup) -> pa.Table | None:
         present = [name for name in names if name in group.schema.names]
         batches, left = [], _SAMPLE_ROWS
         for batch in file.iter_batches(_SAMPLE_AT_ONCE, [group.number], present, use_threads=False):
@@ -170,4 +190,6 @@ def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
             left -= batch.num_rows
             if left <= 0 or sum(some.nbytes for some in batches) > _SAMPLE_BYTES:
                 break
-    return pa.Table.from_batches(batches) if batches else None
+        return pa.Table.from_batches(batches) if batches else None
+
+    return _look(plan, 0, names, first)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.layout import CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS
+from pqcache.store.layout import ARRIVED, CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS
 from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
@@ -211,16 +211,24 @@ def cache_at(text: str) -> CacheDirectory | None:
     return cache if cache.exists() else None
 
 
+def is_arriving(directory: Path) -> bool:
+    """Return whether a directory is a snapshot whose files are still arriving, or a copy of one."""
+    return directory.parent.name != "snapshots" and os.path.isfile(directory / ARRIVED)
+
+
 def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
     """Return the snapshot that a path or ``file://`` URL lies in, as links lead now, and the path below it.
 
     ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache, nor, with ``copies``,
-    in a copy of one elsewhere.
+    in a copy of one elsewhere. A path into a snapshot that is still arriving, or into a copy of one, raises CacheError:
+    its files have zeros where bytes are missing.
     """
     if url_scheme(text) not in ("", "file"):
         return None
     real = Path(os.path.realpath(os.path.expanduser(local_path(text))))
     for path in (real, *real.parents):
+        if is_arriving(path):
+            raise CacheError(path, "its files are still arriving", "name the cache that it is in, or wait for the run")
         is_in_cache = path.parent.name == "snapshots" and CacheDirectory(path.parent.parent).exists()
         if (copies or is_in_cache) and any((path / name).is_file() for name in (FILES, ROW_GROUPS)):
             below = real.relative_to(path).as_posix()

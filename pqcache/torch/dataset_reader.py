@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import random
 import weakref
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Container, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.arrival_stats import DatasetStats, stats_of
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
@@ -38,6 +37,7 @@ from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
@@ -45,6 +45,7 @@ from pqcache.torch.batch import Batch, Position
 from pqcache.torch.checkpoint import State, check_options
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
+from pqcache.torch.seeds import seeded
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in, to_value
 from pqcache.torch.transform_errors import BatchOrigin, located
@@ -68,6 +69,7 @@ class ReadOptions:
     nulls: Nulls
     ragged: tuple[str, ...]
     rules: FileRules
+    fill: FillRequest | None = None
 
 
 class DatasetReader:
@@ -109,6 +111,10 @@ class DatasetReader:
     def rows(self) -> int:
         """The number of rows (or sequences) of an epoch; of this node's share."""
         return int(self._plan.counts.sum())
+
+    def stats(self) -> DatasetStats:
+        """Return what has arrived of what is read."""
+        return stats_of(self._plan)
 
     def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
@@ -156,7 +162,7 @@ class DatasetReader:
         transform, node = self.options.transform, () if self.nodes is None else (self.nodes.node,)
         if transform is None:
             return batch
-        with _seeded(self.options.seed & (2**64 - 1), *numbers, *node):
+        with seeded(self.options.seed & (2**64 - 1), *numbers, *node):
             result = transform(batch)
         if type(result) is dict and self.options.batch_size is not None:
             return Batch(result, position)
@@ -318,7 +324,7 @@ class DatasetReader:
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
         self._data, lease = open_local_dataset(
-            self.options.path if path is None else path, snapshot, self.options.rules
+            self.options.path if path is None else path, snapshot, self.options.rules, self.options.fill
         )
         if self._release is not None:
             self._release()
@@ -359,7 +365,7 @@ class DatasetReader:
         kept["_columns"], kept["_counts"] = self._plan.columns, self._plan.counts_in_index
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
-            kept["_data"] = data.root if data.cache is None else self.options.path, data.snapshot
+            kept["_data"] = data.directory if data.cache is None else self.options.path, data.snapshot
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
@@ -377,21 +383,3 @@ def _check_mask(name: str, columns: Container[str]) -> None:
     """Raise UsageError if the mask of a column has the name of another column."""
     if mask_name(name) in columns:
         raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
-
-
-@contextmanager
-def _seeded(*numbers: int) -> Iterator[None]:
-    """Seed the generators of random, numpy and torch, and restore them afterwards in the trainer's process."""
-    in_worker = get_worker_info() is not None
-    saved = None if in_worker else (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    seeds = np.random.SeedSequence(list(numbers)).generate_state(3)
-    random.seed(int(seeds[0]))
-    np.random.seed(int(seeds[1]))  # numpy's global generator, as transforms use it
-    torch.default_generator.manual_seed(int(seeds[2]))
-    try:
-        yield
-    finally:
-        if saved is not None:
-            random.setstate(saved[0])
-            np.random.set_state(saved[1])
-            torch.set_rng_state(saved[2])
