@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 RETIRED = {  # the word with its forms: what to write
     "bring|brings|bringing|brought|bringer": "download, fetch",
-    "arrival|arrivals|arrived": "download",
     "hand|hands": "chunk, share",
     "card|cards": "chunk",
     "room|rooms": "space, budget, module",
