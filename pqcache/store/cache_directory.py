@@ -6,6 +6,7 @@
       snapshots/20261120T040003Z-0007/
         dt=2026-11-19/part-00000.parquet
         _pqcache/files.arrow  row_groups.arrow  summary.json  checksums.json  lease
+      arriving/     a snapshot whose files are fetched while it is read, see pqcache.store.arriving
       tmp/
 
 A snapshot is built in ``tmp/``, renamed into ``snapshots/``, and then ``current`` is swapped, so that readers see
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.layout import ARRIVED, CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS
+from pqcache.store.layout import ARRIVED, ARRIVING, CONFIG, CONTENT, FILES, HISTORY, LOCK, ROW_GROUPS
 from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
@@ -137,7 +138,7 @@ class CacheDirectory:
             raise UsageError(self.path, "exists and is not a directory")
         self._check_links()
         check_ownership(self.path)
-        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots"}
+        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING}
         if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise UsageError(self.path, "not empty and not a pqcache", "name a new directory")
         make_directory(self.path.parent)
@@ -158,7 +159,7 @@ class CacheDirectory:
         make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", LOCK, CONFIG, CONTENT, HISTORY):
+        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, CONTENT, HISTORY):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 

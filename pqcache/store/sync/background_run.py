@@ -22,7 +22,6 @@ from pqcache.events import Event, Listed, Published, Retried, Warned
 from pqcache.store.sync.command import sync
 from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
-_FILL: dict[str, Any] = {"fill": True}
 _POLL = 1.0  # seconds between looks at the process that has started this one
 
 
@@ -37,7 +36,7 @@ def main() -> NoReturn:
     if job["starter"] is not None:
         threading.Thread(target=_end_with, args=(job["starter"],), daemon=True).start()
     try:
-        sync(job["source"], job["cache"], options=job["options"], on_event=_report_event, **_FILL)
+        sync(job["source"], job["cache"], options=job["options"], on_event=_report_event, fill=True)
     except KeyboardInterrupt:  # the next run goes on
         os._exit(130)
     except PqcacheError as error:
