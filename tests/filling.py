@@ -212,11 +212,11 @@ def main() -> None:
     filler = Filler(Path(job["source"]), Path(job["cache"]))
     most = options.get("most")  # row groups, of each run
     filler.fill(float(options.get("delay", 0)), None if most is None else int(most))
-    if most is not None and filler.missing():
-        os._exit(9)
     if "fail_late" in options:
         print(json.dumps({"error": [options["fail_late"], job["source"], "failed late", "free some"]}), flush=True)
         os._exit(1)
+    if filler.missing():
+        os._exit(9)  # as one that is killed
     filler.publish(0.01)
 
 

@@ -35,8 +35,8 @@ Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 POLL = 0.005  # seconds between looks at what has arrived
-_CHECK = 0.5  # seconds between looks at whether it ever will
-_DEAD = 1.0  # seconds for which no run is at work before its end is believed
+_CHECK = 0.25  # seconds between looks at whether it ever will
+_DEAD = 0.5  # seconds for which no run is at work before its end is believed
 LONG = 10.0  # seconds, after which a wait is logged
 _MOST_RESTARTS = 3  # of runs that end without an error and without having fetched anything
 _PROCESSES = 256
