@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from pqcache.errors import SourceChanged
-from pqcache.reader.arriving.arrivals import POLL, Arrivals, Ints, Patience
+from pqcache.reader.arriving.arrivals import IDLE, POLL, Arrivals, Ints, Patience
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 P = ParamSpec("P")
@@ -39,10 +39,11 @@ class ArrivalQueue:
         self._positions = arrivals.positions(columns)
         self._lock = threading.Lock()
         self._waiting: list[_Waiting] = []
-        self._watcher: threading.Thread | None = None
         self._is_closed = False
+        self._wake = threading.Event()
         self._blocked_since: float | None = None  # the thread that uses the results
         self._arrived_last = 0.0
+        threading.Thread(target=self._watch, name="pqcache-arrivals", daemon=True).start()
 
     def submit(self, number: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` on a thread when row group ``number`` is there; what will never come is its error."""
@@ -51,10 +52,10 @@ class ArrivalQueue:
             return self._threads.submit(fn, *args, **kwargs)
         future: Future[T] = Future()
         with self._lock:
+            if self._is_closed:
+                raise RuntimeError("cannot read after the end of an epoch")
             self._waiting.append(_Waiting(row_group, future, partial(fn, *args, **kwargs)))
-            if self._watcher is None and not self._is_closed:
-                self._watcher = threading.Thread(target=self._watch, name="pqcache-arrivals", daemon=True)
-                self._watcher.start()
+        self._wake.set()
         return future
 
     def result(self, future: Future[T]) -> T:
@@ -73,29 +74,30 @@ class ArrivalQueue:
         with self._lock:
             self._is_closed = True
             left, self._waiting = self._waiting, []
+        self._wake.set()
         for waiting in left:
             waiting.future.cancel()
 
     def _watch(self) -> None:
         patience = Patience(self._arrivals)
-        while (first := self._start_arrived(patience)) is not None:
+        while not (self._is_closed or (self._arrivals.is_complete and not self._waiting)):
+            first = self._start_arrived(patience)
             try:
                 since = self._blocked_since
                 patience.look(first, None if since is None else max(since, self._arrived_last))
             except Exception as error:  # noqa: BLE001 - raised where the results are asked for
                 self._fail(error, first)
-            time.sleep(POLL)
+            self._wake.wait(POLL if first is not None else IDLE)
+            self._wake.clear()
 
     def _start_arrived(self, patience: Patience) -> int | None:
-        """Submit what has arrived; return the first row group that has not, or None if there is none and this ends."""
+        """Submit what has arrived; return the first row group that has not, or None if nobody waits for any."""
         with self._lock:
             groups = np.array([waiting.row_group for waiting in self._waiting], np.int64)
             there = self._arrivals.arrived(groups, self._positions) if len(groups) else np.zeros(0, np.bool_)
             started = [waiting for waiting, is_there in zip(self._waiting, there, strict=True) if is_there]
             self._waiting = [waiting for waiting, is_there in zip(self._waiting, there, strict=True) if not is_there]
             first = self._waiting[0].row_group if self._waiting else None
-            if first is None:
-                self._watcher = None
         if started:
             patience.end()
             self._arrived_last = time.monotonic()
@@ -106,7 +108,7 @@ class ArrivalQueue:
                 waiting.future.cancel()
         return first
 
-    def _fail(self, error: Exception, row_group: int) -> None:
+    def _fail(self, error: Exception, row_group: int | None) -> None:
         """Give an error to the jobs of a row group; to all where it is not about one file."""
         with self._lock:
             only = isinstance(error, SourceChanged)

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +35,8 @@ Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 POLL = 0.005  # seconds between looks at what has arrived
-_CHECK = 0.25  # seconds between looks at whether it ever will
+IDLE = 0.25  # seconds between them while nobody waits
+_CHECK = 0.2  # seconds between looks at whether it ever will
 _DEAD = 0.5  # seconds for which no run is at work before its end is believed
 LONG = 10.0  # seconds, after which a wait is logged
 _MOST_RESTARTS = 3  # of runs that end without an error and without having fetched anything
@@ -66,7 +67,7 @@ class Arrivals:
     @property
     def root(self) -> Path:
         """Where the files are: below ``arriving/``, and from their publication on in ``snapshots/``."""
-        if self._map.state == ArrivalState.PUBLISHED:
+        if self._root == self._snapshot.path and self._map.state == ArrivalState.PUBLISHED:
             self._find_root()
         return self._root
 
@@ -192,8 +193,18 @@ class Arrivals:
         if self._map.state == ArrivalState.ABANDONED:
             raise self._abandoned(row_group)
 
-    def restart(self, row_group: int) -> None:
-        """Have another run fetch what is missing; without a known source CacheError says which command does."""
+    def restart(self, row_group: int | None) -> None:
+        """Have another run fetch what is missing; without a known source CacheError says which command does.
+
+        Without a row group that is waited for, nothing is raised.
+        """
+        if row_group is None:
+            with suppress(PqcacheError):
+                self._restart(0)
+        else:
+            self._restart(row_group)
+
+    def _restart(self, row_group: int) -> None:
         if (error := run_error(self._cache, self._since)) is not None:
             self._since = time.time()  # who goes on all the same has another run started
             raise error
@@ -246,12 +257,16 @@ class Patience:
         self._checked = self._dead_since = 0.0
         self._is_said = False
 
-    def look(self, row_group: int, since: float | None) -> None:
-        """Check a wait for a row group of the index; it is one since ``since``, if anybody waits for it now."""
+    def look(self, row_group: int | None, since: float | None) -> None:
+        """Check a wait for a row group of the index; it is one since ``since``, if anybody waits for it now.
+
+        Without a row group only the run is looked after.
+        """
         now = time.monotonic()
         if now - self._checked >= _CHECK:
             self._checked = now
-            self._arrivals.check(row_group)
+            if row_group is not None:
+                self._arrivals.check(row_group)
             if not self._arrivals.is_dead():
                 self._dead_since = 0.0
             elif not self._dead_since:
@@ -259,7 +274,7 @@ class Patience:
             elif now - self._dead_since >= _DEAD:
                 self._dead_since = 0.0
                 self._arrivals.restart(row_group)
-        if since is not None and not self._is_said and now - since > LONG:
+        if row_group is not None and since is not None and not self._is_said and now - since > LONG:
             self._is_said = True
             self._arrivals.log_long_wait(row_group, now - since)
 

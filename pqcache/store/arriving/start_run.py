@@ -8,6 +8,7 @@ wait for it.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
@@ -39,6 +40,13 @@ _MOST_STARTS = 3  # of runs that end without an error and without anything to re
 
 log = logging.getLogger("pqcache.arriving")
 _started: list[subprocess.Popen[bytes]] = []  # by this process
+
+
+@atexit.register
+def _leave_runs() -> None:
+    """Let runs outlive this process, without a warning that they do."""
+    for process in _started:
+        process.returncode = process.poll() or 0
 
 
 @dataclass(frozen=True, kw_only=True)
