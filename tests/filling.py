@@ -155,7 +155,8 @@ class Filler:
             entries.append(FileEntry(path=entry.path, size=entry.size, rows=entry.rows, row_groups=entry.row_groups,
                                      sources=entry.sources, checksum=checksum))  # fmt: skip
         manifest = Manifest(files=tuple(entries), created="2026-11-24T00:00:00+00:00", source=str(self.source))
-        write_manifest(manifest, self.snapshot.path / FILES)
+        write_manifest(manifest, self.cache.tmp_dir / "manifest")
+        os.replace(self.cache.tmp_dir / "manifest", self.snapshot.path / FILES)
         write_summary(manifest, self.snapshot.path / SUMMARY)
         write_checksums(self.snapshot.path)
         self.map.state = ArrivalState.COMPLETE

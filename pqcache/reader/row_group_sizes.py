@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows
+from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows, repeating_columns
 from pqcache.parquet.dense import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
@@ -85,11 +85,11 @@ def _bytes(
     varied = [form.name for form in forms if form.name in known.names]
     looked_at = _looked_at(plan, varied)
     unknown = [number for number in looked_at if unknown_sizes(varied, known, int(plan.row_groups[number]))]
-    plan.data.wait(plan.row_groups[unknown], varied)  # for all of them together
+    _wait_for_repeating(plan, unknown, varied)
     for number in unknown:
         row_group = int(plan.row_groups[number])
         missing = unknown_sizes(varied, known, row_group)
-        _look(plan, number, missing, lambda _, group: find_sizes(group, missing, known, row_group))  # noqa: B023
+        _look(plan, number, (), lambda _, group: find_sizes(group, missing, known, row_group))  # noqa: B023
     for form in forms:
         items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
         if form.kind == "fixed":
@@ -145,6 +145,15 @@ def _list_bytes(plan: ReadPlan, name: str) -> Ints:
     counted: Ints = np.nan_to_num(index.table[f"{name}:values"].to_numpy()).astype(np.int64)
     sizes: Ints = counted[plan.row_groups] * width
     return sizes
+
+
+def _wait_for_repeating(plan: ReadPlan, numbers: Sequence[int], names: Sequence[str]) -> None:
+    """Wait, where row groups are still arriving, for what is looked at beside footers, for all of them together."""
+    if plan.data.arrivals is None or plan.data.arrivals.is_complete:
+        return
+    columns = {n: _look(plan, n, (), lambda _, group: repeating_columns(group, names)) for n in numbers}
+    looked_at = [number for number, found in columns.items() if found]
+    plan.data.wait(plan.row_groups[looked_at], list({name for found in columns.values() for name in found}))
 
 
 def _look(plan: ReadPlan, number: int, names: Sequence[str], look: Callable[[pq.ParquetFile, StoredRowGroup], T]) -> T:

@@ -43,7 +43,7 @@ def row_groups_of_batches(order: Order, batches: Sequence[int]) -> Ints:
     change = np.zeros(len(ends) + 1, np.int64)
     np.add.at(change, first, 1)
     np.add.at(change, last + 1, -1)
-    found = np.flatnonzero(np.cumsum(change[:-1]) > 0)
+    found = np.flatnonzero((np.cumsum(change[:-1]) > 0) & (order.counts > 0))
     begin = int(np.searchsorted(found, first[0]))
     return np.concatenate([found[begin:], found[:begin]])
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import pqcache
 from pqcache import Cache, Sequence
-from pqcache.errors import CacheError, SourceChanged, UsageError
+from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
 from pqcache.reader.arriving import arrivals
-from pqcache.reader.arriving.wanted_order import row_groups_of_lanes
+from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
@@ -261,6 +263,12 @@ def test_files_that_are_arriving_are_not_read_by_their_own_path(source: Path, tm
             pqcache.sync(str(path), str(tmp_path / "other"))
     with pytest.raises(UsageError, match="its files are still arriving"):
         open_local_dataset(tmp_path / "cache" / "arriving")
+    with pytest.raises(SourceError, match="its files are still arriving"):
+        pqcache.sync(str(tmp_path / "cache" / "arriving"), str(tmp_path / "other"))
+    with pytest.raises(CacheError, match="its files are still arriving: 0 B of "):
+        pqcache.bench(tmp_path / "cache")
+    with pytest.raises(CacheError, match="nothing is published yet"):
+        Cache.open(tmp_path / "cache").lookup("id", 1)
 
 
 def test_a_reader_that_stops_leaves_no_thread_waiting(source: Path, tmp_path: Path) -> None:
@@ -291,3 +299,72 @@ def wait_for(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < until
         time.sleep(0.005)
+
+
+def test_the_size_of_texts_is_not_waited_for_where_footers_say_it(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    table = pa.table({"id": range(1000), "text": [f"text {i}" for i in range(1000)]})
+    pq.write_table(table, tmp_path / "lake" / "a.parquet", row_group_size=50, use_dictionary=["id"])
+    filler = Filler(tmp_path / "lake", tmp_path / "cache")
+    order = Order(counts=filler.index.rows, batch_size=20, window=16)
+    for row_group in row_groups_of_lanes(order, {0: 0})[:9]:  # what the first block mixes
+        filler.fetch(int(row_group))
+    batches = Cache(tmp_path / "cache").batches(batch_size=20)
+    assert next(batches).num_rows == 20
+    FillingThread(filler, 0).start()
+    assert sum(batch.num_rows for batch in batches) == 980
+
+
+def test_the_order_of_need_is_that_in_which_blocks_mix() -> None:
+    order = Order(counts=np.full(40, 100), batch_size=10, lanes=4, window=4, seed=2)
+    firsts = dict.fromkeys((1, 3), 3)
+    needed = row_groups_of_lanes(order, firsts).tolist()
+    place = {group: position for position, group in enumerate(needed)}
+    assert len(place) == len(needed)
+    for lane_number, batch in firsts.items():
+        lane = order.lane(lane_number)
+        before = -1
+        for block in range(lane.block_at(batch * 10), lane.blocks):
+            last = max(place[int(lane.row_groups[span])] for span in lane.spans(block))
+            assert last >= before
+            before = last
+        assert {int(g) for g in lane.row_groups[lane.spans(lane.block_at(batch * 10)).start :]} <= set(needed)
+    files = Order(counts=np.array([5, 0, 5, 10, 3]), batch_size=4, shuffle=False)
+    assert row_groups_of_batches(files, [1, 3]).tolist() == [0, 2, 3]
+    assert row_groups_of_batches(files, [5, 0]).tolist() == [4, 0]
+    assert row_groups_of_batches(files, []).tolist() == []
+
+
+@pytest.mark.parametrize("round_", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in range(1, 60))])
+@pytest.mark.filterwarnings("ignore:.*read in .* pieces")
+def test_readers_with_different_wishes_at_once(source: Path, published: Path, tmp_path: Path, round_: int) -> None:
+    rng = np.random.default_rng(round_)
+    filler = Filler(source, tmp_path / "cache")
+    thread = FillingThread(filler, float(rng.choice([0, 0.001, 0.01])))
+    wishes: list[dict[str, Any]] = []
+    for _ in range(3):
+        columns = rng.permutation(["id", "title", "tokens", "price", "image", "dt"])[: rng.integers(1, 7)].tolist()
+        wish = {"columns": columns, "batch_size": int(rng.integers(1, 300)), "seed": int(rng.integers(9))}
+        wish |= {"shuffle": bool(rng.random() < 0.8), "lanes": int(rng.integers(1, 5))}
+        wish |= {"filters": "price > 0.9"} if rng.random() < 0.3 else {}
+        wish |= {"memory": int(rng.choice([60_000, 300_000, 10_000_000]))}
+        wishes.append(wish)
+    found: dict[int, Any] = {}
+
+    def result(cache: Path, wish: dict[str, Any]) -> Any:
+        try:
+            return epoch(cache, **wish)
+        except UsageError as error:  # too little memory for these lanes
+            return error.reason
+
+    def read(number: int) -> None:
+        time.sleep(number * 0.02)
+        found[number] = result(tmp_path / "cache", wishes[number])
+
+    readers = [threading.Thread(target=read, args=(number,)) for number in range(3)]
+    for started in (thread, *readers):
+        started.start()
+    for started in (*readers, thread):
+        started.join()
+    for number, wish in enumerate(wishes):
+        assert found[number] == result(published, wish), wish
