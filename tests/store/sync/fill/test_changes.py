@@ -18,7 +18,7 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import CHECKED
 from pqcache.store.sync import incremental
 from pqcache.store.sync.fill import fetch
-from tests.datasets import files_of, rows_of
+from tests.datasets import files_of
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
 from tests.store.sync.fill.test_snapshot import write_wide
 
@@ -91,7 +91,7 @@ def test_a_file_of_a_snapshot_that_nobody_reads(
     vanishes: bool, reads: LocalReads, made: Path, other: Path, tmp_path: Path
 ) -> None:
     """The run goes on from a new listing, with the files that are complete."""
-    first, second, third = files_of(made)
+    first, second, _ = files_of(made)
     filling = Filling(reads, made, tmp_path / "cache", jobs=1)
     snapshot = filling.arriving()
     arrived = snapshot.map()
@@ -115,8 +115,8 @@ def test_a_file_of_a_snapshot_that_nobody_reads(
 
 
 def test_a_file_of_a_snapshot_that_is_read(reads: LocalReads, made: Path, other: Path, tmp_path: Path) -> None:
-    """What has not changed arrives; the changed file never does, and its readers are told."""
-    first, second, third = files_of(made)
+    """What has not changed arrives; the changed file never does, and its readers see why."""
+    first, second, _ = files_of(made)
     filling = Filling(reads, made, tmp_path / "cache")
     snapshot = filling.arriving()
     arrived, lease = snapshot.map(), snapshot.lease()
@@ -284,7 +284,7 @@ def test_a_damaged_file_of_the_run(name: str, reads: LocalReads, made: Path, tmp
 
 
 def test_complete_downloads_of_a_plain_run_are_taken_over(reads: LocalReads, made: Path, tmp_path: Path) -> None:
-    first, second, third = files_of(made)
+    third = files_of(made)[2]
 
     def before(name: str, *_: object) -> None:
         if name == third:
@@ -323,12 +323,12 @@ def test_a_source_that_is_away_for_a_while(
     check_same(tmp_path / "plain", tmp_path / "cache")
 
 
-def test_a_source_that_stays_away(
+def test_a_source_that_does_not_come_back(
     reads: LocalReads, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "PAUSE", 0.0)
     monkeypatch.setattr(fetch, "PATIENCE", 0.0)
-    filling = Filling(reads, made, tmp_path / "cache", retries=0)
+    filling = Filling(reads, made, tmp_path / "cache", retries=0, jobs=1)
     snapshot = filling.arriving()
     ended(filling, pqcache.SourceUnavailable(str(made), "connection refused"))
     assert snapshot.map().state == ArrivalState.ARRIVING
