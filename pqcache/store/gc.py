@@ -11,7 +11,7 @@ from typing import Any
 from pqcache.errors import disk_errors
 from pqcache.events import Collected, OnEvent, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
-from pqcache.store.arriving.publish_arriving import finish_publishing
+from pqcache.store.arriving.publish_arriving import finish_publishing, remove_empty
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.layout import LEASE
@@ -78,7 +78,9 @@ def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0
     locks, none is removed unless ``older_than`` says what no reader can be reading any more.
     """
     found = removable_snapshots(cache, keep, older_than)
-    return [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]
+    removed = [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]
+    remove_empty(cache)
+    return removed
 
 
 def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:

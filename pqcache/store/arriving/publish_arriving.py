@@ -54,6 +54,11 @@ def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
     if final.is_dir() and cache.current() is None:
         replace_symlink(cache.path / "current", f"snapshots/{name}", cache.tmp_dir)
     (cache.path / PUBLISHING).unlink()
-    with suppress(OSError):
-        (cache.path / ARRIVING).rmdir()  # unless readers have others open
+    remove_empty(cache)
     return Snapshot(final) if final.is_dir() else None
+
+
+def remove_empty(cache: CacheDirectory) -> None:
+    """Remove ``arriving/`` unless something is in it, as where readers have abandoned snapshots open."""
+    with suppress(OSError):
+        (cache.path / ARRIVING).rmdir()

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store.arriving.arrival_map import ArrivalMap, FileState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.arriving.wanted import Wanted
@@ -20,7 +19,7 @@ from pqcache.store.layout import CHANGED, CHECKED, RANGES
 from pqcache.store.manifest import FileEntry
 from pqcache.store.sync.fill.chunk_ranges import chunk_ranges
 from pqcache.store.sync.fill.intervals import Intervals
-from pqcache.store.sync.fill.scheduler import FileRanges, Range
+from pqcache.store.sync.fill.scheduler import PIECE, FileRanges, Range
 from pqcache.system.disk import open_plain, read_regular
 
 Ints = npt.NDArray[np.int64]
@@ -72,7 +71,8 @@ class ArrivingFiles:
         self._column_bytes = {
             name: np.nan_to_num(index.table[f"{name}:bytes"].to_numpy()).astype(np.int64) for name in self._columns
         }
-        self._chunks = lru_cache(_FOOTERS)(lambda file: chunk_ranges(*read_footer(self.path(file))))
+        self._chunks = lru_cache(_FOOTERS)(lambda file: chunk_ranges(self.path(file)))
+        self._by_column: set[int] = set()
         if len(self.known.row_groups) != len(index) or len(self.known.tails) != len(entries):
             raise ValueError("the ranges are of other files than the manifest")
         self.there = [self._read_there(file) for file in range(len(entries))]
@@ -171,8 +171,7 @@ class ArrivingFiles:
         index = self.snapshot.index()
         for name, position in self._columns.items():
             self.map.chunks[:, position] = index.table[f"{name}:bytes"].is_null().to_numpy()
-        for file, entry in enumerate(self.entries):
-            self._mark(file, int(self.known.tails[file]), entry.size)
+        self.map.chunks[self.known.row_groups[:, 0] >= self.known.tails[self._file]] = 1
 
     def _mark(self, file: int, start: int, end: int) -> None:
         first, last, there = int(self._first[file]), int(self._first[file + 1]), self.there[file]
@@ -183,6 +182,8 @@ class ArrivingFiles:
             if there.has(low, high):
                 self.map.chunks[row_group] = 1
                 continue
+            if file not in self._by_column and high - low <= PIECE:
+                continue  # all of it is on the way
             for name, ranges in self._chunks(file).items():
                 position = self._columns[name]
                 if not self.map.chunks[row_group, position] and all(
@@ -197,6 +198,7 @@ class ArrivingFiles:
             return None
         file = int(self._file[row_group])
         chunks = self._chunks(file)
+        self._by_column.add(file)
         return [
             (int(start), int(end))
             for name in columns

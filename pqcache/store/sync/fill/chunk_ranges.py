@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.parquet.row_group_stats import first_page, names_of_chunks
@@ -24,9 +25,14 @@ def row_group_ranges(metadata: pq.FileMetaData) -> Ints:
     return found
 
 
-def chunk_ranges(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Ints]:
-    """Return for each top-level column where its chunks lie: row groups x leaves x (start, end)."""
-    names = names_of_chunks(metadata, schema)
+def chunk_ranges(path: Path) -> dict[str, Ints]:
+    """Return where the chunks of a file lie for each top-level column: row groups x leaves x (start, end).
+
+    Of the file only the footer has to be there, which has been checked.
+    """
+    with pq.ParquetFile(path) as file:
+        metadata = file.metadata
+        names = names_of_chunks(metadata, file.schema_arrow)
     found: dict[str, list[list[tuple[int, int]]]] = {name: [] for name in names}
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

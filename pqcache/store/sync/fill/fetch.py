@@ -164,8 +164,6 @@ class Fetch:
         try:
             with_retries(receive, file.path, options.retries, options.on_event, lambda: position)
         except SourceError as error:
-            if not isinstance(error, SourceChanged | SourceNotFound | SourceUnavailable):
-                raise
             self._job.on_event(Advanced("fetch", piece.start - position))
             self._failed(piece, error)
             return

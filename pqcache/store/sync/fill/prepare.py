@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceChanged, SourceNotFound, SourceUnavailable
 from pqcache.events import Advanced, Started
-from pqcache.parquet.footer.footer import read_tail
+from pqcache.parquet.footer.footer import Tail, read_tail
 from pqcache.parquet.row_group_stats import footer_in, read_footer
 from pqcache.store.arriving.arrival_map import ArrivalMap
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
@@ -48,6 +48,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Ints = npt.NDArray[np.int64]
 
+_WHOLE = 128 << 10  # bytes of a file that is fetched with its footer: another request would take longer
 _AHEAD = 16  # footers that wait in memory, for each thread
 
 log = logging.getLogger("pqcache.sync")
@@ -121,8 +122,15 @@ def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile)
             raise SourceUnavailable(url, f"the connection ended after {len(data):,} of {length:,} bytes")
         return data
 
+    def read_end() -> tuple[Tail, int, bytes]:
+        if size > _WHOLE:
+            tail = read_tail(read, size, url)
+            return tail, tail.start, tail.data
+        data = read(0, size)
+        return read_tail(lambda offset, length: data[offset : offset + length], size, url), 0, data
+
     try:
-        tail = with_retries(lambda: read_tail(read, size, url), file.path, options.retries, options.on_event)
+        tail, start, data = with_retries(read_end, file.path, options.retries, options.on_event)
     except (SourceNotFound, SourceChanged) as error:
         what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
         advice = "nothing was published, sync again when the source is complete"
@@ -134,11 +142,11 @@ def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile)
         status = os.fstat(descriptor)
         limit_mode(path, copy_mode(source, file, status), status)
         os.ftruncate(descriptor, size)
-        os.pwrite(descriptor, tail.data, tail.start)
+        os.pwrite(descriptor, data, start)
     finally:
         os.close(descriptor)
-    job.on_event(Advanced("fetch", len(tail.data)))
-    return _PreparedFile(file=file, metadata=metadata, schema=schema, tail=tail.start)
+    job.on_event(Advanced("fetch", len(data)))
+    return _PreparedFile(file=file, metadata=metadata, schema=schema, tail=start)
 
 
 def _take_over(job: SnapshotJob, target: Path, file: SourceFile, found: FoundFile) -> _PreparedFile | None:
