@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Names
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +11,16 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.open_dataset import shard_of
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.processes import count_and_number
 from pqcache.reader.record_batches import read_record_batches, read_rows
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence
 from pqcache.reader.selection.split import Split
+from pqcache.store.arriving.start_run import FillRequest, fill_request
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.keys.lookup import lookup
-from pqcache.store.layout import FILES
-from pqcache.store.manifest_file import read_heading
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.shard import parse_shard
 from pqcache.units import parse_count, parse_size
@@ -54,6 +55,9 @@ class Cache(CacheDirectory):
         rows: SelectedRows | None = None,
         split: Split | None = None,
         sequence: Sequence | None = None,
+        source: str | os.PathLike[str] | None = None,
+        source_options: Mapping[str, str] | None = None,
+        keep_filling: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """Return an iterator over an epoch as Arrow record batches, in the order of ParquetDataset's batches.
 
@@ -85,6 +89,8 @@ class Cache(CacheDirectory):
         ``split``         a ``Split``: the part of these rows whose key has a hash in an interval
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
+        ``source``, ``source_options``, ``keep_filling``   of a cache without a snapshot, for ``Cache(path)``: where it
+                          is fetched from while this reads, as in ParquetDataset
 
         >>> batches = Cache.open("cache/shop").batches(["id", "price"], batch_size=128, seed=7)
         >>> [batch.num_rows for batch in batches]
@@ -93,7 +99,8 @@ class Cache(CacheDirectory):
         Options that make no sense raise UsageError, and a cache without that snapshot CacheError, before this returns;
         files that are gone or damaged raise ParquetError by name while iterating.
         """
-        replicas, number = self._replicas(num_replicas, rank, snapshot)
+        fill = fill_request(source, source_options, keep_filling)
+        replicas, number = self._replicas(num_replicas, rank, snapshot, fill)
         options = BatchOptions(
             columns=columns,
             filters=filters,
@@ -112,15 +119,18 @@ class Cache(CacheDirectory):
             rows=rows,
             choice=RowChoice(split=split),
             sequence=sequence,
+            fill=fill,
         )
         return read_record_batches(self.path, options)
 
-    def _replicas(self, num_replicas: int | None, rank: int | None, snapshot: str | None) -> tuple[int, int]:
+    def _replicas(
+        self, num_replicas: int | None, rank: int | None, snapshot: str | None, fill: FillRequest | None
+    ) -> tuple[int, int]:
         """Return ``num_replicas`` and ``rank`` as given, else those of this process."""
         if num_replicas is not None or rank is not None:
             return 1 if num_replicas is None else num_replicas, rank or 0
         replicas, number = count_and_number()
-        shard = read_heading(self.snapshot(snapshot).path / FILES).shard if replicas > 1 else None
+        shard = shard_of(self.path, snapshot, fill) if replicas > 1 else None
         if shard is not None and parse_shard(shard).nodes > 1:
             raise UsageError(
                 f"{self.path}",

@@ -46,6 +46,14 @@ class Fetched:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Awaited:
+    """What readers of an arriving snapshot wait for: how many wait, and for how many bytes that are not there yet."""
+
+    readers: int
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rewrote:
     """One partition directory was repartitioned."""
@@ -97,7 +105,7 @@ class Collected:
     snapshot: str
 
 
-Event = Listed | Started | Advanced | Fetched | Rewrote | Retried | Warned | Damaged | Published | Collected
+Event = Listed | Started | Advanced | Fetched | Awaited | Rewrote | Retried | Warned | Damaged | Published | Collected
 OnEvent = Callable[[Event], None]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from pqcache import errors
 from pqcache.benchmark.forecast import row_group_size_for
-from pqcache.errors import PqcacheError, UsageError
+from pqcache.errors import CacheError, PqcacheError, UsageError
 from pqcache.events import Advanced, OnEvent, Started, ignore
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.memory_budget import WINDOW
@@ -157,13 +157,15 @@ def bench(
     rules = FileRules(as_files=as_files, all_files=all_files)
     data, lease = open_local_dataset(target, rules=rules)
     with lease or nullcontext():
+        if data.arrivals is not None:
+            raise CacheError(target, f"its files are still arriving: {data.arrivals.progress()}", "measure it then")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no row is left")  # said as an error below
             loader = RowGroupLoader(with_dense_lists(make_read_plan(data, columns, filters)))
         if not loader.plan.counts.sum():
             raise UsageError(target, "there is no row to read" + (" that satisfies the filters" if filters else ""))
         job = {
-            "path": str(data.root if data.cache is not None else os.fspath(target)),
+            "path": str(data.directory if data.cache is not None else os.fspath(target)),
             "columns": list(loader.plan.columns),
             "filters": filters,
             "batch_size": batch_size,

@@ -45,13 +45,15 @@ class Forecast:
 def forecast(
     target: str | os.PathLike[str], memory: int = MEMORY, lanes: int = LANES, rules: FileRules | None = None
 ) -> Forecast | None:
-    """Return what a training run will get, or None of a remote or empty dataset, or one that it could not read."""
+    """Return what a training run will get, or None of a remote, arriving, empty or unreadable dataset."""
     text = os.fspath(target)
     if url_scheme(text) not in ("", "file"):
         return None
     try:
         data, lease = open_local_dataset(local_path(text), rules=rules)
         with lease or nullcontext():
+            if data.arrivals is not None:  # the texts that it looks at may be missing
+                return None
             plan = make_read_plan(data, None, None)
             sizes = estimate_sizes(plan)
     except PqcacheError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pqcache.console import examples, parsing
+from pqcache.console import examples, fill_options, parsing
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console import rows_options as batch_rows
@@ -34,6 +34,7 @@ def sync(
     force: opt.Force = False,
     checksum: opt.Checksum = None,
     compare: opt.Compare = "identity",
+    fill: fill_options.Fill = False,
     option: opt.Options = None,
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = 4,
@@ -66,6 +67,7 @@ def sync(
             settle=None if settle is None else parse_duration(settle),
             max_delete=max_delete,
             force=force,
+            fill=fill,
             hdfs_driver=hdfs_driver,
             checksum=checksum,
             compare=compare,

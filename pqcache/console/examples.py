@@ -28,6 +28,7 @@ SYNC = _examples(
     ),
     ("Every later run", "pqcache sync cache/shop"),
     ("Show what a run would do", "pqcache sync cache/shop --dry-run"),
+    ("A first run that trainings read while it copies", "pqcache sync s3://lake/warehouse/shop cache/shop --fill"),
 )
 
 REPARTITION = _examples(

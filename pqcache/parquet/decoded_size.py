@@ -73,6 +73,14 @@ def decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> dict[str, int]
     return total
 
 
+def repeating_columns(group: StoredRowGroup, names: Sequence[str]) -> list[str]:
+    """Return those of the columns of which `decoded_bytes` reads more than the footer."""
+    found = (
+        name for name, _, chunk in _chunks(group, names) if chunk.physical_type == "BYTE_ARRAY" and _repeats(chunk)
+    )
+    return list(dict.fromkeys(found))
+
+
 def most_decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> int | None:
     """Return what columns of a row group take in Arrow at most, from footer and dictionaries; None where these differ.
 

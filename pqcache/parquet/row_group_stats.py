@@ -45,7 +45,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     ``schema`` is the file's Arrow schema.
     """
     names = [field.name for field in schema]
-    top = _names_of_chunks(metadata, schema)
+    top = names_of_chunks(metadata, schema)
     flat = {f.name: f.type for f in schema if not pa.types.is_nested(f.type) and _has_order(f.type)}
     fields = _struct_fields(metadata, schema) if metadata.num_row_groups else {}
     ordered = type_ordered(metadata) if (flat or fields) and metadata.num_row_groups else []
@@ -74,7 +74,7 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
             if name in lists:
                 columns[f"{name}:values"].append(chunk.num_values)
             codecs[name].add(chunk.compression)
-            first = _first_page(chunk)
+            first = first_page(chunk)
             start = first if start is None else min(start, first)
             if name in flat and (statistics := chunk.statistics) is not None:
                 nulls[name] = null_count(chunk, statistics, dictionaries)
@@ -95,12 +95,13 @@ def row_group_columns(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str,
     return columns
 
 
-def _first_page(chunk: pq.ColumnChunkMetaData) -> int:
+def first_page(chunk: pq.ColumnChunkMetaData) -> int:
+    """Return where a column chunk begins in its file."""
     offset = int(chunk.data_page_offset)
     return min(offset, chunk.dictionary_page_offset or offset) if chunk.has_dictionary_page else offset
 
 
-def _names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+def names_of_chunks(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
     """Return the top-level column of each column chunk of a row group."""
     if any("." in field.name for field in schema):
         return top_level_names(metadata, schema)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
+from pqcache.reader.arriving.arrival_queue import arrival_queue
+from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes, without_repeats
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.memory_budget import DecodeBudget
 from pqcache.reader.order.epoch_order import Order
@@ -66,8 +68,12 @@ def _read(
         arenas = loader.arenas_for(budget.arena_slots)
     else:
         ahead, arenas = max(1, budget.threads), {}
-    memory = into or loader.memory
-    with _decoding_threads(budget) as threads:
+    memory, plan = into or loader.memory, loader.plan
+    with (
+        _wanting(loader, order, indices, total),
+        _decoding_threads(budget) as threads,
+        arrival_queue(plan.data.arrivals, plan.row_groups, plan.columns_read, threads) as arrivals,
+    ):
         context = ReadContext(
             load=partial(loader.load, arenas=arenas),
             forms=loader.forms,
@@ -78,6 +84,7 @@ def _read(
             ahead=ahead,
             keep_decoded=budget.keep_decoded,
             arenas=arenas,
+            arrivals=arrivals,
         )
         if order.shuffle:
             yield from _shuffled(context, order, indices, total, rows_at_once)
@@ -118,6 +125,18 @@ def _first_batches(indices: Sequence[int], lanes: int, total: int) -> dict[int, 
             break
         found.setdefault(lane, batch)
     return found
+
+
+def _wanting(loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int) -> AbstractContextManager[None]:
+    """Return what tells, while it is entered, which row groups are needed, where they are still arriving."""
+    plan, arrivals = loader.plan, loader.plan.data.arrivals
+    if arrivals is None or arrivals.is_complete:
+        return nullcontext()
+    if order.shuffle:
+        wanted = row_groups_of_lanes(order, _first_batches(indices, order.lanes, total))
+    else:
+        wanted = row_groups_of_batches(order, [index % total for index in indices])
+    return arrivals.wanting(without_repeats(plan.row_groups[wanted]), plan.columns_read)
 
 
 @contextmanager

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.events import Event, Warned
-from pqcache.store.cache_directory import CacheDirectory, lease_at, snapshot_at
+from pqcache.reader.arriving.arrivals import Arrivals, Ints
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
+from pqcache.store.arriving.start_run import FillRequest, ensure_filling, is_filled_or_filling
+from pqcache.store.cache_directory import CacheDirectory, is_arriving, lease_at, snapshot_at
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import is_hidden
-from pqcache.store.layout import LEASE
-from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE
+from pqcache.store.manifest import Identity, Manifest, SourceFile
+from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index, build_index
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import dataset_files
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import LOGS, check_above
 from pqcache.system.mounts import has_lasting_inodes
+
+T = TypeVar("T")
+
+_MOVING = 2.0  # seconds: more than a snapshot takes from ``arriving/`` to where ``current`` points to it
+_POLL = 0.01  # seconds
 
 
 class FileIdentity(NamedTuple):
@@ -43,20 +54,43 @@ class LocalDataset:
     """An opened dataset.
 
     Attributes:
-        root: the directory of its files; that of a snapshot by the snapshot's own path, and not by ``current``.
+        directory: where its files were when it was opened; see ``root``.
         index: its row groups.
         snapshot: a name for its content, also where it is in no cache.
         cache: the cache that it was opened by; None for a snapshot or plain files by their own path.
         part_of: the snapshot that plain files lie in, which is leased.
         identities: of plain files, one for each, as these may be replaced; None for a snapshot, which is immutable.
+        arrivals: what has arrived of a snapshot that was not published yet; None for any other dataset.
     """
 
-    root: Path
+    directory: Path
     index: Index
     snapshot: str
     cache: Path | None = None
     part_of: Snapshot | None = None
     identities: tuple[FileIdentity, ...] | None = None
+    arrivals: Arrivals | None = None
+
+    @property
+    def root(self) -> Path:
+        """The directory of its files; that of a snapshot by the snapshot's own path, and not by ``current``.
+
+        That of a snapshot that was arriving changes when it is published.
+        """
+        return self.directory if self.arrivals is None else self.arrivals.root
+
+    def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
+        """Return when ``columns`` of row groups of the index are there, which is at once if the files are complete."""
+        if self.arrivals is not None:
+            self.arrivals.wait(row_groups, columns)
+
+    def wanting(self, row_groups: Ints, columns: Sequence[str]) -> AbstractContextManager[None]:
+        """Return what tells, while it is entered, that ``columns`` of these row groups are needed, in this order."""
+        return nullcontext() if self.arrivals is None else self.arrivals.wanting(row_groups, columns)
+
+    def while_moving(self, read: Callable[[], T]) -> T:
+        """Return what ``read`` returns of the files below ``root``, also where these are published meanwhile."""
+        return read() if self.arrivals is None else self.arrivals.while_moving(read)
 
     def lease(self) -> Lease | None:
         """Return a lease of the snapshot that plain files lie in; None where they lie in none."""
@@ -64,12 +98,16 @@ class LocalDataset:
 
 
 def open_local_dataset(
-    path: str | os.PathLike[str], snapshot: str | None = None, rules: FileRules | None = None
+    path: str | os.PathLike[str],
+    snapshot: str | None = None,
+    rules: FileRules | None = None,
+    fill: FillRequest | None = None,
 ) -> tuple[LocalDataset, Lease | None]:
     """Open a cache (its current snapshot, or the one named), a snapshot, a part of one, a directory, or one file.
 
-    A path into a snapshot leads to that one from now on, also where ``current`` is a part of it. The lease keeps a
-    snapshot from being removed; close it when done. ``rules`` say which files of a directory are taken. A path where
+    A cache without a snapshot is opened while its first one arrives; ``fill`` says how to have it fetched where no run
+    does. A path into a snapshot leads to that one from now on, also where ``current`` is a part of it. The lease keeps
+    a snapshot from being removed; close it when done. ``rules`` say which files of a directory are taken. A path where
     there is nothing, or nothing that is Parquet, raises UsageError.
     """
     text = os.fspath(path)
@@ -79,21 +117,14 @@ def open_local_dataset(
         raise UsageError(text, "not a local path", f"run 'pqcache sync {text} DIRECTORY' and open DIRECTORY")
     root = Path(text).expanduser().absolute()
     cache = CacheDirectory(root)
+    if fill is not None:
+        ensure_filling(root, fill, lambda: is_filled_or_filling(cache))
     if cache.exists():
-        if snapshot is not None:
-            found = cache.snapshot(snapshot)
-            lease = found.lease()
-        else:
-            found, lease = cache.lease()
-        try:
-            return LocalDataset(root=found.path, index=found.index(), snapshot=found.id, cache=root), lease
-        except BaseException:
-            lease.close()
-            raise
+        return _open_cache(cache, snapshot, fill)
     whole, place, held = _leased_snapshot(root)
     try:
         if whole is not None and place == whole.path:  # CACHE/current, or a snapshot by its own path
-            data = LocalDataset(root=place, index=whole.index(), snapshot=whole.id)
+            data = LocalDataset(directory=place, index=whole.index(), snapshot=whole.id)
         else:
             data = replace(_plain_files(place, text, rules or FileRules()), part_of=None if held is None else whole)
         return _check_snapshot(data, snapshot), held
@@ -101,6 +132,88 @@ def open_local_dataset(
         if held is not None:
             held.close()
         raise
+
+
+def heading_of(data: LocalDataset) -> Manifest | None:
+    """Return the manifest, without its files, of a snapshot; None of plain files."""
+
+    def read() -> Manifest | None:
+        return read_heading(data.root / FILES) if data.arrivals or (data.root / FILES).is_file() else None
+
+    return data.while_moving(read)
+
+
+def shard_of(path: Path, snapshot: str | None, fill: FillRequest | None) -> str | None:
+    """Return the node whose share the snapshot of a cache is, like ``0/3``, or None for all of the source."""
+    data, lease = open_local_dataset(path, snapshot, fill=fill)
+    with lease or nullcontext():
+        heading = heading_of(data)
+    return None if heading is None else heading.shard
+
+
+def _open_cache(cache: CacheDirectory, snapshot: str | None, fill: FillRequest | None) -> tuple[LocalDataset, Lease]:
+    """Open a snapshot of a cache, published or arriving; on its way from there to here it is looked for again."""
+    until = time.monotonic() + _MOVING
+    while True:
+        arriving = _arriving(cache, snapshot)
+        try:
+            return _open_published(cache, snapshot) if arriving is None else _open_arriving(cache, arriving, fill)
+        except (CacheError, OSError):
+            if not _may_be_moving(cache, snapshot, arriving) or time.monotonic() > until:
+                raise
+        time.sleep(_POLL)
+
+
+def _open_published(cache: CacheDirectory, snapshot: str | None) -> tuple[LocalDataset, Lease]:
+    if snapshot is not None:
+        found = cache.snapshot(snapshot)
+        lease = found.lease()
+    else:
+        found, lease = cache.lease()
+    try:
+        return LocalDataset(directory=found.path, index=found.index(), snapshot=found.id, cache=cache.path), lease
+    except BaseException:
+        lease.close()
+        raise
+
+
+def _open_arriving(
+    cache: CacheDirectory, found: ArrivingSnapshot, fill: FillRequest | None
+) -> tuple[LocalDataset, Lease]:
+    lease = found.lease()
+    try:
+        index = found.index()
+        arrivals = Arrivals(cache.path, found, index, fill)
+        return (
+            LocalDataset(directory=found.path, index=index, snapshot=found.id, cache=cache.path, arrivals=arrivals),
+            lease,
+        )
+    except BaseException:
+        lease.close()
+        raise
+
+
+def _arriving(cache: CacheDirectory, snapshot: str | None) -> ArrivingSnapshot | None:
+    """Return the arriving snapshot to open: the one named, or any where none is published; else None."""
+    if snapshot is None:
+        return find_arriving(cache) if cache.current() is None else None
+    found = ArrivingSnapshot(cache.path / ARRIVING / snapshot)
+    return found if os.path.isfile(found.path / ARRIVED) else None
+
+
+def _may_be_moving(cache: CacheDirectory, snapshot: str | None, arriving: ArrivingSnapshot | None) -> bool:
+    """Return whether a snapshot that could not be opened may be one that is being published."""
+    if arriving is not None:
+        return not os.path.isfile(arriving.path / ARRIVED)
+    names = {path.name for name in (ARRIVING, "snapshots") for path in _entries(cache.path / name)}
+    return bool(names) and cache.current() is None if snapshot is None else snapshot in names
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
 
 
 def _leased_snapshot(root: Path) -> tuple[Snapshot | None, Path, Lease | None]:
@@ -148,7 +261,7 @@ def _indexed(root: Path, identities: Mapping[str, FileIdentity]) -> LocalDataset
     digest.update(repr([identity[:2] for identity in known]).encode())  # no inodes: copies may keep their times
     for column in ("file", "rows", "offset", "bytes"):
         digest.update(index.numbers(column).tobytes())
-    return LocalDataset(root=root, index=index, snapshot=f"files-{digest.hexdigest()}", identities=known)
+    return LocalDataset(directory=root, index=index, snapshot=f"files-{digest.hexdigest()}", identities=known)
 
 
 def _identity(path: Path) -> FileIdentity:
@@ -169,6 +282,8 @@ def _files(root: Path) -> Iterator[tuple[str, FileIdentity]]:
     Of hidden directories only the logs of tables are listed. A link to nothing counts as empty.
     """
     for directory, names, files in os.walk(root, onerror=_refuse, followlinks=True):
+        if "_pqcache" in names and is_arriving(Path(directory)):
+            raise UsageError(directory, "its files are still arriving", "open the cache that it is in")
         names[:] = [name for name in names if name in LOGS or not is_hidden(name)]
         below = Path(directory).relative_to(root).as_posix()
         for name in files:

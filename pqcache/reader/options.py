@@ -9,6 +9,7 @@ from typing import Any
 from pqcache.errors import UsageError
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
 
 
@@ -57,6 +58,7 @@ class BatchOptions:
     rows: SelectedRows | None = None
     choice: RowChoice = field(default_factory=RowChoice)
     sequence: SequenceOf | None = None
+    fill: FillRequest | None = None
 
     def __post_init__(self) -> None:
         check_seed(self.seed)

@@ -133,6 +133,12 @@ class ReadPlan:
         found = [stored_as(form, self.stored.get(form.name)) for form in forms]
         return tuple(found if self.packs is None else map(document_form, found))
 
+    @cached_property
+    def columns_read(self) -> tuple[str, ...]:
+        """The columns of the files that are read, also those that only the selection looks at."""
+        chosen = self.selection.columns if self.selection is not None else ()
+        return tuple(dict.fromkeys([*(form.name for form in self.file_forms), *chosen]))
+
     def nulls(self, column: str) -> int | None:
         """Return how many nulls a column has in these row groups, or None where the files do not say.
 

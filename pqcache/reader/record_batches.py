@@ -42,7 +42,8 @@ def read_record_batches(
     ``rules`` say which files are read where ``path`` is a plain directory. The dataset is opened, and its snapshot
     leased, before this returns.
     """
-    data, lease = open_local_dataset(path, options.snapshot or getattr(options.rows, "snapshot", "") or None, rules)
+    snapshot = options.snapshot or getattr(options.rows, "snapshot", "") or None
+    data, lease = open_local_dataset(path, snapshot, rules, options.fill)
     try:
         epoch = _open_epoch(path, data, options)
     except BaseException:

@@ -96,6 +96,9 @@ class RowGroupLoader:
         Rows are counted among those that are selected. ``arenas`` take the long rows of row groups that are decoded
         completely. What cannot be read raises ParquetError.
         """
+        return self.plan.data.while_moving(partial(self._load, number, low, high, arenas))
+
+    def _load(self, number: int, low: int, high: int, arenas: Mapping[str, Arena]) -> list[ColumnData]:
         plan, packs = self.plan, self.plan.packs
         if packs is None:
             return self._load_rows(number, low, high, arenas)
@@ -135,7 +138,7 @@ class RowGroupLoader:
             fitting, limit = self._fitting.numbers("bytes"), most.bytes / share  # which each was found to fit into
             if 0 < fitting[row_group] <= limit:
                 return
-            with reader.opened(number) as (file, path):
+            with reader.opened(number, list(known.names)) as (file, path):
                 group = StoredRowGroup(path, file.metadata, file.schema_arrow, int(reader.row_group[number]))
                 bound = most_decoded_bytes(group, list(known.names))
                 if bound is not None and bound <= limit:

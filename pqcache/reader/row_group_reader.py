@@ -88,8 +88,9 @@ class RowGroupReader:
         """
         if not self.forms:
             return []
-        with self.opened(number) as (file, path):
-            wanted = self._present(file, number, path, [form.name for form in self.forms])
+        names = [form.name for form in self.forms]
+        with self.opened(number, names) as (file, path):
+            wanted = self._present(file, number, path, names)
             found: dict[str, ColumnData] = {}
             if not self.piece_rows:
                 paged = self._pages.read(file, int(self.file[number]), path, int(self.row_group[number]), arenas)
@@ -128,7 +129,7 @@ class RowGroupReader:
             return [], np.zeros(0, np.int64)
         names = [form.name for form in self.forms]
         rows = int(self.rows[number])
-        with self.opened(number) as (file, path):
+        with self.opened(number, [*names, *columns]) as (file, path):
             if self.piece_rows:
                 parts = self._parts(file, number, columns, rows)
                 positions = self._checked(path, number, choose(parts), count)[low:high]
@@ -155,7 +156,7 @@ class RowGroupReader:
         if not columns:
             yield _no_columns(int(self.rows[number]))
             return
-        with self.opened(number) as (file, _):
+        with self.opened(number, columns) as (file, _):
             yield from self._parts(file, number, columns, rows)
 
     def _parts(self, file: pq.ParquetFile, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
@@ -240,8 +241,12 @@ class RowGroupReader:
                     right.numbers(name)[row] = 1
 
     @contextmanager
-    def opened(self, number: int) -> Iterator[tuple[pq.ParquetFile, Path]]:
-        """Open the file of a row group; what goes wrong with it raises ParquetError by name."""
+    def opened(self, number: int, columns: Sequence[str]) -> Iterator[tuple[pq.ParquetFile, Path]]:
+        """Open the file of a row group to read ``columns``; what goes wrong with it raises ParquetError by name.
+
+        Where the columns have not arrived yet, they are waited for.
+        """
+        self.data.wait(self._index_row[number : number + 1], columns)
         path = self.path(number)
         try:
             self._check_identity(number, path)

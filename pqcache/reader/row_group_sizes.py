@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows
+from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows, repeating_columns
 from pqcache.parquet.dense_columns import as_list
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
@@ -20,6 +21,8 @@ from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.disk import check_regular
 from pqcache.system.shared_numbers import SharedNumbers
+
+T = TypeVar("T")
 
 _SAMPLE_ROWS, _SAMPLE_AT_ONCE, _SAMPLE_BYTES = 1024, 128, 8 << 20
 _LOOKED_AT = 16  # row groups: of those that stand evenly apart, and of those whose dictionaries may enlarge them most
@@ -69,9 +72,12 @@ def known_sizes(plan: ReadPlan) -> SharedNumbers:
 def density(plan: ReadPlan, number: int) -> float:
     """Return how many times as long as the average row the longest rows next to each other are in a row group."""
     names = [form.name for form in plan.file_forms if form.kind != "fixed"]
-    with _opened(plan, number) as (_, group):
-        names = [name for name in names if name in group.schema.names]
-        return densest_rows(group, names) if names else 1.0
+
+    def densest(_: pq.ParquetFile, group: StoredRowGroup) -> float:
+        present = [name for name in names if name in group.schema.names]
+        return densest_rows(group, present) if present else 1.0
+
+    return _look(plan, number, names, densest)
 
 
 def _is_varied(plan: ReadPlan, name: str) -> bool:
@@ -91,10 +97,12 @@ def _bytes(
     forms = [form_of(as_list(index.schema.field(name))) for name in names]
     varied = [form.name for form in forms if form.name in known.names]
     looked_at = _looked_at(plan, varied)
-    for number in looked_at:
-        if missing := unknown_sizes(varied, known, int(plan.row_groups[number])):
-            with _opened(plan, number) as (_, group):
-                find_sizes(group, missing, known, int(plan.row_groups[number]))
+    unknown = [number for number in looked_at if unknown_sizes(varied, known, int(plan.row_groups[number]))]
+    _wait_for_repeating(plan, unknown, varied)
+    for number in unknown:
+        row_group = int(plan.row_groups[number])
+        missing = unknown_sizes(varied, known, row_group)
+        _look(plan, number, (), lambda _, group: find_sizes(group, missing, known, row_group))  # noqa: B023
     for form in forms:
         items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
         if form.kind == "fixed":
@@ -152,6 +160,26 @@ def _list_bytes(plan: ReadPlan, name: str) -> Ints:
     return sizes
 
 
+def _wait_for_repeating(plan: ReadPlan, numbers: Sequence[int], names: Sequence[str]) -> None:
+    """Wait, where row groups are still arriving, for what is looked at beside footers, for all of them together."""
+    if plan.data.arrivals is None or plan.data.arrivals.is_complete:
+        return
+    columns = {n: _look(plan, n, (), lambda _, group: repeating_columns(group, names)) for n in numbers}
+    looked_at = [number for number, found in columns.items() if found]
+    plan.data.wait(plan.row_groups[looked_at], list({name for found in columns.values() for name in found}))
+
+
+def _look(plan: ReadPlan, number: int, names: Sequence[str], look: Callable[[pq.ParquetFile, StoredRowGroup], T]) -> T:
+    """Return what ``look`` sees of columns ``names`` of a row group of the plan, once they are there."""
+    plan.data.wait(plan.row_groups[number : number + 1], names)
+
+    def looked() -> T:
+        with _opened(plan, number) as (file, group):
+            return look(file, group)
+
+    return plan.data.while_moving(looked)
+
+
 @contextmanager
 def _opened(plan: ReadPlan, number: int) -> Iterator[tuple[pq.ParquetFile, StoredRowGroup]]:
     """Open the file of a row group of the plan; what goes wrong with it raises ParquetError."""
@@ -175,7 +203,8 @@ def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
     """
     if not names or not len(plan.row_groups):
         return None
-    with _opened(plan, 0) as (file, group):
+
+    def first(file: pq.ParquetFile, group: StoredRowGroup) -> pa.Table | None:
         present = [name for name in names if name in group.schema.names]
         batches, left = [], _SAMPLE_ROWS
         for batch in file.iter_batches(_SAMPLE_AT_ONCE, [group.number], present, use_threads=False):
@@ -183,4 +212,6 @@ def first_rows(plan: ReadPlan, names: Sequence[str]) -> pa.Table | None:
             left -= batch.num_rows
             if left <= 0 or sum(some.nbytes for some in batches) > _SAMPLE_BYTES:
                 break
-    return pa.Table.from_batches(batches) if batches else None
+        return pa.Table.from_batches(batches) if batches else None
+
+    return _look(plan, 0, names, first)

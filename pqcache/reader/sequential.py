@@ -43,11 +43,12 @@ def in_file_order(
                 needed[row_group] += 1
                 if row_group not in loading:
                     rows = int(order.counts[row_group])
-                    loading[row_group] = context.threads.submit(context.load, row_group, 0, rows)
+                    loading[row_group] = context.submit_read(row_group, context.load, row_group, 0, rows)
         if not coming:
             return
         number, runs = coming.popleft()
-        parts = [[cut(column, low, high) for column in loading[group].result()] for group, low, high in runs]
+        loaded = {group: context.result(loading[group]) for group, _, _ in runs}
+        parts = [[cut(column, low, high) for column in loaded.pop(group)] for group, low, high in runs]
         for row_group, _, _ in runs:
             needed[row_group] -= 1
             if not needed[row_group]:

@@ -6,6 +6,7 @@
       snapshots/20261120T040003Z-0007/
         dt=2026-11-19/part-00000.parquet
         _pqcache/files.arrow  row_groups.arrow  summary.json  checksums.json  lease
+      arriving/     a snapshot whose files are fetched while it is read, see pqcache.store.arriving
       tmp/
 
 A snapshot is built in ``tmp/``, renamed into ``snapshots/``, and then ``current`` is swapped, so that readers see
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.layout import CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS
+from pqcache.store.layout import ARRIVED, ARRIVING, CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS
 from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
@@ -137,7 +138,7 @@ class CacheDirectory:
             raise UsageError(self.path, "exists and is not a directory")
         self._check_links()
         check_ownership(self.path)
-        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots"}
+        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING}
         if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise UsageError(self.path, "not empty and not a pqcache", "name a new directory")
         make_directory(self.path.parent)
@@ -158,7 +159,7 @@ class CacheDirectory:
         make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", LOCK, CONFIG, CONTENT, LISTED, HISTORY):
+        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, CONTENT, LISTED, HISTORY):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 
@@ -211,16 +212,24 @@ def cache_at(text: str) -> CacheDirectory | None:
     return cache if cache.exists() else None
 
 
+def is_arriving(directory: Path) -> bool:
+    """Return whether a directory is a snapshot whose files are still arriving, or a copy of one."""
+    return directory.parent.name != "snapshots" and os.path.isfile(directory / ARRIVED)
+
+
 def snapshot_at(text: str, copies: bool = False) -> tuple[Snapshot, str] | None:
     """Return the snapshot that a path or ``file://`` URL lies in, as links lead now, and the path below it.
 
     ``CACHE/current`` is the current snapshot. None where the path lies in no snapshot of a cache, nor, with ``copies``,
-    in a copy of one elsewhere.
+    in a copy of one elsewhere. A path into a snapshot that is still arriving, or into a copy of one, raises CacheError:
+    its files have zeros where bytes are missing.
     """
     if url_scheme(text) not in ("", "file"):
         return None
     real = Path(os.path.realpath(os.path.expanduser(local_path(text))))
     for path in (real, *real.parents):
+        if is_arriving(path):
+            raise CacheError(path, "its files are still arriving", "name the cache that it is in, or wait for the run")
         is_in_cache = path.parent.name == "snapshots" and CacheDirectory(path.parent.parent).exists()
         if (copies or is_in_cache) and any((path / name).is_file() for name in (FILES, ROW_GROUPS)):
             below = real.relative_to(path).as_posix()

@@ -10,6 +10,8 @@ from typing import Any
 
 from pqcache.errors import disk_errors
 from pqcache.events import Collected, OnEvent, ignore
+from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
+from pqcache.store.arriving.publish_arriving import finish_publishing, remove_empty
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.layout import LEASE
@@ -55,6 +57,8 @@ def gc(
     """
     target = CacheDirectory.open(os.fspath(cache))
     with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
+        if not dry_run:
+            finish_publishing(target)
         count = read_config(target.path).keep if keep is None else parse_count(keep)
         if dry_run:
             removed = removable_snapshots(target, count, parse_duration(older_than))
@@ -74,17 +78,23 @@ def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0
     locks, none is removed unless ``older_than`` says what no reader can be reading any more.
     """
     found = removable_snapshots(cache, keep, older_than)
-    return [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]
+    removed = [snapshot for snapshot in found if remove_snapshot(cache, snapshot, without_lock=older_than > 0)]
+    remove_empty(cache)
+    return removed
 
 
 def removable_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:
-    """Return the snapshots that ``remove_old_snapshots`` would remove if nobody reads them."""
+    """Return the snapshots that ``remove_old_snapshots`` would remove if nobody reads them.
+
+    One that was arriving is among them if no run will continue it: a snapshot was published, or it was abandoned.
+    """
     current = cache.current()
+    dead: list[Snapshot] = [s for s in arriving_snapshots(cache) if current is not None or s.is_abandoned()]
     if current is None:
-        return []
+        return dead
     others = [snapshot for snapshot in cache.snapshots() if snapshot.number < current.number]
     surplus = others[: max(0, len(others) + 1 - max(1, keep))]
-    return [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
+    return dead + [s for s in surplus if time.time() - s.path.stat().st_mtime >= older_than]
 
 
 def remove_snapshot(cache: CacheDirectory, snapshot: Snapshot, without_lock: bool = False) -> bool:

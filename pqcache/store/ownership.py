@@ -17,7 +17,18 @@ from functools import lru_cache
 from pathlib import Path
 
 from pqcache.errors import CacheError
-from pqcache.store.layout import CHECKSUMS, CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS, SUMMARY
+from pqcache.store.layout import (
+    ARRIVING,
+    CHECKSUMS,
+    CONFIG,
+    CONTENT,
+    FILES,
+    HISTORY,
+    LISTED,
+    LOCK,
+    ROW_GROUPS,
+    SUMMARY,
+)
 from pqcache.system.locks import user_name
 
 GROUPS = "PQCACHE_TRUSTED_GROUPS"
@@ -34,7 +45,7 @@ def check_ownership(cache: Path) -> None:
     if is_trusted_cache(cache):
         return
     metadata = [cache / "current" / name for name in ("_pqcache", CHECKSUMS, FILES, ROW_GROUPS, SUMMARY)]
-    for path in (cache, cache / CONFIG, cache / "snapshots", cache / "tmp", *metadata):
+    for path in (cache, cache / CONFIG, cache / "snapshots", cache / "tmp", cache / ARRIVING, *metadata):
         if path.is_symlink():
             _check_owner(path, os.lstat(path), cache)
         if path.exists():
@@ -47,7 +58,7 @@ def check_ownership(cache: Path) -> None:
             _check_owner(cache / name, status, cache)
             if stat.S_ISREG(status.st_mode) and name != LOCK:  # which an early version made for all, and has no content
                 _check_writers(cache / name, status, cache)
-    for name in ("snapshots", "tmp"):
+    for name in ("snapshots", "tmp", ARRIVING):
         if (cache / name).is_dir() and os.access(cache / name, os.R_OK | os.X_OK):  # else nothing of it is read
             for entry in list(os.scandir(cache / name)):
                 status = entry.stat(follow_symlinks=False)

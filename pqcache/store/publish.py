@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pqcache.errors import CacheLocked
+from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import LEASE
@@ -39,7 +40,8 @@ def publish(cache: CacheDirectory, built: Path, previous: Snapshot | None) -> Sn
 def new_snapshot_id(cache: CacheDirectory, now: datetime | None = None) -> str:
     """Return a name for the next snapshot: the time, and a number that always grows."""
     moment = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
-    return f"{moment}-{max((s.number for s in cache.snapshots()), default=0) + 1:04d}"
+    numbers = [snapshot.number for snapshot in (*cache.snapshots(), *arriving_snapshots(cache))]
+    return f"{moment}-{max(numbers, default=0) + 1:04d}"
 
 
 def _remove_orphans(cache: CacheDirectory, previous: Snapshot) -> None:

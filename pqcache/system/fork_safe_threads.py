@@ -12,8 +12,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -60,6 +61,32 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
         for thread in _ending():
             if not _exists(thread):
                 _shutdown.pop(thread, None)
+
+
+@contextmanager
+def letting_forks_go_on() -> Iterator[None]:
+    """Have no fork wait for this thread while the body waits for something; the body does not use Arrow."""
+    gate, thread = _gate, threading.get_native_id()
+    with gate.changed:
+        is_running = thread in gate.running
+        if is_running:
+            gate.waiting.add(thread)
+            gate.running.discard(thread)
+            gate.changed.notify_all()
+    try:
+        yield
+    finally:
+        if is_running:
+            with gate.changed:
+                gate.changed.wait_for(lambda: not gate.forking, _MAX_WAIT)
+                gate.waiting.discard(thread)
+                gate.running.add(thread)
+
+
+def is_shut_down() -> bool:
+    """Return whether this is a thread of a pool that is shut down, so that nobody wants what it does."""
+    event = _shutdown.get(threading.get_native_id())
+    return event is not None and event.is_set()
 
 
 def _register(is_shutdown: threading.Event) -> None:

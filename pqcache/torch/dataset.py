@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.arrival_stats import DatasetStats
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
@@ -17,6 +18,7 @@ from pqcache.reader.packing.pack import Pack
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
+from pqcache.store.arriving.start_run import fill_request
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
@@ -68,6 +70,11 @@ class ParquetDataset(ResumableDataset):
     ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
                       counts. Of the columns only those that it names are read.
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
+    ``source``        the URL of the dataset that ``path`` is to be a cache of. While that has no snapshot, a run that
+                      fetches the first one is started, or one that does is waited for, and batches come as their
+                      row groups arrive. With a snapshot there nothing is done. See docs/loading.md.
+    ``source_options``   options of the source's store, such as ``{"endpoint": "http://..."}``
+    ``keep_filling``  False: that run ends with this process. The next one goes on.
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
     >>> len(dataset)
@@ -114,6 +121,9 @@ class ParquetDataset(ResumableDataset):
         pack: Pack | None = None,
         as_files: bool = False,
         all_files: bool = False,
+        source: str | os.PathLike[str] | None = None,
+        source_options: Mapping[str, str] | None = None,
+        keep_filling: bool = True,
     ) -> None:
         super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
         batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
@@ -138,6 +148,7 @@ class ParquetDataset(ResumableDataset):
             nulls=Nulls.of(nulls),
             ragged=tuple(ragged),
             rules=FileRules(as_files=as_files, all_files=all_files),
+            fill=fill_request(source, source_options, keep_filling),
         )
         check_packing(self.options, columns)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
@@ -157,6 +168,10 @@ class ParquetDataset(ResumableDataset):
     def fill(self) -> float | None:
         """With ``pack``, the share of the places in packed sequences that hold tokens; else None."""
         return None if self._reader.packs is None else self._reader.packs.fill
+
+    def stats(self) -> DatasetStats:
+        """Return what has arrived of the dataset, and how long this process and its forked workers waited for it."""
+        return self._reader.stats()
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after the batch ``after``, as a small dict of JSON values.

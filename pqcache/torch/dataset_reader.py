@@ -14,6 +14,7 @@ import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.arrival_stats import DatasetStats, stats_of
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
@@ -42,6 +43,7 @@ from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.row_filter import Counts
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
+from pqcache.store.arriving.start_run import FillRequest
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
 from pqcache.store.tables.data_files import FileRules
@@ -78,6 +80,7 @@ class ReadOptions:
     nulls: Nulls
     ragged: tuple[str, ...]
     rules: FileRules
+    fill: FillRequest | None = None
 
 
 class DatasetReader:
@@ -125,6 +128,10 @@ class DatasetReader:
     def packs(self) -> PackedRows | None:
         """The packed documents; None where rows are not packed."""
         return self._plan.packs
+
+    def stats(self) -> DatasetStats:
+        """Return what has arrived of what is read."""
+        return stats_of(self._plan)
 
     def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
@@ -349,7 +356,7 @@ class DatasetReader:
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
         self._data, lease = open_local_dataset(
-            self.options.path if path is None else path, snapshot, self.options.rules
+            self.options.path if path is None else path, snapshot, self.options.rules, self.options.fill
         )
         if self._release is not None:
             self._release()
@@ -382,7 +389,7 @@ class DatasetReader:
         kept["_columns"], kept["_packs"] = self._plan.columns, self._plan.packs
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
-            kept["_data"] = data.root if data.cache is None else self.options.path, data.snapshot
+            kept["_data"] = data.directory if data.cache is None else self.options.path, data.snapshot
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.memory_budget import WINDOW, RowGroupSizes
-from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.open_dataset import LocalDataset, heading_of
 from pqcache.reader.processes import of_torch
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.store.cache_directory import CacheDirectory
@@ -115,7 +115,7 @@ def gather_shares(data: LocalDataset, loader: RowGroupLoader) -> NodeShares | No
 
     Every rank has to call this. Shares that do not make up one dataset raise the same UsageError everywhere.
     """
-    heading = read_heading(data.root / FILES) if (data.root / FILES).is_file() else None
+    heading = heading_of(data)
     if heading is None or heading.shard is None or heading.listing is None:
         return None
     shard = parse_shard(heading.shard)

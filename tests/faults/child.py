@@ -355,7 +355,10 @@ def _child(job: Mapping[str, Any]) -> NoReturn:
         os.setgid(job["uid"])
         os.setuid(job["uid"])
     from pqcache import cli
+    from pqcache.store.sync.fill import fetch, scheduler
 
+    scheduler.PIECE = scheduler.SMALL = 64 << 10  # so that small files arrive in several pieces
+    fetch._WRITE_BACK = 128 << 10
     sys.argv = ["pqcache", *job["arguments"]]
     try:
         cli.main()

@@ -17,7 +17,7 @@ CHANGES = {
 READS = {"open", "os.scandir", "os.listdir", "fcntl.flock"}
 _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}-\d+-[0-9a-f]{8}|\d{8}T\d{6}Z-\d+|[0-9a-f]{8}\b|\d+")
 _PHASES = re.compile(
-    r"removed-|history|current|pqcache\.toml|\.in\b|/fetch|/rewrite|/keys|snapshot/_pqcache|/snapshot/|/snapshots|/tmp"
+    r"removed-|history|current|pqcache\.toml|\.in\b|/publishing|/arriving/.*_pqcache/[a-z_]+|/arriving/.*parquet|/arriving|/fetch|/rewrite|/keys|snapshot/_pqcache|/snapshot/|/snapshots|/tmp"
 )
 
 

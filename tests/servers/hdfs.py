@@ -39,6 +39,7 @@ class Hdfs:
     url: str  # hdfs://127.0.0.1:P
     webhdfs_url: str  # webhdfs://127.0.0.1:Q, for fsspec
     http_url: str  # http://127.0.0.1:Q
+    datanode_http_url: str  # http://127.0.0.1:R, where WebHDFS sends its clients on to
     conf_dir: Path  # a HADOOP_CONF_DIR
     directory: Path
     _daemons: Mapping[str, Daemon] = field(repr=False)
@@ -162,6 +163,7 @@ def start(directory: Path, *, block_size: int = 134_217_728) -> Hdfs:
         url=f"hdfs://127.0.0.1:{rpc}",
         webhdfs_url=f"webhdfs://127.0.0.1:{http_port}",
         http_url=f"http://127.0.0.1:{http_port}",
+        datanode_http_url=f"http://127.0.0.1:{datanode_ports[1]}",
         conf_dir=conf,
         directory=home,
         _daemons=daemons,

@@ -216,3 +216,27 @@ def test_all_that_a_loader_does_waits_for_a_fork(tmp_path: Path, prepare: Callab
         fork_safe_threads._after_fork()
     thread.join(30)
     assert len(found) == 1
+
+
+def test_a_fork_does_not_wait_for_a_job_that_waits() -> None:
+    begun, end, after = threading.Event(), threading.Event(), []
+
+    def job() -> None:
+        with fork_safe_threads.letting_forks_go_on():
+            begun.set()
+            end.wait(20)
+        after.append(threading.get_native_id() in fork_safe_threads._gate.running)
+
+    with ForkSafeThreadPool(1) as pool:
+        done = pool.submit(job)
+        begun.wait()
+        child = os.fork()  # else after _MAX_WAIT, when the job would not be waiting any more
+        if child == 0:
+            os._exit(6)
+        assert status_of(child) == 6
+        assert not done.done()
+        end.set()
+        done.result(20)
+        assert after == [True]
+        pool.shutdown(wait=False)
+        assert not fork_safe_threads.is_shut_down()  # this is no thread of a pool

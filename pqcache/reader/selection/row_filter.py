@@ -26,6 +26,7 @@ from pqcache.filters.expression import Condition, condition_columns, expression_
 from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
 from pqcache.parquet.dense_columns import Dense, as_lists, dense_in, dense_to_lists
 from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of
+from pqcache.reader.arriving.arrival_queue import arrival_queue
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.reader.selection.selection import Intersection, Selection
@@ -291,11 +292,22 @@ def _counted(data: LocalDataset, selection: Selection, groups: Ints) -> Ints:
     at_once = np.clip(_PART_BYTES / np.maximum(per_row, 1), 1, _PART_ROWS).astype(np.int64)
 
     def count(number: int) -> int:
-        parts = reader.parts(number, selection.columns, int(at_once[number]))
-        return len(selection.positions(int(groups[number]), parts))
+        def positions() -> Ints:
+            parts = reader.parts(number, selection.columns, int(at_once[number]))
+            return selection.positions(int(groups[number]), parts)
 
-    with ForkSafeThreadPool(cpu_count()) as pool:
-        return np.fromiter(pool.map(count, range(len(groups))), np.int64, len(groups))
+        return len(data.while_moving(positions))
+
+    with (
+        ForkSafeThreadPool(cpu_count()) as pool,
+        data.wanting(groups, selection.columns),
+        arrival_queue(data.arrivals, groups, selection.columns, pool) as arrivals,
+    ):
+        numbers = range(len(groups))
+        if arrivals is None:
+            return np.fromiter(pool.map(count, numbers), np.int64, len(groups))
+        counting = [arrivals.submit(number, count, number) for number in numbers]
+        return np.fromiter((arrivals.result(job) for job in counting), np.int64, len(groups))
 
 
 def _read_counts(path: Path, groups: Ints) -> Ints | None:

@@ -47,7 +47,7 @@ class LaneReader(Generic[Done]):
         """Return the next rows, finished."""
         if not self._coming:
             raise StopIteration
-        found = self._coming.popleft().result()
+        found = self._context.result(self._coming.popleft())
         self._begun[0] -= 1
         while self._begun and self._begun[0] <= 0:
             self._begun.popleft()
@@ -101,7 +101,8 @@ class LaneReader(Generic[Done]):
         """Submit the spans before ``stop`` that are not yet submitted to the threads."""
         while self._span < min(stop, len(self._lane.row_groups)):
             skipped = max(0, self._first_block - self._lane.first_block(self._span))
-            job = self._context.threads.submit(scatter, self._context, self._lane, self._span, skipped)
+            row_group = int(self._lane.row_groups[self._span])
+            job = self._context.submit_read(row_group, scatter, self._context, self._lane, self._span, skipped)
             self._scattered[self._span] = job
             self._span += 1
 

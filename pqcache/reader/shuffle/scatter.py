@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from pqcache.reader.arriving.arrival_queue import ArrivalQueue
 from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatch
 from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.columns.column_forms import ColumnForm
@@ -21,6 +22,8 @@ from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
 Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
 Done = TypeVar("Done")  # what a batch is made into
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _SMALL = 1 << 20  # bytes; a smaller span is scattered into one chunk, as many small copies cost more
 
@@ -35,6 +38,7 @@ class ReadContext(Generic[Done]):
     ``ahead``          row groups to decode ahead
     ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
+    ``arrivals``       where row groups are still arriving: starts what reads one when it is there
     """
 
     load: Load
@@ -46,6 +50,17 @@ class ReadContext(Generic[Done]):
     ahead: int
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
+    arrivals: ArrivalQueue | None = None
+
+    def submit_read(self, row_group: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run ``fn``, which loads a row group, on a thread, once its bytes are there."""
+        if self.arrivals is None:
+            return self.threads.submit(fn, *args, **kwargs)
+        return self.arrivals.submit(row_group, fn, *args, **kwargs)
+
+    def result(self, future: Future[T]) -> T:
+        """Return what comes of jobs that read row groups."""
+        return future.result() if self.arrivals is None else self.arrivals.result(future)
 
     @property
     def shared(self) -> BufferPool | None:

@@ -15,14 +15,17 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pqcache.errors import SourceChanged
-from pqcache.store.arriving.arrival_map import ArrivalMap
+from pqcache.errors import CacheError, SourceChanged
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, FILES, ROW_GROUPS, RUN, WANTED
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import read_regular
 from pqcache.system.locks import lock_holder, try_lock
+
+if TYPE_CHECKING:
+    from pqcache.store.arriving.arrival_map import ArrivalMap
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,18 @@ class ArrivingSnapshot(Snapshot):
 
     def map(self, writable: bool = False) -> ArrivalMap:
         """Return what is there, mapped."""
+        from pqcache.store.arriving.arrival_map import ArrivalMap  # and numpy, which few syncs need
+
         return ArrivalMap(self.path / ARRIVED, writable)
+
+    def is_abandoned(self) -> bool:
+        """Return whether nothing more will come of it."""
+        from pqcache.store.arriving.arrival_map import ArrivalState  # as above
+
+        try:
+            return self.map().state == ArrivalState.ABANDONED
+        except (CacheError, OSError):
+            return True
 
     def is_being_filled(self) -> bool:
         """Return whether a run is fetching it; False also where it has been published or removed."""
@@ -81,9 +95,14 @@ class ArrivingSnapshot(Snapshot):
 
 def find_arriving(cache: CacheDirectory) -> ArrivingSnapshot | None:
     """Return the snapshot that is arriving in a cache, the newest where a killed run has left others; None for none."""
+    return next(reversed(arriving_snapshots(cache)), None)
+
+
+def arriving_snapshots(cache: CacheDirectory) -> list[ArrivingSnapshot]:
+    """Return all snapshots that are arriving in a cache, or are left of runs that have ended; oldest first."""
     try:
         found = [ArrivingSnapshot(path) for path in (cache.path / ARRIVING).iterdir() if not path.is_symlink()]
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return []
     complete = [s for s in found if all((s.path / name).is_file() for name in (FILES, ROW_GROUPS, ARRIVED))]
-    return max(complete, key=lambda snapshot: (snapshot.number, snapshot.id), default=None)
+    return sorted(complete, key=lambda snapshot: (snapshot.number, snapshot.id))

@@ -78,31 +78,57 @@ class WantedList:
         self._descriptor = -1
 
 
+class WantedLists:
+    """What all living readers want; a list that was not replaced since is not read again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[Path, tuple[tuple[int, int], Wanted]] = {}
+
+    def read(self) -> list[Wanted]:
+        """Return one item for each reader, the same one as before where nothing has changed.
+
+        Files of dead readers are removed.
+        """
+        found: dict[Path, tuple[tuple[int, int], Wanted]] = {}
+        for path in sorted(self._directory.glob("*.wanted")):
+            if not _is_alive(path.with_suffix(".reader")):
+                for left in (path, path.with_suffix(".reader"), path.with_suffix(".new")):
+                    with suppress(OSError):
+                        left.unlink()
+                continue
+            try:
+                status = os.stat(path, follow_symlinks=False)
+                version = status.st_ino, status.st_mtime_ns
+                known = self._known.get(path)
+                found[path] = known if known is not None and known[0] == version else (version, _read(path))
+            except (OSError, ValueError, KeyError, TypeError) as error:  # replaced or removed meanwhile
+                log.debug("%s is passed over: %s", path, error)
+        self._known = found
+        return self.known
+
+    @property
+    def known(self) -> list[Wanted]:
+        """What was read last."""
+        return [wanted for _, wanted in self._known.values()]
+
+
 def read_wanted(directory: Path) -> list[Wanted]:
     """Return what living readers want, one item for each; files of dead ones are removed."""
-    found = []
-    for path in sorted(directory.glob("*.wanted")):
-        if not _is_alive(path.with_suffix(".reader")):
-            for left in (path, path.with_suffix(".reader"), path.with_suffix(".new")):
-                with suppress(OSError):
-                    left.unlink()
-            continue
-        try:
-            line, _, numbers = read_regular(path).partition(b"\n")
-            about = json.loads(line)
-            columns: Sequence[str] | None = about["columns"]
-            row_groups = np.frombuffer(numbers, "<i4").astype(np.int64)
-        except (OSError, ValueError, KeyError, TypeError) as error:  # replaced or removed meanwhile
-            log.debug("%s is passed over: %s", path, error)
-            continue
-        found.append(
-            Wanted(
-                row_groups=row_groups,
-                columns=None if columns is None else tuple(columns),
-                urgent=about.get("urgent") is True,
-            )
-        )
-    return found
+    return WantedLists(directory).read()
+
+
+def _read(path: Path) -> Wanted:
+    line, _, numbers = read_regular(path).partition(b"\n")
+    about = json.loads(line)
+    columns: Sequence[str] | None = about["columns"]
+    if columns is not None and not all(isinstance(name, str) for name in columns):
+        raise TypeError("columns are texts")
+    return Wanted(
+        row_groups=np.frombuffer(numbers, "<i4").astype(np.int64),
+        columns=None if columns is None else tuple(columns),
+        urgent=about.get("urgent") is True,
+    )
 
 
 def _is_alive(reader: Path) -> bool:

@@ -21,7 +21,7 @@ from pqcache.errors import (
 )
 from pqcache.store.drivers.base import HIDDEN, STAGING, DirectoryLimit, StagedFile, check_options
 from pqcache.store.hive import is_hidden, parent
-from pqcache.store.layout import CONFIG
+from pqcache.store.layout import ARRIVED, CONFIG
 from pqcache.store.manifest import Identity, SourceFile, local_tag
 from pqcache.store.ownership import is_trusted
 from pqcache.system.disk import (
@@ -76,9 +76,15 @@ class LocalSource:
                         if entry.is_dir():
                             pending.append(limit.enter(path))
                         elif (identity := self._listed(path, entry)) is not None:
+                            if path.endswith(ARRIVED) and f"/{path}".endswith(f"/{ARRIVED}"):
+                                raise self._arriving(directory)
                             yield SourceFile(path, identity)
             except OSError as error:
                 raise self._error(directory, error) from error
+
+    def _arriving(self, directory: str) -> SourceError:
+        place = os.path.dirname(self._name(directory))
+        return SourceError(place, "its files are still arriving", "name the cache that it is in, or wait for the run")
 
     def stat(self, path: str) -> Identity:
         try:

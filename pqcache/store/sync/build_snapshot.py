@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -86,7 +86,7 @@ def build_snapshot(
             target, entries, known, plan = _unify(job, target, entries)
             index = IndexBuilder(job.table_schema)
         index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
-        manifest = _write_metadata(job, target, entries)
+        manifest = write_metadata(job, target, entries)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
     remove_tree(job.workdir)
@@ -211,7 +211,7 @@ def _kept(plan: Plan) -> Iterator[FileEntry]:
     return (entry for directory in plan.directories for entry in directory.keep)
 
 
-def _write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
+def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
     """Write manifest, summary, checksums and key indexes of a snapshot that has its index; return the manifest."""
     manifest = Manifest(
         files=tuple(entries),
@@ -222,10 +222,11 @@ def _write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) ->
         listing=job.metadata.listing,
         table=job.metadata.table,
     )
-    readable = 0o444  # by those who can read all the files: minima and maxima are values of theirs
-    for entry in entries:
-        readable &= os.stat(f"{target}/{entry.path}").st_mode
-    write_manifest(manifest, target / FILES)
+    readable = readable_by(target, entries)
+    new = target / f"{FILES}.new"
+    write_manifest(manifest, new)
+    limit_mode(new, readable)
+    new.replace(target / FILES)  # which readers have open, of a snapshot that was arriving
     write_summary(manifest, target / SUMMARY)
     write_checksums(target)
     for name in (ROW_GROUPS, FILES, SUMMARY, CHECKSUMS):
@@ -238,6 +239,14 @@ def _write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) ->
         refresh_key_indexes(keys, None if job.reindex else job.previous, Snapshot(target), job.on_event)
         limit_modes(target / KEYS, readable)
     return manifest
+
+
+def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:
+    """Return the bits for reading that all the files have: minima and maxima in the metadata are values of theirs."""
+    readable = 0o444
+    for entry in entries:
+        readable &= os.stat(f"{target}/{entry.path}").st_mode
+    return readable
 
 
 def _previous_index(job: SnapshotJob) -> Index | None:

@@ -53,6 +53,7 @@ class RunOptions:
         wait: seconds to wait for another run to end.
         force: drop more files than the cache's ``max_delete`` allows.
         dry_run: change nothing.
+        fill: let readers open the first snapshot of a cache while its files are fetched.
         compare: how held files are compared with the source, ``identity`` or ``content``.
         on_event: called with what happens.
         watch: started with the run.
@@ -64,6 +65,7 @@ class RunOptions:
     wait: float = 0.0
     force: bool = False
     dry_run: bool = False
+    fill: bool = False
     compare: str = IDENTITY
     on_event: ByteCounter = field(default_factory=lambda: ByteCounter(ignore))
     watch: Stopwatch = field(default_factory=Stopwatch)

@@ -13,6 +13,8 @@ from typing import Any
 
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
+from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
+from pqcache.store.arriving.publish_arriving import finish_publishing
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
@@ -43,6 +45,7 @@ from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource
 from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
+from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration, parse_size
 
 
@@ -72,6 +75,7 @@ def sync(
     timeout: str | float = TIMEOUT,
     wait: str | float = 0.0,
     dry_run: bool = False,
+    fill: bool = False,
     compare: str = IDENTITY,
     on_event: OnEvent = ignore,
 ) -> SyncReport:
@@ -112,6 +116,7 @@ def sync(
         timeout: time without a byte after which a server counts as unavailable.
         wait: how long to wait for another run to end.
         dry_run: work out the report and change nothing.
+        fill: let readers open the first snapshot of a cache while its files are fetched; what they want comes first.
         compare: ``"content"`` to compare unchanged files with the source by their bytes too, or by the store's MD5.
         on_event: called with what happens, from several threads.
 
@@ -131,6 +136,7 @@ def sync(
         wait=parse_duration(wait),
         force=force,
         dry_run=dry_run,
+        fill=fill,
         compare=compare,
         on_event=ByteCounter(on_event),
     )
@@ -196,6 +202,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     check_ownership(cache.path)  # before its options are believed, and before the source is listed for it
     if locked:
         stack.enter_context(cache.lock(options.wait, options.on_event))
+        finish_publishing(cache)
     state = _read_state(request)  # read under the lock: a run that was waited for may have changed it
     _check_apart(state.config.source, cache.path)
     source = _open(request, state.config)
@@ -209,11 +216,14 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     if not options.dry_run and not locked:
         cache.create()
         stack.enter_context(cache.lock(options.wait, options.on_event))
+        finish_publishing(cache)
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
             state = _read_state(request)
             list_it = _lister(request, state, source, memory)
             listing = list_it(options.on_event)
             run = replace(run, config=state.config, current=state.current)
+    if state.current is None and arriving_snapshots(cache):  # what a killed run has left is continued in its way
+        run = replace(run, options=replace(options, fill=True))
     key = listing_key(source, state.config)  # of what was listed: the run may read a newer version later
     result = _run_result(run, source, listing, list_it)
     if not options.dry_run:
@@ -228,7 +238,20 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
         if state.remembered is not None and state.remembered.source != state.config.source:
             was, now = redact(state.remembered.source), redact(state.config.source)
             options.on_event(Warned(f"the source was {was} and is {now} from now on"))
-    return finish_run(run, result)
+    report = finish_run(run, result)
+    if run.options.fill and state.current is None and result.published and state.config.rewrite() is not None:
+        return _rewrite_arrived(run, report, source, list_it)
+    return report
+
+
+def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it: ListSource) -> SyncReport:
+    """Rewrite the files of a snapshot that has arrived as they are at the source; return the report of both runs."""
+    options = replace(run.options, on_event=ByteCounter(run.options.on_event), watch=Stopwatch())
+    again = replace(run, current=run.cache.current(), options=options)
+    report = finish_run(again, _run_result(again, source, list_it(ignore), list_it))
+    fetched, seconds = arrived.fetched_bytes + report.fetched_bytes, run.options.watch.seconds
+    changes = {name: getattr(arrived, name) + getattr(report, name) for name in ("added", "changed", "removed")}
+    return replace(report, **changes, fetched_bytes=fetched, seconds=seconds, published=True)
 
 
 def _open(request: _Request, config: Config) -> Source:

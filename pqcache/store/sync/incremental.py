@@ -23,6 +23,7 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
+from pqcache.store.sync.fill.snapshot import fill_snapshot, obstacle
 from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.safety_checks import (
@@ -77,7 +78,8 @@ class _Attempt:
         if not dry_run:
             check_case(listing.files, config.source, run.cache.tmp_dir)
         manifest = self._tagged_manifest()
-        recipe = recipe_for(config, listing.subset.recipe)
+        fills = self._fills()
+        recipe = Recipe(listing.subset.recipe) if fills else recipe_for(config, listing.subset.recipe)
         files = files_to_sync(listing, self.rules, manifest)
         plan = plan_for(run, listing, files, manifest, recipe, self.comparison)
         digest = digest_of_shares(listing, config.shard, self.rules, self.source.url)
@@ -109,7 +111,18 @@ class _Attempt:
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
 
         origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
+        if fills:
+            return fill_snapshot(run, plan, metadata, origin)
         return build_snapshot(run, plan, metadata, origin=origin, reindex=bool(self.comparison.differing))
+
+    def _fills(self) -> bool:
+        """Return whether readers may open the snapshot while its files are fetched, if that is asked for."""
+        if not self.run.options.fill or self.run.current is not None:
+            return False
+        reason = obstacle(self.source, self.listing)
+        if reason:
+            self.run.options.on_event(Warned(f"{self.source.url}: {reason}; readers wait for all of it"))
+        return not reason
 
     def check_unchanged(self, manifest: Manifest | None, files: Sequence[SourceFile]) -> None:
         """List the source again; raises _ListingDiffers where that gives other files than ``files``."""

@@ -260,9 +260,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     inner = RowGroupReader.opened
 
-    def noted(self: RowGroupReader, group: int) -> Any:
+    def noted(self: RowGroupReader, group: int, columns: Any) -> Any:
         found.append((str(self.path(group).relative_to(self.data.root)), int(self.row_group[group])))
-        return inner(self, group)
+        return inner(self, group, columns)
 
     monkeypatch.setattr(RowGroupReader, "opened", noted)
     return found

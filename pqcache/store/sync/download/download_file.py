@@ -172,10 +172,14 @@ def download_file(
 
 def _mode_of(transfer: _Transfer) -> int:
     """Return the mode of a complete download: nobody writes it, and those who can read a local source file read it."""
-    status, source = transfer.part.stat(), transfer.source
+    return copy_mode(transfer.source, transfer.file, transfer.part.stat())
+
+
+def copy_mode(source: Source, file: SourceFile, status: os.stat_result) -> int:
+    """Return the bits for reading that the copy of a file with this ``status`` may have."""
     mode = status.st_mode & 0o444  # what the umask leaves
     if hasattr(source, "copy_mode"):  # isinstance of a protocol is slow, and this is asked for each file
-        mode &= cast(LocalFiles, source).copy_mode(transfer.file.path, status.st_gid)
+        mode &= cast(LocalFiles, source).copy_mode(file.path, status.st_gid)
     return mode
 
 
@@ -258,7 +262,7 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
             if direct and not enable_direct_io(descriptor):
                 direct = False
                 log.debug("%s is written through the page cache: its file system has no direct writes", part)
-            for chunk in _read_range(source, file, written):
+            for chunk in read_chunks(source, file, written, size - written):
                 if transfer.options.stopped():
                     raise KeyboardInterrupt
                 chunk = chunk[: size - written]
@@ -285,9 +289,8 @@ def _download_rest(transfer: _Transfer) -> tuple[str, bytes]:
     return checksum_text(seen), tail
 
 
-def _read_range(source: Source, file: SourceFile, offset: int) -> Iterator[memoryview]:
-    """Yield the bytes of a source's file from ``offset`` on, as ``in_chunks`` does."""
-    length = file.identity.size - offset
+def read_chunks(source: Source, file: SourceFile, offset: int, length: int) -> Iterator[memoryview]:
+    """Yield a range of a source's file, as ``in_chunks`` does."""
     if length <= 0:
         return
     if hasattr(source, "read_into"):  # isinstance of a protocol is slow, and this is asked for each file

@@ -1,0 +1,285 @@
+"""What has arrived of a dataset whose files a run is still fetching, as one process that reads it knows.
+
+Files have their full size from the beginning, and zeros where bytes have not arrived. So whatever opens one of them for
+its rows waits here first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pqcache.errors import CacheError, PqcacheError
+from pqcache.store.arriving.arrival_map import ArrivalState, FileState
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
+from pqcache.store.arriving.start_run import FillRequest, ensure_filling, run_error
+from pqcache.store.arriving.wanted import Wanted, WantedList
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.layout import FILES, WANTED
+from pqcache.store.manifest_file import read_heading
+from pqcache.store.row_group_index import Index
+from pqcache.system.boot import boot_id
+from pqcache.system.fork_safe_threads import is_shut_down, letting_forks_go_on
+from pqcache.system.shared_numbers import SharedNumbers
+from pqcache.units import format_size
+
+Ints = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+POLL = 0.005  # seconds between looks at what has arrived
+IDLE = 0.25  # seconds between them while nobody waits
+_CHECK = 0.2  # seconds between looks at whether it ever will
+_DEAD = 0.5  # seconds for which no run is at work before its end is believed
+LONG = 10.0  # seconds, after which a wait is logged
+_MOST_RESTARTS = 3  # of runs that end without an error and without having fetched anything
+_PROCESSES = 256
+
+log = logging.getLogger("pqcache.arriving")
+
+
+class Arrivals:
+    """What has arrived of an open dataset. Processes that are forked later share what it counts.
+
+    ``request`` says how to start another run where the one that fetches the files has ended; None: not at all.
+    """
+
+    def __init__(self, cache: Path, snapshot: ArrivingSnapshot, index: Index, request: FillRequest | None) -> None:
+        self._cache, self._snapshot, self._index, self._request = cache, snapshot, index, request
+        self._map = snapshot.map()
+        self._source = read_heading(snapshot.path / FILES).source
+        self._boot = boot_id()
+        self._columns = {name: position for position, name in enumerate(index.data_schema.names)}
+        self._files = index.numbers("file")
+        self._root = snapshot.path
+        self._is_complete = False
+        self._since = time.time()
+        self._restarts = (0, -1)  # how many, and the bytes that had arrived at the first of them
+        self._waited = SharedNumbers(["microseconds"], _PROCESSES)
+
+    @property
+    def root(self) -> Path:
+        """Where the files are: below ``arriving/``, and from their publication on in ``snapshots/``."""
+        if self._root == self._snapshot.path and self._map.state == ArrivalState.PUBLISHED:
+            self._find_root()
+        return self._root
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all bytes of all files are there."""
+        if not self._is_complete and self._map.is_complete:
+            self._is_complete = True
+        return self._is_complete
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return self._map.total_bytes
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that have arrived."""
+        return self._map.total_bytes if self.is_complete else self._map.arrived_bytes
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process and those that it has forked have waited."""
+        return float(self._waited.numbers("microseconds").sum()) / 1e6
+
+    def add_waited(self, seconds: float) -> None:
+        """Count a wait of this process."""
+        self._waited.numbers("microseconds")[os.getpid() % _PROCESSES] += int(1e6 * seconds)
+
+    def positions(self, columns: Sequence[str]) -> Ints:
+        """Return where columns of the files are in the map; others are left out."""
+        return np.array([self._columns[name] for name in columns if name in self._columns], np.int64)
+
+    def arrived(self, row_groups: Ints, positions: Ints) -> npt.NDArray[np.bool_]:
+        """Return of which row groups of the index the chunks of all these columns have arrived."""
+        if self.is_complete:
+            return np.ones(len(row_groups), np.bool_)
+        found: npt.NDArray[np.bool_] = self._map.files[self._files[row_groups]] == FileState.ARRIVED
+        if self._map.boot == self._boot:  # else bytes of unfinished files may be lost
+            found |= self._map.chunks[np.ix_(row_groups, positions)].all(axis=1)
+        return found
+
+    def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
+        """Return when ``columns`` of row groups of the index are there; what will never come raises an error by name.
+
+        The run learns that they are wanted now.
+        """
+        if self.is_complete:
+            return
+        positions = self.positions(columns)
+        left = row_groups[~self.arrived(row_groups, positions)]
+        if not len(left):
+            return
+        begun, patience = time.monotonic(), Patience(self)
+        with self.wanting(left, columns, urgent=True), letting_forks_go_on():
+            while len(left):
+                if is_shut_down():
+                    raise CacheError(self._cache, "nobody wants what is waited for any more")
+                patience.look(int(left[0]), begun)
+                time.sleep(POLL)
+                left = left[~self.arrived(left, positions)]
+        patience.end()
+        self.add_waited(time.monotonic() - begun)
+
+    @contextmanager
+    def wanting(self, row_groups: Ints, columns: Sequence[str], urgent: bool = False) -> Iterator[None]:
+        """Tell the run, while the body runs, that these row groups of the index are wanted, the first one first."""
+        if self.is_complete:
+            yield
+            return
+        names = tuple(name for name in columns if name in self._columns)
+        wanted = WantedList(self.root / WANTED)
+        every = len(names) == len(self._columns)
+        wanted.replace(Wanted(row_groups=row_groups, columns=None if every else names, urgent=urgent))
+        try:
+            yield
+        finally:
+            wanted.close()
+
+    def while_moving(self, read: Callable[[], T]) -> T:
+        """Return what ``read`` returns; it is called again where the files were published meanwhile."""
+        root = self._root
+        try:
+            return read()
+        except (PqcacheError, OSError):
+            if not self._find_root() and self._root == root:
+                raise
+        return read()
+
+    def describe(self, row_group: int) -> str:
+        """Return which row group of which file this is."""
+        path = self._index.paths[int(self._files[row_group])]
+        return f"row group {int(self._index.numbers('row_group')[row_group])} of {path}"
+
+    def progress(self) -> str:
+        """Return how much has arrived."""
+        arrived, total = self.arrived_bytes, max(1, self.total_bytes)
+        return f"{format_size(arrived)} of {format_size(total)} have arrived"
+
+    def log_long_wait(self, row_group: int, seconds: float) -> None:
+        """Log that a wait takes long, with what is waited for."""
+        run = self._snapshot.filled_by() or "its run"
+        log.warning(
+            "%s: waiting since %.0f s for %s, which %s fetches from %s; %s",
+            self._cache, seconds, self.describe(row_group), run, self._source, self.progress(),
+        )  # fmt: skip
+
+    def log_end_of_wait(self) -> None:
+        """Log that what was waited for is there."""
+        log.warning("%s: it goes on; %s", self._cache, self.progress())
+
+    def is_dead(self) -> bool:
+        """Return whether no run fetches what is missing, as a first look has it."""
+        if self.is_complete or self._snapshot.is_being_filled():
+            return False
+        return not self._find_root() and not self.is_complete
+
+    def check(self, row_group: int) -> None:
+        """Raise why a missing row group will never come, if that is known."""
+        file = int(self._files[row_group])
+        if self._map.files[file] == FileState.CHANGED:
+            raise self._here().error_of(self._index.paths[file])
+        if self._map.state == ArrivalState.ABANDONED:
+            raise self._abandoned(row_group)
+
+    def restart(self, row_group: int | None) -> None:
+        """Have another run fetch what is missing; without a known source CacheError says which command does.
+
+        Without a row group that is waited for, nothing is raised.
+        """
+        if row_group is None:
+            with suppress(PqcacheError):
+                self._restart(0)
+        else:
+            self._restart(row_group)
+
+    def _restart(self, row_group: int) -> None:
+        if (error := run_error(self._cache, self._since)) is not None:
+            self._since = time.time()  # who goes on all the same has another run started
+            raise error
+        if self._request is None:
+            reason = f"the run that fetched it has ended, and {self.describe(row_group)} has not arrived"
+            command = f"pqcache sync {self._source} {self._cache} --fill"
+            raise CacheError(self._cache, reason, f"go on with '{command}'")
+        count, arrived = self._restarts
+        count = count + 1 if arrived == self._map.arrived_bytes else 1
+        if count > _MOST_RESTARTS:
+            reason = f"the run that fetches it has ended {_MOST_RESTARTS} times before anything more had arrived"
+            raise CacheError(self._cache, reason, f"see 'pqcache log {self._cache}'")
+        self._restarts = count, self._map.arrived_bytes
+        log.warning("%s: the run that fetched it has ended; another one goes on", self._cache)
+        ensure_filling(self._cache, self._request, self._is_decided)
+        if self.is_dead():
+            raise self._abandoned(row_group)
+
+    def _is_decided(self) -> bool:
+        """Return whether a run goes on with these files, or has begun anew with others."""
+        if not self.is_dead() or self._map.state == ArrivalState.ABANDONED:
+            return True
+        cache = CacheDirectory(self._cache)
+        if cache.current() is not None:
+            return True
+        other = find_arriving(cache)
+        return other is not None and other.id != self._snapshot.id and other.is_being_filled()
+
+    def _abandoned(self, row_group: int) -> CacheError:
+        reason = f"the source has changed while it was copied, and {self.describe(row_group)} will not arrive"
+        return CacheError(self._cache, reason, "open the dataset again, which reads the copy of what is there now")
+
+    def _here(self) -> ArrivingSnapshot:
+        return ArrivingSnapshot(self.root)
+
+    def _find_root(self) -> bool:
+        """Return whether the files are found in ``snapshots/`` since this was last asked."""
+        published = self._snapshot.published_path
+        if self._root == published or (self._snapshot.path / FILES).is_file() or not (published / FILES).is_file():
+            return False
+        self._root, self._is_complete = published, True
+        return True
+
+
+class Patience:
+    """Looks after a wait: logs when it takes long, has a run that died replaced, and raises what will never come."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self._checked = self._dead_since = 0.0
+        self._is_said = False
+
+    def look(self, row_group: int | None, since: float | None) -> None:
+        """Check a wait for a row group of the index; it is one since ``since``, if anybody waits for it now.
+
+        Without a row group only the run is looked after.
+        """
+        now = time.monotonic()
+        if now - self._checked >= _CHECK:
+            self._checked = now
+            if row_group is not None:
+                self._arrivals.check(row_group)
+            if not self._arrivals.is_dead():
+                self._dead_since = 0.0
+            elif not self._dead_since:
+                self._dead_since = now
+            elif now - self._dead_since >= _DEAD:
+                self._dead_since = 0.0
+                self._arrivals.restart(row_group)
+        if row_group is not None and since is not None and not self._is_said and now - since > LONG:
+            self._is_said = True
+            self._arrivals.log_long_wait(row_group, now - since)
+
+    def end(self) -> None:
+        """Note that something that was waited for is there."""
+        if self._is_said:
+            self._is_said = False
+            self._arrivals.log_end_of_wait()

@@ -1,0 +1,64 @@
+"""Publishing of an arriving snapshot: it moves to ``snapshots/`` with its ID, and a killed run's move is finished."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from pqcache.errors import CacheLocked
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, CHECKED, PUBLISHING, RANGES, RUN
+from pqcache.store.ownership import file_mode
+from pqcache.store.snapshot import Snapshot
+from pqcache.system.disk import fsync_path, fsync_tree, read_regular, remove_tree, replace_symlink, write_durably
+
+
+def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snapshot:
+    """Make a snapshot that has arrived the current one of a cache that has none, under its own ID.
+
+    All its files and metadata are durable already. From the moment that ``arriving/publishing`` names it, it will be
+    published: a run that finds that name goes on where another one was killed.
+    """
+    fsync_tree(arriving.path)
+    if cache.current() is not None:
+        raise CacheLocked(cache.path, "another run has published meanwhile", "sync again")
+    write_durably(cache.path / PUBLISHING, arriving.id.encode(), cache.tmp_dir, file_mode())
+    published = finish_publishing(cache)
+    assert published is not None
+    return published
+
+
+def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
+    """Publish the snapshot that ``arriving/publishing`` names, and return it; None where nothing is named.
+
+    Readers that find neither ``current`` nor an arriving snapshot see by that file that one will be there in a moment.
+    """
+    try:
+        name = Path(read_regular(cache.path / PUBLISHING).decode()).name
+    except FileNotFoundError:
+        return None
+    from pqcache.store.arriving.arrival_map import ArrivalState  # and numpy, which other runs can spare
+
+    arriving, final = ArrivingSnapshot(cache.path / ARRIVING / name), cache.snapshots_dir / name
+    if not final.exists() and arriving.path.is_dir():
+        arrived = arriving.map(writable=True) if (arriving.path / ARRIVED).exists() else None
+        remove_tree(arriving.wanted_directory)
+        for left in (RANGES, CHECKED, CHANGED, RUN, ARRIVED):
+            (arriving.path / left).unlink(missing_ok=True)
+        fsync_path(arriving.path / ARRIVED.partition("/")[0])
+        arriving.path.rename(final)
+        if arrived is not None:
+            arrived.state = ArrivalState.PUBLISHED  # readers have it mapped
+        fsync_path(cache.snapshots_dir)
+    if final.is_dir() and cache.current() is None:
+        replace_symlink(cache.path / "current", f"snapshots/{name}", cache.tmp_dir)
+    (cache.path / PUBLISHING).unlink()
+    remove_empty(cache)
+    return Snapshot(final) if final.is_dir() else None
+
+
+def remove_empty(cache: CacheDirectory) -> None:
+    """Remove ``arriving/`` unless something is in it, as where readers have abandoned snapshots open."""
+    with suppress(OSError):
+        (cache.path / ARRIVING).rmdir()

@@ -1,0 +1,319 @@
+"""Fetch the files of an arriving snapshot by ranges, those first that readers want; check each when it is complete."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+from pqcache.errors import SourceChanged, SourceError, SourceNotFound, SourceUnavailable, disk_error
+from pqcache.events import Advanced, Awaited, Fetched, Warned
+from pqcache.store.arriving.arrival_map import FileState
+from pqcache.store.arriving.wanted import WantedLists
+from pqcache.store.drivers.base import Source, file_url, reads_versions
+from pqcache.store.drivers.retries import with_retries
+from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.sync.download.download_file import copy_mode, read_chunks
+from pqcache.store.sync.download.download_pool import stoppable_threads
+from pqcache.store.sync.fill.arriving_files import ArrivingFiles
+from pqcache.store.sync.fill.checks import is_as_stored
+from pqcache.store.sync.fill.reuse import abandon, is_leased
+from pqcache.store.sync.fill.scheduler import Piece, Scheduler
+from pqcache.store.sync.snapshot_job import SnapshotJob
+from pqcache.system.checksum import checksum_of, is_checksum
+from pqcache.system.disk import write_at
+from pqcache.units import format_seconds
+
+PATIENCE = 120.0  # seconds without a byte after which a source that has answered before counts as gone
+PAUSE = 1.0  # seconds before a source that does not answer is asked again
+
+_LOOK = 0.02  # seconds between looks at what readers want
+_REPORT = 0.5  # seconds between reports of what readers wait for
+_WRITE_BACK = 32 << 20  # bytes of a file that wait to be written to the disk
+_FINISHERS = 4  # threads that check complete files and make them durable
+_LAST_WRITE = 10.0  # seconds that the end of a run waits for a write
+
+
+class Fetch:
+    """Fetches what is missing of a snapshot.
+
+    Worker threads take pieces from the scheduler; others check files that are complete. ``_changed`` guards the
+    scheduler, the files, and the counts of pieces being fetched and of files being checked.
+    """
+
+    def __init__(self, job: SnapshotJob, source: Source, files: ArrivingFiles) -> None:
+        self._job, self._source, self._files = job, source, files
+        self._sources = [entry.sources[0] for entry in files.entries]
+        self._scheduler = Scheduler(files.ranges(), [there.copy() for there in files.there])
+        self._lists = WantedLists(files.snapshot.wanted_directory)
+        self._looked = self._reported = 0.0
+        self._awaited = Awaited(0, 0)
+        self._changed = threading.Condition()
+        self._fetching = self._checking = 0
+        self._complete: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._stop = threading.Event()
+        self._gates: list[threading.Lock] = []
+        self._moved: SourceChanged | None = None
+        self._answered = time.monotonic()
+        self._is_out = False
+        self._unwritten: Counter[int] = Counter()
+        self._damaged: Counter[int] = Counter()
+        self._began: dict[int, float] = {}
+
+    def run(self) -> None:
+        """Fetch, check and make durable all files; raises what keeps that from being done.
+
+        Where a file has changed at the source, the others are fetched while a reader has the snapshot open. Then, and
+        at once where nobody has, SourceChanged is raised, and nothing more will come.
+        """
+        for file, entry in enumerate(self._files.entries):
+            if self._files.map.files[file] == FileState.CHANGED:
+                self._scheduler.drop(file)
+                self._moved = self._files.snapshot.error_of(entry.path)
+            elif self._files.map.files[file] != FileState.ARRIVED and self._files.is_complete(file):
+                self._check_later(file)
+        jobs = self._job.run.options.jobs
+        with stoppable_threads(jobs, self._stop) as workers, stoppable_threads(_FINISHERS, self._stop) as checkers:
+            working = [workers.submit(self._work) for _ in range(jobs)]
+            checking = [checkers.submit(self._check) for _ in range(_FINISHERS)]
+            try:
+                self._wait(working, checking)
+            finally:
+                self._end()
+            if self._moved is not None:
+                abandon(self._files.snapshot)
+                raise self._moved
+            for future in (*working, *checking):
+                future.result()
+
+    def _wait(self, working: list[Future[None]], checking: list[Future[None]]) -> None:
+        """Wait until all is fetched, something fails, or nobody waits for the rest of a snapshot that has changed."""
+        while not all(future.done() for future in working):
+            with self._changed:
+                self._changed.wait(_REPORT)
+            for future in (*working, *checking):
+                if future.done():
+                    future.result()
+            if self._moved is not None and not is_leased(self._files.snapshot):
+                return
+            self._report()
+
+    def _end(self) -> None:
+        """Let no thread change the snapshot any more, also one that hangs in a read."""
+        with self._changed:
+            self._stop.set()
+            self._changed.notify_all()
+        for gate in self._gates:
+            if gate.acquire(timeout=_LAST_WRITE):
+                gate.release()
+        for _ in range(_FINISHERS):
+            self._complete.put(None)
+
+    # ---- pieces
+
+    def _work(self) -> None:
+        gate = threading.Lock()
+        self._gates.append(gate)
+        while (piece := self._take()) is not None:
+            try:
+                self._fetch(piece, gate)
+            finally:
+                with self._changed:
+                    self._fetching -= 1
+                    self._changed.notify_all()
+
+    def _take(self) -> Piece | None:
+        """Return what to fetch next; None when all is there and checked."""
+        with self._changed:
+            while not self._stop.is_set():
+                now = time.monotonic()
+                if now - self._looked >= _LOOK:
+                    self._looked = now
+                    self._scheduler.want(self._lists.read())
+                if (piece := self._scheduler.take()) is not None:
+                    self._fetching += 1
+                    self._began.setdefault(piece.file, now)
+                    return piece
+                if not (self._fetching or self._checking):
+                    break
+                self._changed.wait()
+            self._changed.notify_all()
+            return None
+
+    def _fetch(self, piece: Piece, gate: threading.Lock) -> None:
+        """Fetch a piece and mark it, or say why it cannot be fetched."""
+        file, options, position = self._sources[piece.file], self._job.run.options, piece.start
+
+        def receive() -> None:
+            nonlocal position
+            for count in self._received(piece, position, gate):
+                position += count
+            if position < piece.end:
+                url, length = file_url(self._source, file.path), piece.end - piece.start
+                reason = f"the connection ended after {position - piece.start:,} of {length:,} bytes"
+                raise SourceUnavailable(url, f"{reason} from {piece.start:,}")
+            if not (reads_versions(self._source) and file.identity.tag):
+                self._check_identity(file, self._source.stat(file.path))
+
+        try:
+            with_retries(receive, file.path, options.retries, options.on_event, lambda: position)
+        except SourceError as error:
+            self._job.on_event(Advanced("fetch", piece.start - position))
+            self._failed(piece, error)
+            return
+        self._arrived(piece)
+
+    def _received(self, piece: Piece, position: int, gate: threading.Lock) -> Iterator[int]:
+        """Write what the source sends of a piece from ``position`` on; yield how many bytes, each time."""
+        path = self._files.path(piece.file)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            for received in read_chunks(self._source, self._sources[piece.file], position, piece.end - position):
+                chunk = received[: piece.end - position]
+                with gate:
+                    if self._stop.is_set():
+                        raise KeyboardInterrupt
+                    write_at(descriptor, chunk, position, direct=False)
+                position += len(chunk)
+                self._job.on_event(Advanced("fetch", len(chunk)))
+                yield len(chunk)
+        except OSError as error:
+            raise disk_error(path, error) from error
+        finally:
+            os.close(descriptor)
+
+    def _arrived(self, piece: Piece) -> None:
+        with self._changed:
+            if self._stop.is_set():
+                return
+            self._answered, was_out, self._is_out = time.monotonic(), self._is_out, False
+            if self._files.add(piece.file, piece.start, piece.end):
+                self._check_later(piece.file)
+            self._unwritten[piece.file] += piece.end - piece.start
+            if self._unwritten[piece.file] >= _WRITE_BACK:
+                self._unwritten[piece.file] = 0
+                self._complete.put(partial(self._write_back, self._files.path(piece.file)))
+        if was_out:
+            self._job.on_event(Warned(f"{self._source.url} answers again"))
+
+    # ---- what goes wrong at the source
+
+    def _failed(self, piece: Piece, error: SourceError) -> None:
+        """Put a piece back that the source does not give now, or give up its file where it has changed."""
+        file, url = self._sources[piece.file], file_url(self._source, self._sources[piece.file].path)
+        advice = "open the dataset again when the source was copied anew"
+        try:
+            self._check_identity(file, self._source.stat(file.path))
+        except SourceNotFound:
+            self._give_up(piece.file, SourceChanged(url, "vanished while it was copied", advice))
+            return
+        except SourceChanged as changed:
+            self._give_up(piece.file, changed)
+            return
+        except SourceUnavailable as unavailable:
+            error = unavailable
+        if not isinstance(error, SourceUnavailable) or time.monotonic() - self._answered > PATIENCE:
+            raise error
+        with self._changed:
+            self._scheduler.put_back(piece.file, piece.start, piece.end)
+            was_out, self._is_out = self._is_out, True
+        if not was_out:
+            trying = f"what is there is kept, and it is tried again for {format_seconds(PATIENCE)}"
+            self._job.on_event(Warned(f"{error}; {trying}"))
+        self._stop.wait(PAUSE)
+
+    def _check_identity(self, file: SourceFile, now: Identity) -> None:
+        """Raise SourceChanged where a file is another one ``now``."""
+        if not file.identity.is_still(now):
+            advice = "open the dataset again when the source was copied anew"
+            raise SourceChanged(file_url(self._source, file.path), "changed while it was copied", advice)
+
+    def _give_up(self, file: int, error: SourceChanged) -> None:
+        with self._changed:
+            if self._stop.is_set() or self._files.map.files[file] == FileState.CHANGED:
+                return
+            self._scheduler.drop(file)
+            self._files.give_up(file, (error.subject, error.reason, error.advice))
+            self._moved = error
+        self._job.on_event(Warned(f"{error.subject}: {error.reason}"))
+
+    # ---- complete files
+
+    def _check_later(self, file: int) -> None:
+        self._checking += 1
+        self._complete.put(partial(self._check_file, file))
+
+    def _check(self) -> None:
+        while (call := self._complete.get()) is not None and not self._stop.is_set():
+            call()
+
+    def _check_file(self, file: int) -> None:
+        """Compare a complete file with what the store says of it, and make it durable."""
+        source_file, path = self._sources[file], self._files.path(file)
+        checksum = checksum_of(path)
+        if is_as_stored(path, source_file, checksum, self._job.run.config.checksum):
+            status = path.stat()
+            path.chmod(copy_mode(self._source, source_file, status))
+            self._write_back(path)
+            with self._changed:
+                if self._stop.is_set():
+                    return
+                self._files.finish(file, checksum)
+            seconds = time.monotonic() - self._began.get(file, time.monotonic())
+            self._job.on_event(Fetched(source_file.path, source_file.identity.size, seconds))
+        else:
+            self._fetch_again(file)
+        with self._changed:
+            self._checking -= 1
+            self._changed.notify_all()
+
+    def _fetch_again(self, file: int) -> None:
+        source_file = self._sources[file]
+        url = file_url(self._source, source_file.path)
+        if is_checksum(source_file.identity.tag):
+            abandon(self._files.snapshot)
+            raise SourceError(
+                url,
+                "is not what the manifest of its cache says: it is damaged there",
+                "nothing was published, run 'pqcache verify --repair' on the cache that it comes from",
+            )
+        self._damaged[file] += 1
+        if self._damaged[file] > self._job.run.options.retries:
+            abandon(self._files.snapshot)  # its end may be what is damaged, which is fetched once
+            raise SourceUnavailable(url, "was damaged on its way: its MD5 is not the store's")
+        with self._changed:
+            start, end = self._files.forget(file)
+            self._scheduler.put_back(file, start, end)
+        self._job.on_event(Advanced("fetch", start - end))
+
+    def _write_back(self, path: Path) -> None:
+        """Make durable what is written of a file; where that fails, its bytes are not to be relied upon."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            abandon(self._files.snapshot)
+            raise disk_error(path, error) from error
+        finally:
+            os.close(descriptor)
+
+    # ---- what is reported
+
+    def _report(self) -> None:
+        """Report what readers wait for, where that has changed."""
+        now = time.monotonic()
+        if now - self._reported < _REPORT:
+            return
+        self._reported = now
+        with self._changed:
+            waiting = [self._files.missing_of(wanted) for wanted in self._lists.known if wanted.urgent]
+        awaited = Awaited(sum(count > 0 for count in waiting), sum(waiting))
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self._job.on_event(awaited)

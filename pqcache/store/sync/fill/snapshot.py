@@ -1,0 +1,167 @@
+"""Publish the first snapshot of a cache so that it can be read while its files are fetched.
+
+1. The end of each file is read at the source, which gives manifest and index, and the source is listed again: two equal
+   listings prove that it was in this state at one moment. That is the state that will be published.
+2. The snapshot is renamed into ``arriving/``, and its files are fetched by ranges. What is read is always of the listed
+   versions: a file that has changed never arrives.
+3. When all files are there, checked and durable, the snapshot is published under the ID that it has.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from pqcache.errors import CacheLocked, SourceChanged, UsageError, disk_errors
+from pqcache.events import Published, Started, Warned
+from pqcache.store.arriving.arrival_map import ArrivalState
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
+from pqcache.store.arriving.publish_arriving import publish_arriving
+from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.file_shape import shape_of
+from pqcache.store.layout import ARRIVING, RUN
+from pqcache.store.manifest import Manifest, SnapshotMetadata
+from pqcache.store.ownership import make_directories
+from pqcache.store.publish import new_snapshot_id
+from pqcache.store.sync.build_snapshot import write_metadata
+from pqcache.store.sync.cache_run import CacheRun, RunResult
+from pqcache.store.sync.download.download_file import Vanished
+from pqcache.store.sync.fill.arriving_files import ArrivingFiles
+from pqcache.store.sync.fill.fetch import Fetch
+from pqcache.store.sync.fill.prepare import prepare
+from pqcache.store.sync.fill.reuse import Leftovers, find_leftovers, retire_others
+from pqcache.store.sync.listing import Listing
+from pqcache.store.sync.plan import Plan, plan_sync
+from pqcache.store.sync.safety_checks import check_space
+from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
+from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
+from pqcache.system.disk import fsync_path, open_plain, remove_tree
+from pqcache.system.locks import lock_holder, try_lock
+from pqcache.units import format_size
+
+_RUN_WAIT = 10.0  # seconds; readers hold the lock of a run for a moment to see whether there is one
+
+log = logging.getLogger("pqcache.sync")
+
+
+def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
+    """Publish what ``plan`` fetches, all of it; readers may have it open meanwhile.
+
+    A snapshot that an earlier run has left is continued. Where a file changes at the source, Vanished is raised: a run
+    from a new listing will find the complete files.
+    """
+    cache = run.cache
+    with disk_errors(cache.path), ExitStack() as stack:
+        job = SnapshotJob(
+            run=run,
+            workdir=make_workdir(cache),
+            plan=plan,
+            metadata=metadata,
+            previous=None,
+            origin=origin,
+            table=None,
+            reindex=False,
+        )
+        _check_locks(job)
+        take_over_or_remove(cache, job.workdir, *keys_of(job))
+        left = find_leftovers(job)
+        if left.arriving is not None:
+            job, files = _continue(job, left.arriving, stack)
+        else:
+            files = _begin(job, origin, left, stack)
+        try:
+            Fetch(job, origin.source, files).run()
+        except SourceChanged as error:
+            advice = "nothing was published, sync again when the source is complete"
+            raise Vanished(error.subject, error.reason, advice) from error
+        manifest = _complete(job, files)
+        snapshot = publish_arriving(cache, files.snapshot)
+    job.on_event(Published(snapshot.id))
+    remove_tree(job.workdir)
+    return RunResult(plan=job.plan, published=snapshot, totals=manifest.totals)
+
+
+def obstacle(source: Source, listing: Listing) -> str:
+    """Return why the files of a listing cannot be read before all is there; empty where they can."""
+    if listing.subset.where is not None:
+        return "rows are filtered while they are fetched"
+    if listing.subset.columns is not None:
+        return "columns are chosen with --columns"
+    if any(shape_of(source, file.path) is not None for file in listing.files):
+        return "its table deletes rows of files or renames their columns"
+    return ""
+
+
+def _begin(job: SnapshotJob, origin: Origin, left: Leftovers, stack: ExitStack) -> ArrivingFiles:
+    """Make a new snapshot arrive; ``stack`` holds its lock."""
+    cache = job.run.cache
+    rewritten = job.plan.download_bytes if job.run.config.rewrite() is not None else 0  # beside the files as they are
+    check_space(cache.path, job.plan, sum(file.identity.size for file in left.files) - rewritten)
+    if rewritten:
+        size = format_size(2 * rewritten)
+        job.on_event(Warned(f"{cache.path}: the files arrive as they are and are rewritten then, in {size} of space"))
+    target, entries = prepare(job, origin.source, left.files)
+    origin.confirm(entries)
+    hold_run(target, stack)
+    make_directories(cache.path / ARRIVING)
+    if left.id:
+        retire_others(job, None)
+    final = cache.path / ARRIVING / (left.id or new_snapshot_id(cache))
+    target.rename(final)
+    fsync_path(final.parent)
+    snapshot = ArrivingSnapshot(final)
+    retire_others(job, snapshot)
+    return ArrivingFiles(snapshot, entries)
+
+
+def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple[SnapshotJob, ArrivingFiles]:
+    """Go on with a snapshot of an earlier run; return the job that makes just that, and its files."""
+    hold_run(files.snapshot.path, stack)
+    retire_others(job, files.snapshot)
+    manifest = files.snapshot.manifest()
+    metadata = SnapshotMetadata(
+        source=manifest.source,
+        where=manifest.where,
+        shard=manifest.shard,
+        listing=manifest.listing,
+        table=manifest.table,
+    )
+    plan = plan_sync([file for entry in manifest.files for file in entry.sources], (), job.plan.recipe)
+    check_space(job.run.cache.path, plan, files.map.arrived_bytes)
+    missing = files.map.total_bytes - files.map.arrived_bytes
+    log.debug("%s is continued, %d bytes are missing", files.snapshot.path, missing)
+    job.on_event(Started("fetch", missing))
+    return replace(job, metadata=metadata, plan=plan), files
+
+
+def _complete(job: SnapshotJob, files: ArrivingFiles) -> Manifest:
+    """Write the metadata of a snapshot whose files are complete, with their checksums."""
+    files.map.state = ArrivalState.COMPLETE
+    entries = [replace(entry, checksum=files.checksums[position]) for position, entry in enumerate(files.entries)]
+    return write_metadata(job, files.snapshot.path, entries)
+
+
+def hold_run(snapshot: Path, stack: ExitStack) -> None:
+    """Lock a snapshot for the run that fetches it, as long as ``stack`` is open."""
+    descriptor = open_plain(snapshot / RUN, os.O_RDWR)
+    stack.callback(os.close, descriptor)
+    deadline = time.monotonic() + _RUN_WAIT
+    while try_lock(descriptor, exclusive=True) is False:
+        if time.monotonic() >= deadline:
+            holder = lock_holder(descriptor) or "another process"
+            raise CacheLocked(snapshot / RUN, f"{holder} keeps it locked", "end that process, or try again")
+        time.sleep(0.01)
+    stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # also where a process forked meanwhile has it open
+
+
+def _check_locks(job: SnapshotJob) -> None:
+    """Raise UsageError where there are no locks: readers could not know whether a run is at work."""
+    with open(job.workdir / "lock", "xb") as file:
+        if try_lock(file.fileno(), exclusive=True) is None:
+            reason = f"the file system of {job.run.cache.path} has no locks, by which readers see that a run is at work"
+            raise UsageError("--fill", reason, "sync without it, or put the cache on a local disk")

@@ -1,0 +1,370 @@
+"""A dataset that is read while its files arrive: the same rows in the same order as when they had."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache import Cache, Sequence
+from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
+from pqcache.reader.arriving import arrivals
+from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
+from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.order.epoch_order import Order
+from pqcache.store.arriving.arrival_map import ArrivalState, FileState
+from pqcache.store.arriving.wanted import read_wanted
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.gc import remove_snapshot
+from pqcache.store.snapshot import Snapshot
+from tests.datasets import write_shop
+from tests.filling import Filler, FillingThread
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three days of two files with two row groups each: 2,400 rows in 12 row groups."""
+    return write_shop(tmp_path_factory.mktemp("lake"), files=2)
+
+
+@pytest.fixture(scope="module")
+def published(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of it that is published."""
+    cache = tmp_path_factory.mktemp("published") / "cache"
+    filler = Filler(source, cache)
+    filler.fill()
+    filler.publish()
+    return cache
+
+
+def epoch(cache: Path, **options: Any) -> list[dict[str, Any]]:
+    """Return the batches of an epoch as plain values."""
+    return [batch.to_pydict() for batch in Cache(cache).batches(**options)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lanes": 3, "seed": 5, "columns": ["id", "dt", "title"]},
+        {"shuffle": False, "batch_size": 300},
+        {"window": 2, "start": 3},
+        {"num_replicas": 4, "rank": 2},
+        {"filters": "price > 0.5", "columns": ["id", "tokens"]},
+        {"filters": "price > 0.5 and dt > '2026-11-01'", "shuffle": False},
+        {"memory": 800_000},
+        {"memory": 40_000},
+        {"memory": 40_000, "shuffle": False},
+        {"sequence": Sequence(3, order_by="id", stride=2), "columns": ["id", "image"]},
+        {"sequence": Sequence(3, order_by="id"), "filters": "note > 20", "columns": ["id"]},
+        {"columns": ["dt"]},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*read in .* pieces")
+def test_the_first_epoch_is_that_of_the_published_snapshot(
+    source: Path, published: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    options = {"batch_size": 64, **options}
+    filler = Filler(source, tmp_path / "cache")
+    FillingThread(filler, 0.005).start()
+    assert epoch(tmp_path / "cache", **options) == epoch(published, **options)
+
+
+def test_what_is_needed_first_is_fetched_first(source: Path, published: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    batches = Cache(tmp_path / "cache").batches(["id"], batch_size=200, seed=3, window=2)
+    thread = FillingThread(filler, 0.01, publish=False)
+    first: list[dict[str, Any]] = []
+    reader = threading.Thread(target=lambda: first.append(next(batches).to_pydict()))
+    reader.start()
+    wait_for(lambda: len(read_wanted(filler.snapshot.wanted_directory)) == 1)
+    (wanted,) = read_wanted(filler.snapshot.wanted_directory)
+    assert wanted.columns == ("id",)
+    assert len(filler.order) == 0
+    thread.start()
+    reader.join()
+    thread.join()
+    assert filler.order[:12] == wanted.row_groups.tolist()
+    assert filler.order[:12] != sorted(filler.order[:12])
+    expected = Cache(published).batches(["id"], batch_size=200, seed=3, window=2)
+    assert [*first, *(b.to_pydict() for b in batches)] == [b.to_pydict() for b in expected]
+    assert not read_wanted(filler.snapshot.wanted_directory)
+
+
+def test_row_groups_are_decoded_as_they_arrive(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    batches = Cache(tmp_path / "cache").batches(["id"], batch_size=100, seed=3, window=1, lanes=1)
+    for row_group in epoch_order(filler, seed=3)[:1]:
+        filler.fetch(row_group, ("id",))
+    assert next(batches).num_rows == 100  # the other eleven are not needed, and no thread waits for them
+
+
+def epoch_order(filler: Filler, seed: int) -> list[int]:
+    """Return the row groups in the order in which an epoch of one lane needs them."""
+    order = Order(counts=filler.index.rows, batch_size=100, window=1, seed=seed)
+    return row_groups_of_lanes(order, {0: 0}).tolist()
+
+
+def test_columns_that_are_not_read_are_not_waited_for(source: Path, published: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    for row_group in range(12):
+        filler.fetch(row_group, ("price", "id"))
+    options = {"columns": ["price"], "filters": "id > 100", "batch_size": 64}
+    assert epoch(tmp_path / "cache", **options) == epoch(published, **options)
+
+
+def test_a_snapshot_that_is_published_meanwhile_is_read_on(source: Path, published: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    options = {"columns": ["id", "tokens", "price"], "batch_size": 50, "seed": 1, "window": 1}
+    batches = Cache(tmp_path / "cache").batches(**options)
+    for row_group in epoch_order(filler, seed=1)[:3]:
+        filler.fetch(row_group)
+    found = [next(batches).to_pydict() for _ in range(2)]
+    filler.fill()
+    filler.publish()
+    found += [batch.to_pydict() for batch in batches]
+    assert found == epoch(published, **options)
+    assert not list((tmp_path / "cache" / "arriving").iterdir())
+
+
+def test_a_dataset_opened_at_any_moment_of_publishing_is_the_snapshot(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    filler.fill()
+    publishing = threading.Thread(target=filler.publish, args=(0.1,))
+    publishing.start()
+    opened = 0
+    while publishing.is_alive():
+        data, lease = open_local_dataset(tmp_path / "cache")
+        assert data.snapshot == filler.snapshot.id
+        named, other = open_local_dataset(tmp_path / "cache", filler.snapshot.id)
+        assert named.snapshot == data.snapshot
+        for held in (lease, other):
+            assert held is not None
+            held.close()
+        opened += 1
+    assert opened > 5
+
+
+def test_a_lease_of_an_arriving_snapshot_holds_after_publishing(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    data, lease = open_local_dataset(tmp_path / "cache")
+    filler.fill()
+    target = filler.publish()
+    assert data.root == target
+    cache = CacheDirectory(tmp_path / "cache")
+    assert not remove_snapshot(cache, Snapshot(target))
+    assert lease is not None
+    lease.close()
+    assert remove_snapshot(cache, Snapshot(target))
+
+
+def test_a_run_that_has_ended_is_said_with_the_command(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    filler.fetch(0)
+    filler.die()
+    with pytest.raises(CacheError, match=r"the run that fetched it has ended, and row group \d of dt=.* --fill"):
+        epoch(tmp_path / "cache")
+
+
+def test_a_run_that_is_killed_while_rows_are_waited_for_is_noticed(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    timer = threading.Timer(0.3, filler.die)
+    timer.start()
+    with pytest.raises(CacheError, match="go on with 'pqcache sync"):
+        epoch(tmp_path / "cache", columns=["title"])  # waits for the texts that it looks at
+    again = Filler(source, tmp_path / "cache")
+    assert again.snapshot == filler.snapshot
+    FillingThread(again, 0).start()
+    assert len(epoch(tmp_path / "cache", columns=["title"])) == 1
+
+
+def test_a_file_that_changes_is_named(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    filler.change("dt=2026-11-02/part-00001.parquet")
+    FillingThread(filler, 0, publish=False).start()
+    with pytest.raises(SourceChanged, match=r"dt=2026-11-02/part-00001.parquet: changed at the source"):
+        epoch(tmp_path / "cache")
+    expected = [1, 3]  # the other days, and what does not need that file
+    assert (
+        sorted({int(v[-1]) for b in epoch(tmp_path / "cache", filters="dt <> '2026-11-02'") for v in b["dt"]})
+        == expected
+    )
+
+
+def test_what_has_arrived_of_an_abandoned_snapshot_is_read(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    for row_group in range(4):
+        filler.fetch(row_group)
+    filler.map.state = ArrivalState.ABANDONED
+    assert len(epoch(tmp_path / "cache", filters="dt = '2026-11-01'", batch_size=100)) == 8
+    with pytest.raises(CacheError, match="the source has changed while it was copied"):
+        epoch(tmp_path / "cache")
+
+
+def test_after_another_start_of_the_machine_only_complete_files_are_there(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    filler.fill()
+    filler.map.boot = "another boot"
+    filler.map.files[0] = FileState.ARRIVED
+    filler.die()
+    index = filler.index
+    data, lease = open_local_dataset(tmp_path / "cache")
+    assert data.arrivals is not None
+    assert data.arrivals.arrived(np.arange(len(index)), np.arange(6)).sum() == 2
+    with pytest.raises(CacheError, match="has ended"):
+        epoch(tmp_path / "cache")
+    assert lease is not None
+    lease.close()
+
+
+def test_a_long_wait_is_logged_once_and_so_is_its_end(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(arrivals, "LONG", 0.2)
+    filler = Filler(source, tmp_path / "cache")
+    filler.is_stalled.set()
+    FillingThread(filler, 0).start()
+    threading.Timer(0.6, filler.is_stalled.clear).start()
+    batches = list(Cache(tmp_path / "cache").batches(["id"]))
+    assert sum(batch.num_rows for batch in batches) == 2400
+    said = [record.getMessage() for record in caplog.records if record.name == "pqcache.arriving"]
+    assert len(said) == 2
+    assert "waiting since" in said[0]
+    assert "row group 0 of dt=" in said[0] or "row group 1 of dt=" in said[0]
+    assert "it goes on" in said[1]
+
+
+def test_files_that_are_arriving_are_not_read_by_their_own_path(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    shutil.copytree(filler.snapshot.path, tmp_path / "copy")
+    inside = filler.snapshot.path / "dt=2026-11-01"
+    for path in (
+        filler.snapshot.path,
+        inside,
+        inside / "part-00000.parquet",
+        tmp_path / "copy",
+        tmp_path / "copy/dt=2026-11-02",
+    ):
+        with pytest.raises(CacheError, match="its files are still arriving"):
+            open_local_dataset(path)
+        with pytest.raises(CacheError, match="its files are still arriving"):
+            pqcache.sync(str(path), str(tmp_path / "other"))
+    with pytest.raises(UsageError, match="its files are still arriving"):
+        open_local_dataset(tmp_path / "cache" / "arriving")
+    with pytest.raises(SourceError, match="its files are still arriving"):
+        pqcache.sync(str(tmp_path / "cache" / "arriving"), str(tmp_path / "other"))
+    with pytest.raises(CacheError, match="its files are still arriving: 0 B of "):
+        pqcache.bench(tmp_path / "cache")
+    with pytest.raises(CacheError, match="nothing is published yet"):
+        Cache.open(tmp_path / "cache").lookup("id", 1)
+
+
+def test_a_reader_that_stops_leaves_no_thread_waiting(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    batches = Cache(tmp_path / "cache").batches(["id"], window=1, batch_size=100, seed=3)
+    filler.fetch(epoch_order(filler, seed=3)[0])
+    next(batches)
+    batches.close()
+    wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pqcache")])
+    assert not list(filler.snapshot.wanted_directory.iterdir())
+
+
+def test_a_process_that_ends_while_rows_are_missing_does_not_hang(source: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    filler.fetch(epoch_order(filler, seed=3)[0])
+    program = (
+        "import sys, pqcache\n"
+        "batches = pqcache.Cache(sys.argv[1]).batches(['id'], window=1, batch_size=100, seed=3)\n"
+        "print(next(batches).num_rows)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "cache")], capture_output=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"100\n", b"")
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Return when something is so; it has to be within some seconds."""
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_the_size_of_texts_is_not_waited_for_where_footers_say_it(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    table = pa.table({"id": range(1000), "text": [f"text {i}" for i in range(1000)]})
+    pq.write_table(table, tmp_path / "lake" / "a.parquet", row_group_size=50, use_dictionary=["id"])
+    filler = Filler(tmp_path / "lake", tmp_path / "cache")
+    order = Order(counts=filler.index.rows, batch_size=20, window=16)
+    for row_group in row_groups_of_lanes(order, {0: 0})[:9]:  # what the first block mixes
+        filler.fetch(int(row_group))
+    batches = Cache(tmp_path / "cache").batches(batch_size=20)
+    assert next(batches).num_rows == 20
+    FillingThread(filler, 0).start()
+    assert sum(batch.num_rows for batch in batches) == 980
+
+
+def test_the_order_of_need_is_that_in_which_blocks_mix() -> None:
+    order = Order(counts=np.full(40, 100), batch_size=10, lanes=4, window=4, seed=2)
+    firsts = dict.fromkeys((1, 3), 3)
+    needed = row_groups_of_lanes(order, firsts).tolist()
+    place = {group: position for position, group in enumerate(needed)}
+    assert len(place) == len(needed)
+    for lane_number, batch in firsts.items():
+        lane = order.lane(lane_number)
+        before = -1
+        for block in range(lane.block_at(batch * 10), lane.blocks):
+            last = max(place[int(lane.row_groups[span])] for span in lane.spans(block))
+            assert last >= before
+            before = last
+        assert {int(g) for g in lane.row_groups[lane.spans(lane.block_at(batch * 10)).start :]} <= set(needed)
+    files = Order(counts=np.array([5, 0, 5, 10, 3]), batch_size=4, shuffle=False)
+    assert row_groups_of_batches(files, [1, 3]).tolist() == [0, 2, 3]
+    assert row_groups_of_batches(files, [5, 0]).tolist() == [4, 0]
+    assert row_groups_of_batches(files, []).tolist() == []
+
+
+@pytest.mark.parametrize("round_", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in range(1, 60))])
+@pytest.mark.filterwarnings("ignore:.*read in .* pieces")
+def test_readers_with_different_wishes_at_once(source: Path, published: Path, tmp_path: Path, round_: int) -> None:
+    rng = np.random.default_rng(round_)
+    filler = Filler(source, tmp_path / "cache")
+    thread = FillingThread(filler, float(rng.choice([0, 0.001, 0.01])))
+    wishes: list[dict[str, Any]] = []
+    for _ in range(3):
+        columns = rng.permutation(["id", "title", "tokens", "price", "image", "dt"])[: rng.integers(1, 7)].tolist()
+        wish = {"columns": columns, "batch_size": int(rng.integers(1, 300)), "seed": int(rng.integers(9))}
+        wish |= {"shuffle": bool(rng.random() < 0.8), "lanes": int(rng.integers(1, 5))}
+        wish |= {"filters": "price > 0.9"} if rng.random() < 0.3 else {}
+        wish |= {"memory": int(rng.choice([60_000, 300_000, 10_000_000]))}
+        wishes.append(wish)
+    found: dict[int, Any] = {}
+
+    def result(cache: Path, wish: dict[str, Any]) -> Any:
+        try:
+            return epoch(cache, **wish)
+        except UsageError as error:  # too little memory for these lanes
+            return error.reason
+
+    def read(number: int) -> None:
+        time.sleep(number * 0.02)
+        found[number] = result(tmp_path / "cache", wishes[number])
+
+    readers = [threading.Thread(target=read, args=(number,)) for number in range(3)]
+    for started in (thread, *readers):
+        started.start()
+    for started in (*readers, thread):
+        started.join()
+    for number, wish in enumerate(wishes):
+        assert found[number] == result(published, wish), wish

@@ -1,0 +1,342 @@
+"""A source that changes while a first copy arrives, and what runs that have ended leave for the next one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pqcache
+from pqcache.errors import SourceChanged
+from pqcache.events import Warned
+from pqcache.store.arriving.arrival_map import ArrivalState, FileState
+from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots, find_arriving
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.layout import CHECKED
+from pqcache.store.sync import incremental
+from pqcache.store.sync.fill import fetch
+from tests.datasets import files_of
+from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
+from tests.store.sync.fill.test_snapshot import write_wide
+
+TAIL = 64 << 10  # bytes that are read of a file's end with its footer
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> LocalReads:
+    monkeypatch.setattr(fetch, "_LOOK", 0.0)
+    return LocalReads(monkeypatch)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    return write_wide(tmp_path / "made")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Other files of the same names and sizes."""
+    copy = shutil.copytree(tmp_path / "made", tmp_path / "other")
+    for path in copy.rglob("*.parquet"):
+        data = bytearray(path.read_bytes())
+        data[1000:-TAIL:500] = bytes(byte ^ 0xFF for byte in data[1000:-TAIL:500])
+        path.write_bytes(data)
+    return copy
+
+
+def replace_file(made: Path, other: Path, path: str) -> None:
+    (made / path).unlink()
+    shutil.copy(other / path, made / path)
+
+
+def published_files(cache: Path) -> dict[str, bytes]:
+    return {path: (cache / "current" / path).read_bytes() for path in files_of(cache / "current")}
+
+
+def ended(filling: Filling, error: BaseException) -> None:
+    """Let a run end by an error in its next read, as if it had been killed."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    filling.reads.before = fail
+    with pytest.raises(type(error)):
+        filling.end()
+
+
+def fetched(reads: LocalReads, path: str) -> int:
+    return sum(length for name, _, length in reads.done if name == path)
+
+
+def test_changed_before_the_second_listing(reads: LocalReads, made: Path, other: Path, tmp_path: Path) -> None:
+    path = files_of(made)[1]
+
+    def change(name: str, offset: int, length: int) -> None:
+        if name == files_of(made)[2]:
+            reads.before = lambda *_: None
+            replace_file(made, other, path)
+
+    reads.before = change
+    report = pqcache.sync(made, tmp_path / "cache", fill=True, jobs=1)
+    assert report.published
+    assert published_files(tmp_path / "cache") == {name: (made / name).read_bytes() for name in files_of(made)}
+    assert arriving_snapshots(CacheDirectory(tmp_path / "cache")) == []
+
+
+@pytest.mark.parametrize("vanishes", [False, True], ids=["changes", "vanishes"])
+def test_a_file_of_a_snapshot_that_nobody_reads(
+    vanishes: bool, reads: LocalReads, made: Path, other: Path, tmp_path: Path
+) -> None:
+    """The run goes on from a new listing, with the files that are complete."""
+    first, second, _ = files_of(made)
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
+    snapshot = filling.arriving()
+    arrived = snapshot.map()
+
+    def change(name: str, offset: int, length: int) -> None:
+        if name == second and arrived.files[0] == FileState.ARRIVED:
+            reads.before = lambda *_: None
+            (made / second).unlink() if vanishes else replace_file(made, other, second)
+        elif name == second:
+            wait_for(lambda: arrived.files[0] == FileState.ARRIVED)
+            change(name, offset, length)
+
+    reads.before = change
+    report = filling.end()
+    assert report.snapshot != snapshot.id
+    assert published_files(tmp_path / "cache") == {name: (made / name).read_bytes() for name in files_of(made)}
+    assert fetched(reads, first) == (made / first).stat().st_size
+    assert arrived.state == ArrivalState.ABANDONED
+    assert not snapshot.path.exists()
+    assert {path.name for path in (tmp_path / "cache").iterdir()}.isdisjoint({"arriving"})
+
+
+def test_a_file_of_a_snapshot_that_is_read(reads: LocalReads, made: Path, other: Path, tmp_path: Path) -> None:
+    """What has not changed arrives; the changed file never does, and its readers see why."""
+    first, second, _ = files_of(made)
+    filling = Filling(reads, made, tmp_path / "cache")
+    snapshot = filling.arriving()
+    arrived, lease = snapshot.map(), snapshot.lease()
+    replace_file(made, other, second)
+    report = filling.end()
+    assert arrived.state == ArrivalState.ABANDONED
+    assert arrived.files.tolist() == [FileState.ARRIVED, FileState.CHANGED, FileState.ARRIVED]
+    error = snapshot.error_of(second)
+    assert isinstance(error, SourceChanged)
+    assert "changed while it was copied" in error.reason
+    assert str(made / second) in error.subject
+    index = snapshot.index()
+    there = arrived.chunks.all(axis=1)
+    assert there[index.numbers("file") != 1].all()
+    original = (other / second).read_bytes()
+    copy = (snapshot.path / second).read_bytes()
+    for row_group in np.flatnonzero((index.numbers("file") == 1) & there).tolist():
+        start = int(index.numbers("offset")[row_group])
+        assert start > len(copy) - TAIL, "nothing but the end was there, and is marked"
+        assert copy[start : start + 10] == original[start : start + 10]
+    assert report.snapshot != snapshot.id
+    assert published_files(tmp_path / "cache") == {name: (made / name).read_bytes() for name in files_of(made)}
+    assert fetched(reads, first) == (made / first).stat().st_size, "the complete files are taken over"
+    assert snapshot.path.exists()
+    assert pqcache.gc(tmp_path / "cache").removed == ()
+    lease.close()
+    assert pqcache.gc(tmp_path / "cache").removed == (snapshot.id,)
+    assert not (tmp_path / "cache" / "arriving").exists()
+
+
+def test_a_source_that_never_rests(
+    reads: LocalReads, made: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incremental, "NEW_LISTINGS", 1)
+    path = files_of(made)[0]
+
+    def change(name: str, offset: int, length: int) -> None:
+        if name == path and find_arriving(CacheDirectory(tmp_path / "cache")) is not None:
+            os.utime(made / path)
+
+    reads.before = change
+    with pytest.raises(pqcache.SourceIncomplete, match="keeps changing"):
+        pqcache.sync(made, tmp_path / "cache", fill=True)
+    assert CacheDirectory(tmp_path / "cache").current() is None
+
+
+def test_a_file_that_comes_later_is_left_to_the_next_run(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    filling = Filling(reads, made, tmp_path / "cache")
+    snapshot = filling.arriving()
+    shutil.copy(made / files_of(made)[0], made / "dt=2026-11-03" / "part-00001.parquet")
+    assert filling.end().snapshot == snapshot.id
+    assert len(files_of(tmp_path / "cache" / "current")) == 3
+    assert pqcache.sync(tmp_path / "cache").added == 1
+
+
+def leave_one_file(reads: LocalReads, made: Path, cache: Path) -> ArrivingSnapshot:
+    """Run until the first file is complete, and end."""
+    filling = Filling(reads, made, cache, jobs=1)
+    snapshot = filling.arriving()
+    arrived = snapshot.map()
+
+    def before(name: str, *_: object) -> None:
+        if name != files_of(made)[0]:
+            wait_for(lambda: arrived.files[0] == FileState.ARRIVED)
+            raise KeyboardInterrupt
+
+    reads.before = before
+    with pytest.raises(KeyboardInterrupt):
+        filling.end()
+    reads.before = lambda *_: None
+    reads.done.clear()
+    assert arrived.state == ArrivalState.ARRIVING
+    assert not snapshot.is_being_filled()
+    return snapshot
+
+
+@pytest.mark.parametrize("fill", [True, False], ids=["fill", "plain"])
+def test_the_next_run_goes_on(fill: bool, reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    held = snapshot.map().arrived_bytes
+    report = pqcache.sync(made, tmp_path / "cache", fill=fill)
+    assert report.snapshot == snapshot.id
+    assert report.fetched_bytes == snapshot_bytes(made) - held
+    assert fetched(reads, files_of(made)[0]) == 0
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def snapshot_bytes(made: Path) -> int:
+    return sum((made / path).stat().st_size for path in files_of(made))
+
+
+def test_the_next_run_of_another_listing_takes_over_complete_files(
+    reads: LocalReads, made: Path, other: Path, tmp_path: Path
+) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    replace_file(made, other, files_of(made)[1])
+    report = pqcache.sync(made, tmp_path / "cache")
+    assert report.snapshot != snapshot.id
+    assert fetched(reads, files_of(made)[0]) == 0
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_snapshot_that_is_read_is_continued_though_there_is_more(
+    reads: LocalReads, made: Path, tmp_path: Path
+) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    shutil.copy(made / files_of(made)[0], made / "dt=2026-11-03" / "part-00001.parquet")
+    with snapshot.lease():
+        report = pqcache.sync(made, tmp_path / "cache")
+    assert (report.snapshot, report.files, report.added) == (snapshot.id, 3, 3)
+    assert pqcache.sync(tmp_path / "cache").added == 1
+
+
+def test_another_request_begins_anew(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    report = pqcache.sync(made, tmp_path / "cache", where="dt < '2026-11-02'")
+    assert (report.snapshot != snapshot.id, report.files) == (True, 1)
+    assert fetched(reads, files_of(made)[0]) == 0
+
+
+@pytest.mark.parametrize("damaged", [False, True], ids=["intact", "damaged"])
+def test_after_a_restart_of_the_machine_only_checked_files_count(
+    damaged: bool, reads: LocalReads, made: Path, tmp_path: Path
+) -> None:
+    first, second, _ = files_of(made)
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    snapshot.map(writable=True).boot = "another"
+    if damaged:
+        copy = snapshot.path / first
+        data = bytearray(copy.read_bytes())
+        data[2000] ^= 1
+        copy.chmod(0o600)
+        copy.write_bytes(data)
+        copy.chmod(0o400)
+    (snapshot.path / second).chmod(0o600)
+    os.truncate(snapshot.path / second, 10)  # as what was not made durable
+    report = pqcache.sync(made, tmp_path / "cache")
+    assert report.snapshot == snapshot.id, "states that were saved name it"
+    assert fetched(reads, first) == (made / first).stat().st_size * damaged
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_torn_record_of_checked_files(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    record = snapshot.path / CHECKED
+    record.write_bytes(record.read_bytes()[:-5])
+    report = pqcache.sync(made, tmp_path / "cache")
+    assert report.snapshot == snapshot.id
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["_pqcache/arrived", "_pqcache/ranges", "_pqcache/files.arrow"])
+def test_a_damaged_file_of_the_run(name: str, reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    (snapshot.path / name).chmod(0o600)
+    (snapshot.path / name).write_bytes(b"damaged" * 100)
+    report = pqcache.sync(made, tmp_path / "cache")
+    assert report.published
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_complete_downloads_of_a_plain_run_are_taken_over(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    third = files_of(made)[2]
+
+    def before(name: str, *_: object) -> None:
+        if name == third:
+            raise KeyboardInterrupt
+
+    reads.before = before
+    with pytest.raises(KeyboardInterrupt):
+        pqcache.sync(made, tmp_path / "cache", jobs=1)
+    reads.before = lambda *_: None
+    reads.done.clear()
+    pqcache.sync(made, tmp_path / "cache", fill=True)
+    assert {name for name, _, _ in reads.done} == {third}
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_source_that_is_away_for_a_while(
+    reads: LocalReads, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    filling = Filling(reads, made, tmp_path / "cache", retries=0, jobs=1)
+    snapshot = filling.arriving()
+    failing: list[str] = []
+
+    def away(name: str, *_: object) -> None:
+        failing.append(name)
+        if len(failing) < 50:
+            raise pqcache.SourceUnavailable(str(made), "connection refused")
+
+    reads.before = away
+    assert filling.end().snapshot == snapshot.id
+    warnings = [event.message for event in filling.events if isinstance(event, Warned)]
+    assert len([text for text in warnings if "connection refused" in text]) == 1
+    assert len([text for text in warnings if "answers again" in text]) == 1
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_source_that_does_not_come_back(
+    reads: LocalReads, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    monkeypatch.setattr(fetch, "PATIENCE", 0.0)
+    filling = Filling(reads, made, tmp_path / "cache", retries=0, jobs=1)
+    snapshot = filling.arriving()
+    ended(filling, pqcache.SourceUnavailable(str(made), "connection refused"))
+    assert snapshot.map().state == ArrivalState.ARRIVING
+    reads.before = lambda *_: None
+    assert pqcache.sync(made, tmp_path / "cache").snapshot == snapshot.id
+
+
+def test_gc_keeps_what_a_run_will_continue(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    assert pqcache.gc(tmp_path / "cache").removed == ()
+    assert snapshot.path.exists()

@@ -1,0 +1,218 @@
+"""A first copy that is read while it arrives: in the order that readers want, and published as by any sync."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import pqcache
+from pqcache.events import Event, Fetched, Warned
+from pqcache.store.arriving.arrival_map import ArrivalState, FileState
+from pqcache.store.arriving.wanted import Wanted, WantedList
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.sync.fill import fetch
+from tests.datasets import files_of, rows_of, write_shop
+from tests.remote import Remote, make_remote
+from tests.store.sync.fill.filling import Filling, LocalReads, check_same
+
+STORES = [
+    "path",
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+    pytest.param("webhdfs", marks=pytest.mark.hdfs),
+    pytest.param("s3", marks=pytest.mark.s3),
+]
+
+
+@pytest.fixture(params=STORES)
+def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
+    yield from make_remote(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> LocalReads:
+    monkeypatch.setattr(fetch, "_LOOK", 0.0)  # what readers want counts at once
+    return LocalReads(monkeypatch)
+
+
+def write_wide(root: Path, files: int = 3, row_groups: int = 4, rows: int = 6000) -> Path:
+    """Write files that are larger than what is read for a footer: row groups of about 400 kB, in four columns."""
+    rng = np.random.default_rng(0)
+    for number in range(files):
+        directory = root / f"dt=2026-11-0{number + 1}"
+        directory.mkdir(parents=True)
+        count = rows * row_groups
+        columns = {name: rng.random(count) for name in ("a", "b", "c", "d", "e")}
+        columns["id"] = np.arange(count) + number * count
+        path = directory / "part-00000.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=rows, compression="none", use_dictionary=False)
+    return root
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_published_as_by_a_plain_sync(remote: Remote, tmp_path: Path, wide: bool) -> None:
+    made = write_wide(tmp_path / "made") if wide else write_shop(tmp_path / "made")
+    remote.upload(made)
+    plain = pqcache.sync(remote.url, tmp_path / "plain")
+    events: list[Event] = []
+    report = pqcache.sync(remote.url, tmp_path / "cache", fill=True, on_event=events.append)
+    assert (report.added, report.files, report.rows) == (plain.added, plain.files, plain.rows)
+    assert report.fetched_bytes == plain.fetched_bytes  # no byte twice
+    assert {event.path for event in events if isinstance(event, Fetched)} == set(files_of(made))
+    check_same(tmp_path / "plain", tmp_path / "cache")
+    assert rows_of(tmp_path / "cache" / "current") == rows_of(made)
+    again = pqcache.sync(tmp_path / "cache")
+    assert (again.published, again.fetched_bytes) == (False, 0)
+
+
+def test_no_byte_is_read_twice(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made")
+    pqcache.sync(made, tmp_path / "cache", fill=True)
+    for path in files_of(made):
+        ranges = sorted((offset, offset + length) for name, offset, length in reads.done if name == path)
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == (made / path).stat().st_size
+        assert all(one[1] == two[0] for one, two in pairwise(ranges))
+
+
+def test_all_is_known_before_anything_is_there(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made")
+    filling = Filling(reads, made, tmp_path / "cache")
+    snapshot = filling.arriving()
+    found = snapshot.map()
+    assert found.state == ArrivalState.ARRIVING
+    assert snapshot.is_being_filled()
+    assert len(snapshot.index()) == 12
+    assert found.chunks.shape == (12, 6)
+    assert [entry.path for entry in snapshot.manifest().files] == files_of(made)
+    assert [(snapshot.path / path).stat().st_size for path in files_of(made)] == [
+        (made / path).stat().st_size for path in files_of(made)
+    ]
+    assert found.total_bytes == sum((made / path).stat().st_size for path in files_of(made))
+    assert 0 < found.arrived_bytes < found.total_bytes / 4
+    for path in files_of(made):
+        assert pq.read_metadata(snapshot.path / path).num_rows == 24_000
+    lease = snapshot.lease()
+    report = filling.end()
+    assert report.snapshot == snapshot.id
+    assert not snapshot.path.exists()
+    assert snapshot.published_path == (tmp_path / "cache" / "current").resolve()
+    assert found.state == ArrivalState.PUBLISHED
+    assert found.chunks.all()
+    assert (found.files == FileState.ARRIVED).all()
+    assert found.arrived_bytes == found.total_bytes
+    assert not snapshot.is_being_filled()
+    lease.close()
+
+
+def test_what_is_marked_is_there_and_what_is_wanted_comes_first(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made", rows=25_000)  # row groups of 1.2 MB, which are fetched one by one
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
+    snapshot = filling.arriving()
+    arrived, index = snapshot.map(), snapshot.index()
+    order = [9, 8, 7, 4]
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(row_groups=np.array(order)))
+    seen: list[int] = []
+
+    def look(path: str, offset: int, length: int) -> None:
+        for row_group in np.flatnonzero(arrived.chunks.all(axis=1)).tolist():
+            if row_group in seen:
+                continue
+            seen.append(row_group)
+            name, number = index.paths[index.numbers("file")[row_group]], int(index.numbers("row_group")[row_group])
+            with pq.ParquetFile(snapshot.path / name) as copy, pq.ParquetFile(made / name) as original:
+                assert copy.read_row_group(number).equals(original.read_row_group(number))
+
+    reads.before = look
+    filling.end()
+    wanted.close()
+    assert [row_group for row_group in seen if row_group in order] == order
+    assert set(seen[: seen.index(order[-1])]) <= {*order, 0, 1, 2}  # what was fetched before anything was wanted
+    assert len(seen) >= 9  # without those of the last read
+
+
+def test_columns_come_before_the_others(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made", files=2, rows=200_000)  # columns of 1.6 MB, so that others lie between
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
+    snapshot = filling.arriving()
+    arrived = snapshot.map()
+    names = snapshot.index().data_schema.names
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(row_groups=np.arange(8), columns=("b", "d")))
+    columns = [names.index(name) for name in ("b", "d")]
+    states: list[tuple[bool, float]] = []
+    reads.before = lambda *_: states.append((bool(arrived.chunks[:, columns].all()), float(arrived.chunks.mean())))
+    filling.end()
+    wanted.close()
+    share = next(share for complete, share in states if complete)
+    assert share < 0.6  # 2 of 6 columns, and the first piece of another row group
+    assert pq.read_table(tmp_path / "cache" / "current").num_rows == 1_600_000
+
+
+def test_a_reader_that_dies_wants_nothing(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made")
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
+    snapshot = filling.arriving()
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(row_groups=np.array([11, 10])))
+    left = sorted(path.name for path in snapshot.wanted_directory.iterdir())
+    assert len(left) == 2
+    os.close(wanted._descriptor)  # as at the end of its process
+    looks: list[list[Path]] = []
+    reads.before = lambda *_: looks.append(list(snapshot.wanted_directory.iterdir()))
+    filling.end()
+    assert looks[-1] == []
+
+
+def test_a_cache_that_has_a_snapshot_is_synced_as_always(tmp_path: Path) -> None:
+    made = write_shop(tmp_path / "made")
+    first = pqcache.sync(made, tmp_path / "cache")
+    (made / "dt=2026-11-01" / "part-00000.parquet").unlink()
+    second = pqcache.sync(made, tmp_path / "cache", fill=True)
+    assert second.removed == 1
+    assert second.snapshot != first.snapshot
+
+
+def test_a_second_run_waits_or_says_that_one_is_at_work(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made")
+    filling = Filling(reads, made, tmp_path / "cache")
+    filling.arriving()
+    with pytest.raises(pqcache.CacheLocked):
+        pqcache.sync(made, tmp_path / "cache", fill=True)
+    assert CacheDirectory(tmp_path / "cache").current() is None
+    report = filling.end()
+    assert pqcache.sync(made, tmp_path / "cache").snapshot == report.snapshot
+
+
+@pytest.mark.parametrize("how", [{"where": "id < 100"}, {"columns": ["id", "price"]}], ids=["where", "columns"])
+def test_what_cannot_be_read_early_is_copied_as_always(tmp_path: Path, how: dict[str, object]) -> None:
+    made = write_shop(tmp_path / "made")
+    events: list[Event] = []
+    pqcache.sync(made, tmp_path / "plain", **how)  # type: ignore[arg-type]
+    pqcache.sync(made, tmp_path / "cache", fill=True, on_event=events.append, **how)  # type: ignore[arg-type]
+    assert any(isinstance(event, Warned) and "readers wait for all of it" in event.message for event in events)
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_rewritten_after_it_was_published_as_it_is(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_shop(tmp_path / "made")
+    filling = Filling(reads, made, tmp_path / "cache", row_group_size="32k")
+    snapshot = filling.arriving()
+    report = filling.end()
+    pqcache.sync(made, tmp_path / "plain", row_group_size="32k")
+    assert report.rewritten == 3
+    assert report.snapshot != snapshot.id
+    assert {one.id for one in CacheDirectory(tmp_path / "cache").snapshots()} == {snapshot.id, report.snapshot}
+    assert rows_of(snapshot.published_path) == rows_of(made)
+    for name in files_of(tmp_path / "plain" / "current"):
+        one, other = tmp_path / "plain" / "current" / name, tmp_path / "cache" / "current" / name
+        assert one.read_bytes() == other.read_bytes()
+    assert [record["published"] for record in pqcache.log(tmp_path / "cache")] == [True, True]
+    assert not pqcache.sync(tmp_path / "cache").published

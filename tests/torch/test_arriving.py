@@ -1,0 +1,311 @@
+"""ParquetDataset and Mix while their files arrive: workers, ranks, states, and the run that ``source=`` starts."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from pqcache import Cache
+from pqcache.errors import SourceDenied, UsageError
+from pqcache.reader.arrival_stats import DatasetStats
+from pqcache.store.arriving import start_run
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.torch import Loader, Mix, ParquetDataset
+from tests.datasets import write_shop
+from tests.filling import Filler, FillingThread
+from tests.torch.ranks import Ranks
+
+COLUMNS = ["id", "title", "tokens", "dt"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three days of four files with two row groups each: 2,400 rows in 24 row groups."""
+    return write_shop(tmp_path_factory.mktemp("lake"), files=4, rows=200)
+
+
+@pytest.fixture(scope="module")
+def published(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of it that is published."""
+    cache = tmp_path_factory.mktemp("published") / "cache"
+    filler = Filler(source, cache)
+    filler.fill()
+    filler.publish()
+    return cache
+
+
+@pytest.fixture
+def arriving(source: Path, tmp_path: Path) -> Iterator[Path]:
+    """A cache of it that is filled while it is read, and published then."""
+    filler = Filler(source, tmp_path / "cache")
+    thread = FillingThread(filler, 0.004)
+    thread.start()
+    yield tmp_path / "cache"
+    thread.join()
+
+
+def values_of(batch: Any) -> tuple[Any, ...]:
+    """Return a batch as plain values."""
+    return batch.index, batch["id"].tolist(), list(batch["title"]), batch["tokens"].values.tolist(), list(batch["dt"])
+
+
+def epoch(cache: Path, workers: int = 0, context: str | None = None, **options: Any) -> list[tuple[Any, ...]]:
+    """Return the batches of an epoch as plain values, as they come."""
+    dataset = ParquetDataset(cache, columns=COLUMNS, batch_size=40, **options)
+    loader = Loader(dataset, num_workers=workers, multiprocessing_context=context)
+    return [values_of(batch) for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_workers_yield_what_they_yield_of_the_published_snapshot(arriving: Path, published: Path, workers: int) -> None:
+    context = "fork" if workers else None
+    found = epoch(arriving, workers, context, seed=workers)
+    assert found == epoch(published, workers, context, seed=workers)
+    assert len({i for _, ids, *_ in found for i in ids}) == 2400
+
+
+def test_spawned_workers_open_the_same_snapshot(arriving: Path, published: Path) -> None:
+    assert epoch(arriving, 1, "spawn") == epoch(published)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_share_the_epoch(arriving: Path, published: Path, ranks: int) -> None:
+    for rank in range(ranks):
+        options = {"num_replicas": ranks, "rank": rank, "lanes": 4, "seed": 3}
+        assert epoch(arriving, **options) == epoch(published, **options)
+
+
+def test_ranks_of_torch_distributed_attach_to_one_snapshot(arriving: Path, published: Path, tmp_path: Path) -> None:
+    ranks = Ranks(2)
+    try:
+        found = ranks.run(tmp_path / "store", [arriving] * 2, workers=1, batch_size=50)
+        assert found == ranks.run(tmp_path / "other", [published] * 2, workers=1, batch_size=50)
+    finally:
+        ranks.close()
+    assert sorted(i for rank in found for ids in rank["ids"] for i in ids) == sorted(
+        i for batch in Cache(published).batches(["id"]) for i in batch["id"].to_pylist()
+    )
+
+
+def test_rows_and_files_in_order(arriving: Path, published: Path) -> None:
+    assert epoch(arriving, shuffle=False, workers=2, context="fork") == epoch(published, shuffle=False)
+    rows = [row["id"].item() for row in ParquetDataset(arriving, columns=["id"], batch_size=None)]
+    assert rows == [row["id"].item() for row in ParquetDataset(published, columns=["id"], batch_size=None)]
+
+
+def test_a_mix_reads_two_that_arrive(source: Path, published: Path, tmp_path: Path) -> None:
+    caches = [tmp_path / name for name in ("a", "b")]
+    threads = [FillingThread(Filler(source, cache), 0.004) for cache in caches]
+    for thread in threads:
+        thread.start()
+
+    def batches(first: Path, second: Path) -> list[Any]:
+        parts = {
+            "a": ParquetDataset(first, columns=COLUMNS, batch_size=40, seed=1),
+            "b": ParquetDataset(second, columns=COLUMNS, batch_size=30, seed=2, filters="price > 0.3"),
+        }
+        mix = Mix(parts, weights={"a": 2, "b": 1})
+        loader = Loader(mix, num_workers=2, multiprocessing_context="fork")
+        return [(batch.source, values_of(batch)) for _ in range(2) for batch in loader]
+
+    assert batches(*caches) == batches(published, published)
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize(("workers", "ranks", "later"), [(2, 1, 4), (0, 2, 2), (4, 1, 1)])
+def test_a_state_goes_on_after_publishing_in_another_topology(
+    source: Path, published: Path, tmp_path: Path, workers: int, ranks: int, later: int
+) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    thread = FillingThread(filler, 0.004, publish=False)
+    thread.start()
+    done, state = [], None
+    for rank in range(ranks):
+        dataset = ParquetDataset(
+            tmp_path / "cache", columns=["id"], batch_size=30, lanes=4, num_replicas=ranks, rank=rank
+        )
+        loader = DataLoader(
+            dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork" if workers else None
+        )
+        for number, batch in enumerate(loader):
+            done += batch["id"].tolist()
+            if number == 20 // ranks:
+                state = dataset.state_dict(after=batch)
+                break
+    thread.join()
+    filler.publish()
+    assert state is not None
+    assert state["snapshot"] == filler.snapshot.id
+    for rank in range(later):
+        dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=30, num_replicas=later, rank=rank)
+        dataset.load_state_dict(state)
+        done += [i for batch in dataset for i in batch["id"].tolist()]
+    expected = sorted(i for batch in Cache(published).batches(["id"]) for i in batch["id"].to_pylist())
+    assert len(set(done)) == len(expected)
+    assert sorted(set(done)) == expected
+    assert len(done) - len(expected) < 30 * later  # of padding
+
+
+def test_a_pickled_dataset_opens_the_snapshot_wherever_it_is(source: Path, published: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=100)
+    pickled = pickle.dumps(dataset)
+    assert pickle.loads(pickled).snapshot == filler.snapshot.id
+    filler.fill()
+    filler.publish()
+    again = pickle.loads(pickled)
+    assert again.snapshot == dataset.snapshot
+    expected = [batch["id"].tolist() for batch in ParquetDataset(published, columns=["id"], batch_size=100)]
+    assert [batch["id"].tolist() for batch in again] == expected
+    assert [batch["id"].tolist() for batch in dataset] == expected
+
+
+def test_stats_count_what_is_wanted_and_waited_for(source: Path, published: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=100)
+    before = dataset.stats()
+    assert 0 < before.wanted_bytes < before.total_bytes == sum(f.stat().st_size for f in source.rglob("*.parquet"))
+    assert (before.arrived_bytes, before.wanted_arrived_bytes, before.waited_seconds) == (0, 0, 0.0)
+    FillingThread(filler, 0.01).start()
+    assert len(list(Loader(dataset, num_workers=2, multiprocessing_context="fork"))) == 24
+    after = dataset.stats()
+    assert after.wanted_arrived_bytes == after.wanted_bytes == before.wanted_bytes
+    assert after.waited_seconds > 0
+    assert ParquetDataset(published).stats() == DatasetStats()
+
+
+# The run that source= starts. A small one, of tests/filling.py, does what the options of its store say.
+
+
+@pytest.fixture
+def small_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the caches are; beside them, ``runs`` has a byte for each run that was started."""
+    monkeypatch.setattr(start_run, "MODULE", "tests.filling")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path
+
+
+def runs(directory: Path) -> int:
+    """Return how many runs were started."""
+    return (directory / "runs").stat().st_size
+
+
+def test_a_run_is_started_and_read_from(small_run: Path, source: Path, published: Path) -> None:
+    options = {"source": str(source), "source_options": {"delay": "0.005"}}
+    assert epoch(small_run / "cache", 2, "fork", **options) == epoch(published, 2, "fork")
+    wait_until_published(small_run / "cache")
+    assert runs(small_run) == 1
+    again = ParquetDataset(small_run / "cache", source="s3://nowhere/at/all", source_options={"endpoint": "http://x"})
+    assert again.snapshot == CacheDirectory(small_run / "cache").snapshot().id
+    assert runs(small_run) == 1
+
+
+def test_batches_without_torch_start_one_too(small_run: Path, source: Path, published: Path) -> None:
+    found = list(Cache(small_run / "cache").batches(["id"], source=source))
+    assert found == list(Cache(published).batches(["id"]))
+    wait_until_published(small_run / "cache")
+
+
+def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) -> None:
+    program = textwrap.dedent("""
+        import sys, pqcache.store.arriving.start_run as start_run
+        from pqcache import Cache
+        start_run.MODULE = "tests.filling"
+        batches = Cache(sys.argv[2]).batches(["id"], source=sys.argv[1], source_options={"delay": "0.01"})
+        print(sum(batch.num_rows for batch in batches))
+    """)
+    words = [sys.executable, "-c", program, str(source), str(small_run / "cache")]
+    readers = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [reader.communicate(timeout=60)[0] for reader in readers] == [b"2400\n"] * 3
+    wait_until_published(small_run / "cache")
+    assert runs(small_run) == 1
+
+
+def test_a_run_that_is_killed_is_started_again(small_run: Path, source: Path, published: Path) -> None:
+    options = {"source": str(source), "source_options": {"most": "20"}}  # of 48 or so, each run
+    assert epoch(small_run / "cache", 2, "fork", **options) == epoch(published, 2, "fork")
+    assert runs(small_run) > 1
+
+
+def test_the_error_of_a_run_is_raised(small_run: Path, source: Path) -> None:
+    with pytest.raises(SourceDenied, match="failed as it was asked to; ask otherwise"):
+        ParquetDataset(small_run / "cache", source=str(source), source_options={"fail": "SourceDenied"})
+    late = {"delay": "0.005", "most": "9", "fail_late": "SourceDenied"}
+    dataset = ParquetDataset(small_run / "cache", columns=["id"], source=str(source), source_options=late)
+    with pytest.raises(SourceDenied, match="failed late; free some"):
+        list(Loader(dataset))
+
+
+def test_a_run_ends_with_the_process_that_started_it_if_asked_to(small_run: Path, source: Path) -> None:
+    program = textwrap.dedent("""
+        import sys
+        from pqcache import Cache
+        options = {"endpoint": sys.argv[1], "region": "local"}
+        Cache(sys.argv[2]).batches(["id"], source="s3://b/x", source_options=options, keep_filling=False)
+    """)
+    with silent_server() as endpoint:
+        words = [sys.executable, "-c", program, endpoint, str(small_run / "cache")]
+        environment = {**os.environ, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+        reader = subprocess.Popen(words, env=environment, start_new_session=True)
+        wait_for(lambda: any("background_run" in command_of(child) for child in children_of(reader.pid)))
+        (run,) = children_of(reader.pid)
+        assert "endpoint" not in command_of(run)
+        time.sleep(0.5)
+        reader.kill()
+        reader.wait()
+        wait_for(lambda: not os.path.exists(f"/proc/{run}"))
+
+
+def test_options_of_a_source_that_make_no_sense(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="source_options: there is no source"):
+        ParquetDataset(tmp_path / "cache", source_options={"endpoint": "http://127.0.0.1:1"})
+    with pytest.raises(UsageError, match="give names and values as text"):
+        ParquetDataset(tmp_path / "cache", source="lake", source_options={"port": 1})  # type: ignore[dict-item]
+    with pytest.raises(UsageError, match="give the URL or path"):
+        ParquetDataset(tmp_path / "cache", source="")
+    assert "secret" not in repr(start_run.FillRequest(source="s3://a/b", options={"secret": "secret"}))
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """Yield the URL of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def children_of(process: int) -> list[int]:
+    """Return the processes that a process has started."""
+    found = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(word) for word in found.split()]
+
+
+def command_of(process: int) -> str:
+    """Return the command line of a process."""
+    return Path(f"/proc/{process}/cmdline").read_text()
+
+
+def wait_until_published(cache: Path) -> None:
+    """Return when a cache has a snapshot and nothing arrives any more."""
+    wait_for(lambda: CacheDirectory(cache).current() is not None)
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Return when something is so; it has to be within some seconds."""
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
