@@ -167,7 +167,7 @@ class ParquetDataset(ResumableDataset):
     @property
     def fill(self) -> float | None:
         """With ``pack``, the share of the places in packed sequences that hold tokens; else None."""
-        return None if self._reader.packs is None else self._reader.packs.fill
+        return self._reader.fill
 
     def stats(self) -> DatasetStats:
         """Return what has arrived of the dataset, and how long this process and its forked workers waited for it."""

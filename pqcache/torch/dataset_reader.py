@@ -16,7 +16,6 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.arrival_stats import DatasetStats, stats_of
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
-from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.memory_budget import (
@@ -125,9 +124,9 @@ class DatasetReader:
         return int(self._plan.counts.sum())
 
     @property
-    def packs(self) -> PackedRows | None:
-        """The packed documents; None where rows are not packed."""
-        return self._plan.packs
+    def fill(self) -> float | None:
+        """The share of the places in packed sequences that hold tokens; None where rows are not packed."""
+        return None if self._plan.packs is None else self._plan.packs.fill
 
     def stats(self) -> DatasetStats:
         """Return what has arrived of what is read."""
@@ -281,7 +280,7 @@ class DatasetReader:
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
                 position = self._position(loader, order, index)
-                yield position, Batch(self._values(columns), position)
+                yield position, Batch(values_of(columns, self._plan, self.options.nulls, self._masked), position)
 
     def _rows(
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
@@ -291,7 +290,7 @@ class DatasetReader:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
-                    columns_of_lane[lane] = self._values(columns)
+                    columns_of_lane[lane] = values_of(columns, self._plan, self.options.nulls, self._masked)
                 position = self._position(loader, order, index)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
 
@@ -304,9 +303,6 @@ class DatasetReader:
             piece=loader.plan.piece_rows,
             dataset=self.token,
         )
-
-    def _values(self, columns: FinishedBatch) -> dict[str, Any]:
-        return values_of(columns, self._plan, self.options.nulls, self._masked)
 
     def _origin(self, loader: RowGroupLoader, order: Order) -> BatchOrigin:
         dataset = f"{self.options.path} ({self._data.snapshot})"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset, callers
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset
 from tests.torch.conftest import ROWS, ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
@@ -282,8 +282,8 @@ class IterableDatasetShard(IterableDataset[Any]):
 
 
 def test_what_divides_again_is_refused(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "_DIVIDES", {(__name__, "IterableDatasetShard")})
-    monkeypatch.setattr(callers, "_MODULES", {__name__})
+    monkeypatch.setattr(foreign_loaders, "_DIVIDES", {(__name__, "IterableDatasetShard")})
+    monkeypatch.setattr(foreign_loaders, "_MODULES", {__name__})
     wrapped = IterableDatasetShard(dataset(table, num_replicas=2, rank=0))
     for read in (lambda: next(iter(wrapped)), lambda: wrapped.set_epoch(1)):
         with pytest.raises(UsageError, match=r"rows would be left out.*Loader"):
@@ -323,8 +323,8 @@ class _WrappedDataLoader:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wrapper_may_read_one_batch_ahead(table: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "_READS_AHEAD", (__name__, "_WrappedDataLoader"))
-    monkeypatch.setattr(callers, "_MODULES", {__name__})
+    monkeypatch.setattr(foreign_loaders, "_READS_AHEAD", (__name__, "_WrappedDataLoader"))
+    monkeypatch.setattr(foreign_loaders, "_MODULES", {__name__})
     loader = Loader(dataset(table), num_workers=workers)
     wrapped: Any = _WrappedDataLoader(loader)
     wrapped.sampler.set_epoch(3)

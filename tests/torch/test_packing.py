@@ -218,7 +218,7 @@ def test_lengths_are_counted_once(
     dataset = packed(tmp_path / "cache", "best_fit")
     kept = pickle.dumps(dataset)
     for one in (dataset, pickle.loads(kept)):  # both map the file
-        packs = one._reader.packs
+        packs = one._reader._plan.packs
         assert packs is not None
         assert packs.order is not None
         assert packs.lengths.in_memory is packs.order.in_memory is None
