@@ -200,6 +200,29 @@ def with_table_columns(files: pa.Schema, table: pa.Schema) -> pa.Schema:
     return pa.schema([*fields, *missing], files.metadata) if len(table) else files
 
 
+def with_time_zones(files: pa.Schema, table: pa.Schema) -> pa.Schema:
+    """Return the schema of files with the time zones that the columns of their ``table`` have.
+
+    Times without a zone in such a column are in UTC: those stored as INT96 can have none.
+    """
+    fields = [f.with_type(_zoned(f.type, table.field(f.name).type)) if f.name in table.names else f for f in files]
+    return pa.schema(fields, files.metadata) if len(table) else files
+
+
+def _zoned(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    if pt.is_timestamp(kind) and pt.is_timestamp(wanted):
+        return kind if kind.tz is not None or wanted.tz is None else pa.timestamp(kind.unit, wanted.tz)
+    if pt.is_struct(kind) and pt.is_struct(wanted):
+        inside = {field.name: field.type for field in wanted.fields}
+        return pa.struct([f.with_type(_zoned(f.type, inside.get(f.name, f.type))) for f in kind.fields])
+    if pt.is_map(kind) and pt.is_map(wanted):
+        kinds = iter((wanted.key_type, wanted.item_type))
+        return with_changed_types(kind, lambda inner: _zoned(inner, next(kinds)))
+    if _is_list(kind) and _is_list(wanted):
+        return with_changed_types(kind, lambda inner: _zoned(inner, wanted.value_type))
+    return kind
+
+
 def _as_wide(kind: pa.DataType, table: pa.Schema, name: str) -> pa.DataType:
     """Return the type of a column of ``table`` where it is a number that holds each of ``kind``, else ``kind``."""
     wanted = table.field(name).type if name in table.names else kind

@@ -27,7 +27,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ import pyarrow.parquet as pq
 from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
 from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
-from pqcache.parquet.schema_merge import unify, with_table_columns
+from pqcache.parquet.schema_merge import unify, with_table_columns, with_time_zones
 from pqcache.store.hive import parent, partition_values, partitions_of
 from pqcache.system.disk import check_regular
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
@@ -189,6 +189,7 @@ class IndexBuilder:
                 f"its footer contradicts itself ({type(error).__name__}: {first_line(error)})",
                 "write it again at the source, or move it away",
             ) from error
+        schema = with_time_zones(schema, self._table_schema)
         file = self._ids.setdefault(path, len(self._ids))
         columns["file"] = [file] * metadata.num_row_groups
         position = self._schema_position(path, schema)
@@ -245,6 +246,7 @@ class IndexBuilder:
             parts.append(_index_part(_join(self._tables), added))
             self._tables = []
         if previous is not None:
+            previous = _with_time_zones(previous, self._table_schema)
             kept = [-1 if path in self._ids else position_of.get(path, -1) for path in previous.paths]
             if max(kept, default=-1) >= 0:
                 parts.append(_index_part(previous.table, np.array(kept, np.int32)))
@@ -264,6 +266,15 @@ class IndexBuilder:
         if self._waiting[position].get("file"):
             self._tables.append(columns_table(self._waiting[position], self._schemas[position][1]))
             self._waiting[position] = {}
+
+
+def _with_time_zones(index: Index, table: pa.Schema) -> Index:
+    """Return an index whose columns have the time zones of their table: an earlier version wrote it without them."""
+    schema = with_time_zones(index.data_schema, table)
+    if schema.equals(index.data_schema):
+        return index
+    typed = columns_table({name: [] for name in index.table.column_names}, schema).schema
+    return replace(index, table=index.table.cast(with_time_zones(index.table.schema, typed)), data_schema=schema)
 
 
 def _join(tables: Sequence[pa.Table]) -> pa.Table:

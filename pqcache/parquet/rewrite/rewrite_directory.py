@@ -40,7 +40,7 @@ from pqcache.parquet.rewrite.prefetch import ReadTask, join_small_batches, prefe
 from pqcache.parquet.rewrite.row_group_writer import WriterSettings, write_row_groups
 from pqcache.parquet.rewrite.source_reader import RowBatch, RowGroupRange, read_batches, row_group_ranges
 from pqcache.parquet.rewrite.unchanged_files import count_unchanged_files
-from pqcache.parquet.schema_merge import merge_schemas, working_schema
+from pqcache.parquet.schema_merge import merge_schemas, with_time_zones, working_schema
 from pqcache.system.disk import fsync_path, link_or_copy
 
 _MIN_FILE = 1 << 30
@@ -77,6 +77,7 @@ class KnownOfSources:
         schema: what the files' schemas are to be unified with, where a whole table must agree.
         made_alike: for each file, whether it was made with the same options but for the row-group size.
         int96: the unit to read INT96 time stamps in, where a whole table must agree; "us" or "ns".
+        of_table: the schema of the Delta or Iceberg table that they are of, if they are of one.
         shuffled_with: a seed that all rows were shuffled with; shuffled again, they come out as if they had not been.
     """
 
@@ -84,6 +85,7 @@ class KnownOfSources:
     made_alike: Sequence[bool] = ()
     int96: str | None = None
     shuffled_with: int | None = None
+    of_table: pa.Schema | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ def rewrite_directory(
     report = on_progress or (lambda done: None)
     known = known or KnownOfSources()
     opened = read_source_footers(sources, known.int96)
-    declared = _declared(opened, known.schema)
+    declared = _declared(opened, known)
     dense = _dense(opened, options, declared)
     keyvalues = with_spark(declared.metadata, bool(dense), declared.equals(as_lists(opened[0].schema)))
     declared = with_dense_columns(declared, dense).with_metadata(keyvalues)
@@ -257,13 +259,15 @@ def _counted(stream: Iterator[RowBatch], report: Callable[[int], None]) -> Itera
         done = batch.done
 
 
-def _declared(opened: list[SourceFooter], schema: pa.Schema | None) -> pa.Schema:
+def _declared(opened: list[SourceFooter], known: KnownOfSources) -> pa.Schema:
     """Return the schema of all files, as lists; key-values are those of the files, whatever the table's are."""
-    named = [(str(source.path), as_lists(source.schema)) for source in one_of_each_schema(opened)]
+    zones = known.of_table if known.schema is None else known.schema
+    footers = [(str(source.path), as_lists(source.schema)) for source in one_of_each_schema(opened)]
+    named = footers if zones is None else [(path, with_time_zones(schema, zones)) for path, schema in footers]
     own = merge_schemas(named)
-    if schema is None:
+    if known.schema is None:
         return own
-    table = as_lists(schema).remove_metadata()
+    table = as_lists(known.schema).remove_metadata()
     return own if own.equals(table) else merge_schemas([("the table's schema", table), *named])
 
 

@@ -15,6 +15,7 @@ from pqcache.parquet.rewrite.options import RewriteOptions, parse_compression
 from pqcache.store.cache_directory import CacheDirectory, cache_at, lease_at
 from pqcache.store.config import read_config, updated, write_config
 from pqcache.store.manifest import Manifest
+from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import check_apart, make_endpoints
 from pqcache.store.repartition.to_target import RepartitionReport, repartition_to
@@ -187,7 +188,8 @@ def _repartition_cache(
         recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)
         table = None
         if not _is_done(current, before, recipe):
-            table = local_table_schema(current.path, before.files, rewrite.keep_int96)
+            of_table = schema_of_table(before.table)
+            table = local_table_schema(current.path, before.files, rewrite.keep_int96, of_table)
         plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())
         run = CacheRun(command="repartition", cache=cache, config=config, current=current, options=options)
         result = RunResult(plan=plan, published=None, totals=before.totals)

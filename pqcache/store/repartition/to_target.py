@@ -21,6 +21,7 @@ from pqcache.store.drivers.registry import open_target
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
+from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import Endpoints
 from pqcache.store.repartition.partition_job import JobContext, PartitionJob, do_job
@@ -200,7 +201,7 @@ def _jobs(
         root = local_root(endpoints.source) if dense.reads_files else Path()
         stored = dense.resolve([root / file.path for file in files])
         rewrite = replace(rewrite, dense=tuple((name, parse_dense(kind)) for name, kind in sorted(stored.items())))
-    table = read_table_schema(source, files, options.on_event)
+    table = read_table_schema(source, files, options.on_event, of_table=schema_of_table(version_of(source)))
     if rewrite.dense is None:
         rewrite = replace(rewrite, dense=table.dense)
     version = version_of(source)

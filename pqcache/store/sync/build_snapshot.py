@@ -101,7 +101,7 @@ def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Pa
     assert job.rewrite is not None
     done, source = job.plan, job.metadata.source
     try:
-        table = local_table_schema(target, entries, job.rewrite.keep_int96)
+        table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
     except ParquetError as error:
         raise error.renamed(target, source) from error
     if table.others:
@@ -110,7 +110,8 @@ def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Pa
         job.on_event(Warned(f"{source}: schemas differ; {number} rewritten with the one that holds them all"))
         check_space(job.run.cache.path, plan)
         again = replace(job, previous=Snapshot(target), plan=plan, origin=None, table=table)
-        target, entries = _assemble(again, job.workdir / "unified", list(_make_files(again, IndexBuilder())))
+        built = list(_make_files(again, IndexBuilder(job.table_schema)))
+        target, entries = _assemble(again, job.workdir / "unified", built)
         redone = {directory.directory: directory for directory in plan.directories}
         done = replace(done, directories=tuple(d if d.rewrite else redone[d.directory] for d in done.directories))
     return target, entries, build_index(target, [e.path for e in entries], table_schema=job.table_schema), done
@@ -166,7 +167,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
 def _schemas_kept(job: SnapshotJob) -> SchemaSet:
     """Return the schema of the files that are kept, where all of them are known to have one."""
-    schemas = SchemaSet()
+    schemas = SchemaSet(job.table_schema)
     kept = next((entry.path for d in job.plan.directories for entry in d.keep), None)
     if job.table is not None and job.previous is not None and kept is not None:
         schemas.add(f"{job.previous.path / kept}", job.table.schema)
@@ -259,7 +260,8 @@ def _previous_index(job: SnapshotJob) -> Index | None:
             return previous.checked_index()
         except DamagedError as error:
             log.debug("footers of all kept files are read again: %s", error)
-    return build_index(previous.path, [entry.path for d in job.plan.directories for entry in d.keep])
+    kept = [entry.path for d in job.plan.directories for entry in d.keep]
+    return build_index(previous.path, kept, table_schema=job.table_schema)
 
 
 def _entry(job: SnapshotJob, copy: Downloaded) -> FileEntry:

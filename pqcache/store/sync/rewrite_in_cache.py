@@ -130,6 +130,7 @@ def _rewrite(
             schema=None if table is None else table.schema,
             made_alike=[differ_in_size_only(recipe, job.plan.recipe.rewrite) for recipe in recipes],
             int96=None if table is None else table.int96,
+            of_table=job.table_schema,
             shuffled_with=shuffle_of(recipes[0]),  # the plan has inputs that were all shuffled at once, or none
         ),
         root=links,

@@ -23,7 +23,7 @@ from pqcache.parquet.arrow_sizes import least_width
 from pqcache.parquet.dense_columns import Dense, as_lists, common_dense, dense_in, is_alike, with_dense_columns
 from pqcache.parquet.footer.stored_bytes import stored_bytes_metadata
 from pqcache.parquet.int96_unit import Int96Values, int96_leaves, int96_unit, int96_values
-from pqcache.parquet.schema_merge import merge_schemas
+from pqcache.parquet.schema_merge import merge_schemas, with_time_zones
 from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.drivers.retries import RETRIES, with_retries
@@ -69,14 +69,22 @@ class TableSchema:
 
 
 def read_table_schema(
-    source: Source, files: Sequence[SourceFile], on_event: OnEvent = ignore, keep_int96: bool = False
+    source: Source,
+    files: Sequence[SourceFile],
+    on_event: OnEvent = ignore,
+    keep_int96: bool = False,
+    of_table: pa.Schema | None = None,
 ) -> TableSchema:
     """Return the schema of ``files`` by their footers; INT96 columns are read, as no footer has their range.
+
+    ``of_table`` is that of the Delta or Iceberg table that they are of.
 
     Raises:
         ParquetError: a file is damaged, or types do not mix without loss; names the two files and the types.
         SourceError: a file cannot be read.
     """
+
+    zones = pa.schema([]) if of_table is None else of_table
 
     def of_each(call: Callable[[SourceFile], T], some: Sequence[SourceFile]) -> list[T]:
         calls = [partial(with_retries, partial(call, file), file.path, RETRIES, on_event) for file in some]
@@ -90,6 +98,7 @@ def read_table_schema(
         unit = int96_unit([(file_url(source, file.path), some) for file, some in zip(leaves, values, strict=True)])
     if unit == "ns":
         found = of_each(lambda file: _schema_of(source, file, "ns"), files)
+    found = [(with_time_zones(schema, zones), int96, size) for schema, int96, size in found]
     schemas = SchemaSet()
     for file, (schema, _, _) in zip(files, found, strict=True):
         schemas.add(file_url(source, file.path), schema)
@@ -110,10 +119,12 @@ def read_table_schema(
     )
 
 
-def local_table_schema(root: Path, entries: Sequence[FileEntry], keep_int96: bool = False) -> TableSchema:
-    """Return the schema of the files ``entries`` below a local directory."""
+def local_table_schema(
+    root: Path, entries: Sequence[FileEntry], keep_int96: bool = False, of_table: pa.Schema | None = None
+) -> TableSchema:
+    """Return the schema of the files ``entries`` below a local directory; ``of_table`` is as in `read_table_schema`."""
     files = [SourceFile(entry.path, Identity(entry.size, 0)) for entry in entries]
-    return read_table_schema(LocalSource(str(root), {}), files, keep_int96=keep_int96)
+    return read_table_schema(LocalSource(str(root), {}), files, keep_int96=keep_int96, of_table=of_table)
 
 
 def uniform_table_schema(schema: pa.Schema) -> TableSchema:
@@ -124,9 +135,10 @@ def uniform_table_schema(schema: pa.Schema) -> TableSchema:
 
 
 class SchemaSet:
-    """The different schemas among many files, and the one that holds the rows of all."""
+    """The different schemas among many files, and the one that holds the rows of all; ``of_table`` is their table's."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_table: pa.Schema | None = None) -> None:
+        self._of_table = pa.schema([]) if of_table is None else of_table
         self.distinct: dict[bytes, tuple[str, pa.Schema]] = {}
         self.schema = pa.schema([])
 
@@ -138,6 +150,7 @@ class SchemaSet:
 
     def add(self, name: str, schema: pa.Schema) -> None:
         """Add a file; types that do not mix without loss raise ParquetError, which names two files and the types."""
+        schema = with_time_zones(schema, self._of_table)
         key = self.key(schema)
         if key in self.distinct:
             return

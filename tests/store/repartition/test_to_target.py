@@ -45,6 +45,10 @@ STORES = [
     pytest.param("gs", marks=pytest.mark.gcs),
     pytest.param("az", marks=pytest.mark.azure),
 ]
+LESS_OF_AZURE = [
+    *STORES[:-1],
+    pytest.param("az", marks=[pytest.mark.azure, pytest.mark.deep]),
+]  # of which one is enough here
 
 
 @pytest.fixture(params=STORES)
@@ -372,6 +376,7 @@ def test_one_run_at_a_time_on_a_local_target(shop: Path, tmp_path: Path) -> None
     pqcache.repartition(shop, tmp_path / "out")
 
 
+@pytest.mark.parametrize("remote", LESS_OF_AZURE, indirect=True)
 def test_ctrl_c_in_the_middle_and_again(remote: Remote, tmp_path: Path) -> None:
     shop = write_shop(tmp_path / "shop", days=8)
     words = [sys.executable, "-m", "pqcache", "repartition", str(shop), remote.url, "--row-group-size", "32KB", "-j1"]

@@ -35,7 +35,13 @@ from pqcache.parquet.rewrite.file_writer import (
     widen_dictionary_indices,
     write_errors,
 )
-from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of, with_fields, working_schema
+from pqcache.parquet.schema_merge import (
+    cast_to_schema,
+    condition_schema_of,
+    with_fields,
+    with_time_zones,
+    working_schema,
+)
 
 _BATCH = 4 << 20  # Arrow bytes decoded at once, by an estimate
 _MAX_BATCH_ROWS = 32 << 10  # dictionaries can make the estimate far too low
@@ -52,6 +58,7 @@ def condition_schema(
 
     Structs have the fields that ``types`` know of, too; in a file from before they were added they are null.
     """
+    schema = with_time_zones(schema, pa.schema(list(types.items())))
     known = pa.schema([f.with_type(with_fields(f.type, types[f.name])) if f.name in types else f for f in schema])
     in_file = [column for column in condition_schema_of(known) if column.name not in partitions]
     return pa.schema([*in_file, *(pa.field(name, value.type) for name, value in partitions.items())])
