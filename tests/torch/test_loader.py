@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, foreign_loaders
 from tests.torch.conftest import ROWS, ids_of
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
