@@ -13,13 +13,14 @@ from pqcache.errors import UsageError
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.packing import check_packing
+from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
 from pqcache.torch.resumable import Count, Place, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.units import parse_size
@@ -61,7 +62,8 @@ class ParquetDataset(ResumableDataset):
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
     ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
-                      counts. Of the columns only those that it names are read.
+                      counts. Of the columns only those that it names are read. Or ``TokenBatches``: batches of whole
+                      documents by their tokens, without a batch_size
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
@@ -90,7 +92,7 @@ class ParquetDataset(ResumableDataset):
         columns: Sequence[str] | None = None,
         *,
         filters: Any = None,
-        batch_size: Count | None = 256,
+        batch_size: Count | None = DEFAULT_BATCH_SIZE,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -105,7 +107,7 @@ class ParquetDataset(ResumableDataset):
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
         sequence: SequenceOf | None = None,
-        pack: Pack | None = None,
+        pack: Pack | TokenBatches | None = None,
         as_files: bool = False,
         all_files: bool = False,
     ) -> None:
@@ -121,7 +123,7 @@ class ParquetDataset(ResumableDataset):
             rows=rows,
             sequence=sequence,
             pack=pack,
-            batch_size=batch_rows,
+            batch_size=1 if isinstance(pack, TokenBatches) else batch_rows,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
@@ -132,7 +134,7 @@ class ParquetDataset(ResumableDataset):
             ragged=tuple(ragged),
             rules=FileRules(as_files=as_files, all_files=all_files),
         )
-        check_packing(self.options, columns)
+        check_packing(self.options, columns, batch_rows)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
         check_rank(*self._ranks(), self._lanes)
 
@@ -148,7 +150,7 @@ class ParquetDataset(ResumableDataset):
 
     @property
     def fill(self) -> float | None:
-        """With ``pack``, the share of the places in packed sequences that hold tokens; else None."""
+        """With ``pack``, the share of the places in sequences, or batches, that hold tokens; else None."""
         return None if self._reader.packs is None else self._reader.packs.fill
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
@@ -192,7 +194,7 @@ class ParquetDataset(ResumableDataset):
 
     def rows_of_batches(self) -> tuple[int, int] | None:
         size = self.options.batch_size
-        if size is None or self._reader.nodes is not None:
+        if size is None or self._reader.nodes is not None or isinstance(self.options.pack, TokenBatches):
             return None
         return size, size if self.drop_last else (self._reader.rows - 1) % size + 1
 

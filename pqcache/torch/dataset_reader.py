@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,9 +33,10 @@ from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Ints, Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
-from pqcache.reader.packed_plan import check_pack, pack_plan
+from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
@@ -49,7 +50,7 @@ from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.seeding import seeded
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, check_type, mask_name, null_error, paths_in, to_value
+from pqcache.torch.tensors import Nulls, check_mask, check_type, mask_name, null_error, paths_in, to_value
 from pqcache.torch.transform_errors import BatchOrigin, located
 
 
@@ -61,7 +62,7 @@ class ReadOptions:
     filters: Any
     rows: SelectedRows | None
     sequence: SequenceOf | None
-    pack: Pack | None
+    pack: Pack | TokenBatches | None
     batch_size: int | None
     shuffle: bool
     seed: int
@@ -115,7 +116,7 @@ class DatasetReader:
         return int(self._plan.counts.sum())
 
     @property
-    def packs(self) -> PackedRows | None:
+    def packs(self) -> PackedRows | GroupedRows | None:
         """The packed documents; None where rows are not packed."""
         return self._plan.packs
 
@@ -277,10 +278,11 @@ class DatasetReader:
             if mask is not None:
                 masks[name] = mask if axis is None else in_sequences(mask, axis)
         ordered: dict[str, Any] = {}
-        for name in (*self._plan.columns, *(self.options.pack.ids if self.options.pack else ())):
+        ids = self.options.pack.ids if isinstance(self.options.pack, Pack) else ()
+        for name in (*self._plan.columns, *ids):
             ordered[name] = values[name]
             if name in self._masked or (self.options.nulls.mask and name in masks):  # nulls that no footer tells of
-                _check_mask(name, values)
+                check_mask(name, values)
                 ordered[mask_name(name)] = masks[name]
         return ordered
 
@@ -328,7 +330,7 @@ class DatasetReader:
         snapshot: str | None,
         counts: Ints | None = None,
         path: str | os.PathLike[str] | None = None,
-        packs: PackedRows | None = None,
+        packs: PackedRows | GroupedRows | None = None,
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
         self._data, lease = open_local_dataset(
@@ -342,17 +344,17 @@ class DatasetReader:
     def _keep(self, lease: Lease | None) -> None:
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
-    def _set_plan(self, columns: Sequence[str] | None, counts: Ints | None, packs: PackedRows | None = None) -> None:
+    def _set_plan(
+        self, columns: Sequence[str] | None, counts: Ints | None, packs: PackedRows | GroupedRows | None = None
+    ) -> None:
         options, pack = self.options, self.options.pack
-        if pack is not None and columns is None:
+        if isinstance(pack, Pack) and columns is None:
             columns = pack.columns
         plan = make_read_plan(self._data, columns, options.filters, options.rows, counts, options.sequence)
         filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
-        if pack is None:
-            self._plan = with_dense_lists(plan, (*options.ragged, *filled))
-        else:
-            check_pack(plan, pack)
-            self._plan = pack_plan(plan, pack, packs)
+        if not isinstance(pack, Pack):
+            plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
+        self._plan = plan if pack is None else pack_plan(plan, pack, packs)
         self._loader = RowGroupLoader(self._plan)
         self._fitted: dict[int, Window] = {}  # by lanes of a rank
 
@@ -370,7 +372,7 @@ class DatasetReader:
                     raise UsageError(option, f"{name!r} is not among the columns", advice)
         masked = frozenset(name for name in names if nulls.mask and self._plan.nulls(name) != 0)
         for name in masked:
-            _check_mask(name, names)
+            check_mask(name, names)
         return masked
 
     def __getstate__(self) -> dict[str, Any]:
@@ -392,9 +394,3 @@ class DatasetReader:
         else:
             self._keep(self._data.lease())
             self._set_plan(columns, counts, packs)
-
-
-def _check_mask(name: str, columns: Container[str]) -> None:
-    """Raise UsageError if the mask of a column has the name of another column."""
-    if mask_name(name) in columns:
-        raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")

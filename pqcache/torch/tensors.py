@@ -26,7 +26,7 @@ Nulls inside a column are filled by path: ``user.age`` is a field of a struct, `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +87,12 @@ class Nulls:
 def mask_name(column: str) -> str:
     """Return the name under which a batch holds a column's mask (True where there is a value)."""
     return f"{column}_mask"
+
+
+def check_mask(name: str, columns: Container[str]) -> None:
+    """Raise UsageError if the mask of a column has the name of another column."""
+    if mask_name(name) in columns:
+        raise UsageError("nulls='mask'", f"it would add {mask_name(name)!r}, which is a column already")
 
 
 def null_error(name: str, count: int, where: str, nulls: Nulls, fields: Sequence[str] = ()) -> ParquetError:
