@@ -47,11 +47,12 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.checkpoint import State, check_options
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
+from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import in_sequences, item
-from pqcache.torch.seeding import seeded
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.tensors import Nulls, check_mask, check_type, mask_name, null_error, paths_in, to_value
-from pqcache.torch.transform_errors import BatchOrigin, located
+from pqcache.torch.transform_errors import BatchOrigin
+from pqcache.torch.transforms import Item, Transform, TransformRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class ReadOptions:
     drop_last: bool
     memory: int
     window: int | None
-    transform: Callable[[Any], Any] | None
+    transform: Transform
     nulls: Nulls
     ragged: tuple[str, ...]
     rules: FileRules
@@ -92,6 +93,7 @@ class DatasetReader:
         """
         self.options = options
         self.nodes: NodeShares | None = None
+        self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
         self._window = None if options.window is None else Window(options.window)
         self._release: Callable[[], object] | None = None
@@ -143,12 +145,16 @@ class DatasetReader:
         """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
         loader, order, budget = self._prepare(share, epoch)
         make = self._batches if self.options.batch_size is not None else self._rows
-        origin = self._origin(loader, order)
-        with closing(make(loader, order, indices, order.batches(self.options.drop_last), budget)) as found:
-            for position, batch in found:
-                with located(position, origin, position.index):
-                    result = self.transformed(batch, position, (epoch, position.index))
-                yield position.index, result
+        total = order.batches(self.options.drop_last)
+
+        def read(index: int) -> Any:
+            with closing(make(loader, order, [index], total, budget)) as found:
+                return next(found)[1]
+
+        with closing(make(loader, order, indices, total, budget)) as found:
+            items = (Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index)) for at, batch in found)
+            with closing(self.transforms(self._origin(loader, order)).run(items, order.lanes, total, read)) as results:
+                yield from results
 
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
@@ -161,16 +167,10 @@ class DatasetReader:
             for _, batch in found:
                 yield self._origin(loader, order), batch
 
-    def transformed(self, batch: Any, position: Position, numbers: tuple[int, int]) -> Any:
-        """Return what the transform makes of a batch, with generators seeded by epoch (or pass) and batch number."""
-        transform, node = self.options.transform, () if self.nodes is None else (self.nodes.node,)
-        if transform is None:
-            return batch
-        with seeded(self.options.seed & (2**64 - 1), *numbers, *node):
-            result = transform(batch)
-        if type(result) is dict and self.options.batch_size is not None:
-            return Batch(result, position)
-        return result
+    def transforms(self, origin: BatchOrigin) -> TransformRunner:
+        """Return what calls the transform for batches of one pass."""
+        node = () if self.nodes is None else (self.nodes.node,)
+        return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node)
 
     def state(self, lanes: int, ranks: int, epoch: int = 0, batch: int = 0, worker: list[int] | None = None) -> State:
         """Return the state of a training that goes on at a batch of an epoch; a mix keeps its own place."""

@@ -18,7 +18,8 @@ from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.resumable import Count, Place, ResumableDataset
-from pqcache.torch.transform_errors import BatchOrigin, located
+from pqcache.torch.transform_errors import BatchOrigin
+from pqcache.torch.transforms import Item, TransformRunner
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -174,6 +175,7 @@ class _PassReader:
     ) -> None:
         self._readers, self._schedule, self._sizes, self._share, self._epoch = readers, schedule, sizes, share, epoch
         self._open: dict[tuple[int, int], Generator[tuple[BatchOrigin, Batch]]] = {}
+        self._transforms: dict[tuple[int, int], TransformRunner] = {}
 
     def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
         """Yield (number, transformed batch) for batches ``indices`` of the epoch, in order."""
@@ -197,9 +199,11 @@ class _PassReader:
             if not remaining[key]:
                 self._open.pop(key).close()
             position = replace(batch.position, epoch=self._epoch, index=number, source=names[source])
-            with located(position, origin, batch.index):
-                result = reader.transformed(Batch(batch, position), position, (pass_number, index))
-            yield number, result
+            seed = (pass_number, index)
+            item = Item(value=Batch(batch, position), position=position, place=batch.index, numbers=seed)
+            if key not in self._transforms:
+                self._transforms[key] = reader.transforms(origin)
+            yield number, self._transforms[key].one(item)
 
     def close(self) -> None:
         """Stop reading."""

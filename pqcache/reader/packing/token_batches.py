@@ -26,8 +26,8 @@ class TokenBatches:
 
     For models that take padded documents. Documents of a row group are put into buckets by their lengths, and a batch
     holds documents of one bucket, and what the next shorter ones leave: so many that rows x longest document is at most
-    ``tokens_per_batch``. So batches differ in their number of rows. Every document comes exactly once per epoch, in other
-    batches each epoch; every epoch has the same number of batches.
+    ``tokens_per_batch``. So batches differ in their number of rows. Every document comes exactly once per epoch, in
+    other batches each epoch; every epoch has the same number of batches.
 
     ``column``            the list column with the tokens
     ``tokens_per_batch``  the most tokens of a batch, padding included
