@@ -62,3 +62,34 @@ def test_pictures_are_decoded_and_augmented_in_workers(tmp_path: Path) -> None:
         assert [line.split(",")[0] for line in done.stdout.splitlines()] == [
             f"epoch {epoch}: 150 pictures" for epoch in range(2 if "--epochs" in words else 1)
         ]
+
+
+def test_pictures_are_decoded_on_threads_and_broken_ones_replaced(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pictures = []
+    for number in range(150):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (40, 60, 3), np.uint8)).save(file, "PNG" if number % 2 else "JPEG")
+        pictures.append(file.getvalue())
+    pictures[45] = pictures[45][:200]
+    pictures[120] = b"no picture"
+    table = pa.table({"label": rng.integers(0, 10, 150), "image": pictures})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=40)
+    done = run_script(EXAMPLES / "decode_on_threads.py", str(tmp_path), cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    first, *failed = done.stdout.splitlines()
+    assert first == "150 pictures in 3 batches, 2 broken ones replaced"
+    assert sorted(line.split(":")[0] for line in failed) == [
+        "a.parquet, row group 1, row 5",
+        "a.parquet, row group 3, row 0",
+    ]
+
+
+def test_text_is_tokenized_on_threads(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    shop = write_shop(tmp_path / "shop", days=2, files=2, rows=265)
+    done = run_script(EXAMPLES / "tokenize_text.py", str(shop), cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    texts, tokens = (int(part.split()[0]) for part in done.stdout.split(", "))
+    assert texts == 1060
+    assert tokens >= texts

@@ -89,8 +89,8 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
     Where a selection chooses among the rows of a row group, its columns are read, of the batch's row groups only.
     """
     if plan.packs is not None:
-        reason = "a packed sequence has pieces of documents, and no rows"
-        raise UsageError("rows of a batch", reason, "leave pack= out, or read the document ids of the batch")
+        reason = "with pack= a batch has documents, or pieces of them, whose rows are not looked up"
+        raise UsageError("rows of a batch", reason, "read a column that names the row, or leave pack= out")
     numbers, rows = order.batch(index)
     if plan.piece_starts is not None:
         rows = rows + plan.piece_starts[numbers]

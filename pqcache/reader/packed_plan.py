@@ -7,14 +7,16 @@ import logging
 import warnings
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from pqcache.errors import ParquetError
+from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_columns import check_columns, lengths_of
 from pqcache.reader.packing.packed_rows import PackedRows, best_fit_order, count_tokens
+from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches, batch_ends
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count
@@ -24,40 +26,58 @@ from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 log = logging.getLogger("pqcache.reader")
 
 
-def check_pack(plan: ReadPlan, pack: Pack) -> None:
-    """Raise UsageError for a pack of columns that the plan does not have, or that cannot be packed."""
-    check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
+def pack_plan(plan: ReadPlan, pack: Pack | TokenBatches, packs: PackedRows | GroupedRows | None = None) -> ReadPlan:
+    """Return the plan with its rows packed; its ``counts`` are then sequences, or batches.
 
-
-def pack_plan(plan: ReadPlan, pack: Pack, packs: PackedRows | None = None) -> ReadPlan:
-    """Return the plan with its rows packed; its ``counts`` are then sequences.
-
-    ``packs`` are those of the plan where they are known already.
+    ``packs`` are those of the plan where they are known already. Columns that cannot be packed raise UsageError.
     """
+    check_columns(pack, plan.data.index.schema, plan.data.index.partitions.column_names)
     if packs is not None:
         return _with_packs(plan, packs)
     documents = plan.rows_read
     first = np.cumsum(documents) - documents
     name = hashlib.blake2b(f"{plan.fingerprint} {pack.column}".encode(), digest_size=16).hexdigest()
     lengths = stored_numbers(plan.data, f"lengths-{name}", partial(_count_lengths, plan, pack.column))
-    sequences = -(-count_tokens(lengths.values, first, documents) // pack.length)
-    found = PackedRows(
-        spec=pack, row_groups=plan.row_groups, lengths=lengths, first=first, documents=documents, sequences=sequences
-    )
-    if pack.strategy == "best_fit":
-        found = _with_best_fit(plan, found, name)
+    found: PackedRows | GroupedRows
+    known: dict[str, Any] = {
+        "row_groups": plan.row_groups,
+        "lengths": lengths,
+        "first": first,
+        "documents": documents,
+        "sequences": np.zeros(0, np.int64),
+    }
+    if isinstance(pack, TokenBatches):
+        found = _in_batches(plan, GroupedRows(spec=pack, **known))
+    elif pack.strategy == "best_fit":
+        found = _with_best_fit(plan, PackedRows(spec=pack, **known), name)
+    else:
+        sequences = -(-count_tokens(lengths.values, first, documents) // pack.length)
+        found = replace(PackedRows(spec=pack, **known), sequences=sequences)
     some = found.sequences > 0
     if not some.any():
         warnings.warn(f"{plan.data.root}: no document has a token, so there are no batches", stacklevel=2)
     names = ("row_groups", "first", "documents", "sequences", "first_piece", "pieces")
-    chosen = {name: value[some] for name in names if (value := getattr(found, name)) is not None}
+    chosen = {name: value[some] for name in names if (value := getattr(found, name, None)) is not None}
     return _with_packs(plan, replace(found, **chosen))
 
 
-def _with_packs(plan: ReadPlan, packs: PackedRows) -> ReadPlan:
+def _with_packs(plan: ReadPlan, packs: PackedRows | GroupedRows) -> ReadPlan:
     """Return the plan with only the row groups that have packed sequences."""
     selected = None if plan.selected is None else plan.selected[np.isin(plan.row_groups, packs.row_groups)]
     return replace(plan, row_groups=packs.row_groups, selected=selected, packs=packs)
+
+
+def _in_batches(plan: ReadPlan, packs: GroupedRows) -> GroupedRows:
+    """Return the documents with the number of batches that they make; one too long for a batch raises UsageError."""
+    most = packs.spec.tokens_per_batch
+    longest = int(packs.lengths.values.max(initial=0))
+    if longest > most:
+        number = int((packs.lengths.values > most).sum())
+        reason = f"{number:,} documents have more than tokens_per_batch={most:,} tokens, the longest {longest:,}"
+        raise UsageError(plan.data.root, reason, "give a larger number, or leave them out with filters=")
+    groups = range(len(packs.documents))
+    batches = [len(batch_ends(packs.lengths_of(number), packs.spec)) - 1 for number in groups]
+    return replace(packs, sequences=np.array(batches, np.int64))
 
 
 def _with_best_fit(plan: ReadPlan, packs: PackedRows, name: str) -> PackedRows:

@@ -20,6 +20,7 @@ from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.packed_columns import document_form
 from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.row_filter import Counts, SelectedRowGroups, count_rows, select_row_groups
 from pqcache.reader.selection.selection import Selection
@@ -40,7 +41,7 @@ class ReadPlan:
                      sequences of them, which then count in place of rows.
     ``selected``     how many rows the selection chooses of each row group; one of which it chooses all is read as
                      without a selection
-    ``packs``        the packed sequences that the chosen rows make, which then count in place of rows
+    ``packs``        the packed sequences, or batches, that the chosen rows make, which then count in place of rows
     """
 
     data: LocalDataset
@@ -51,7 +52,7 @@ class ReadPlan:
     piece_starts: Ints | None = None
     selection: Selection | None = None
     selected: Ints | None = None
-    packs: PackedRows | None = None
+    packs: PackedRows | GroupedRows | None = None
 
     def split(self, piece_rows: int) -> ReadPlan:
         """Return the plan with row groups of more than ``piece_rows`` rows split into pieces; the same plan for 0.
@@ -131,7 +132,7 @@ class ReadPlan:
         names = [name for name in self.columns if name not in self.partitions]
         forms = [form_of(self.row_schema.field(name), dense.get(name, 0)) for name in names]
         found = [stored_as(form, self.stored.get(form.name)) for form in forms]
-        return tuple(found if self.packs is None else map(document_form, found))
+        return tuple(map(document_form, found) if isinstance(self.packs, PackedRows) else found)
 
     @cached_property
     def columns_read(self) -> tuple[str, ...]:

@@ -17,7 +17,16 @@ from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBat
 from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
-from pqcache.reader.packing.packed_columns import PIECES, as_sequences, ids_of, pack_columns, packed_forms
+from pqcache.reader.packing.grouped_columns import GroupedColumn
+from pqcache.reader.packing.packed_columns import (
+    PIECES,
+    as_sequences,
+    check_lengths,
+    ids_of,
+    pack_columns,
+    packed_forms,
+)
+from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.row_group_reader import RowGroupReader, checked_columns
 from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes, unknown_sizes
@@ -103,8 +112,13 @@ class RowGroupLoader:
         if packs is None:
             return self._load_rows(number, low, high, arenas)
         documents = self._load_rows(number, 0, int(packs.documents[number]), {})
-        pieces = packs.read(number, int(plan.row_groups[number]), low, high)
-        return pack_columns(packs, pieces, packs.lengths_of(number), documents, self.reader.path(number))
+        lengths, item, path = packs.lengths_of(number), int(plan.row_groups[number]), self.reader.path(number)
+        if isinstance(packs, PackedRows):
+            return pack_columns(packs, packs.read(number, item, low, high), lengths, documents, path)
+        rows, ends = packs.read(number, item, low, high)
+        check_lengths(packs.spec, documents, lengths, path)
+        found = zip(self.grouped_columns, documents, strict=True)
+        return [column for grouped, rows_of in found for column in grouped.gather(rows_of, rows, ends, path)]
 
     def _load_rows(self, number: int, low: int, high: int, arenas: Mapping[str, Arena]) -> list[ColumnData]:
         plan, reader = self.plan, self.reader
@@ -161,10 +175,23 @@ class RowGroupLoader:
         )
 
     @cached_property
+    def grouped_columns(self) -> tuple[GroupedColumn, ...]:
+        """How batches by tokens are held of the columns that are read."""
+        forms = (*self.plan.file_forms, _FILE) if self.plan.partitions else self.plan.file_forms
+        return tuple(
+            GroupedColumn(
+                form, form is not _FILE and (form.stored or not form.dense) and self.plan.nulls(form.name) != 0
+            )
+            for form in forms
+        )
+
+    @cached_property
     def forms(self) -> tuple[ColumnForm, ...]:
         """The forms of the columns that ``load`` returns."""
-        if self.plan.packs is not None:
+        if isinstance(self.plan.packs, PackedRows):
             return packed_forms(self.plan.file_forms)
+        if self.plan.packs is not None:
+            return tuple(form for column in self.grouped_columns for form in column.forms)
         if self.plan.sequences is None:
             forms = self.plan.file_forms
         else:
@@ -177,15 +204,18 @@ class RowGroupLoader:
         Sequences come as their rows, one sequence after the other.
         """
         numbers: list[NumberColumns] = []
-        if self.plan.sequences is None:
+        packs = self.plan.packs
+        split = self.sequence_columns if packs is None or isinstance(packs, PackedRows) else self.grouped_columns
+        if not split:
             numbers, found = self._rows_of(batch)
         else:
             columns = (batch.column(position, form) for position, form in enumerate(self.forms))
-            found = {column.form.name: column.rows(columns) for column in self.sequence_columns}
+            found = {column.form.name: column.rows(columns) for column in split}
         if self.plan.partitions:
-            found.update(self._partition_columns(batch.column(len(self.forms) - 1, _FILE).values))
-        if self.plan.packs is not None:
-            spec = self.plan.packs.spec
+            files = found[_FILE.name] if _FILE.name in found else batch.column(len(self.forms) - 1, _FILE)
+            found.update(self._partition_columns(files.values))
+        if isinstance(packs, PackedRows):
+            spec = packs.spec
             more, ids = ids_of(spec, found.pop(PIECES.name), batch.rows, memory)
             numbers += more
             found = {name: as_sequences(column, spec.length) for name, column in found.items()} | ids

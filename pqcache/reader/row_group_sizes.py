@@ -26,6 +26,7 @@ from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.packed_columns import packed_forms
+from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.disk import check_regular
@@ -47,8 +48,10 @@ def estimate_sizes(plan: ReadPlan, found: SharedNumbers | None = None) -> RowGro
     """
     names = [form.name for form in plan.file_forms]
     found = known_sizes(plan) if found is None else found
+    if isinstance(plan.packs, PackedRows):
+        return _packed_sizes(plan, plan.packs, names, found)
     if plan.packs is not None:
-        return _packed_sizes(plan, names, found)
+        return _grouped_sizes(plan, names, found)
     selected = _bytes(plan, plan.counts, names, found, plan.sequences)
     rows = plan.data.index.rows[plan.row_groups]
     if plan.selection is None:
@@ -61,14 +64,22 @@ def estimate_sizes(plan: ReadPlan, found: SharedNumbers | None = None) -> RowGro
     return RowGroupSizes(selected, decoded, plan.counts)
 
 
-def _packed_sizes(plan: ReadPlan, names: list[str], found: SharedNumbers) -> RowGroupSizes:
-    assert plan.packs is not None
-    width = sum(form.width for form in packed_forms(plan.file_forms)) * plan.packs.spec.length
+def _packed_sizes(plan: ReadPlan, packs: PackedRows, names: list[str], found: SharedNumbers) -> RowGroupSizes:
+    width = sum(form.width for form in packed_forms(plan.file_forms)) * packs.spec.length
     selected = plan.counts * (width + len(names) * _VIEW)
-    others = plan.selection.columns if plan.selection else ()
-    decoded = _bytes(plan, plan.data.index.rows[plan.row_groups], list(dict.fromkeys([*names, *others])), found)
+    decoded = _decoded(plan, names, found)
     tokens = _bytes(plan, plan.rows_read, names[:1], found)  # one column is laid end to end at a time
     return RowGroupSizes(selected, decoded + tokens + selected, plan.counts)
+
+
+def _grouped_sizes(plan: ReadPlan, names: list[str], found: SharedNumbers) -> RowGroupSizes:
+    selected = _bytes(plan, plan.rows_read, names, found)
+    return RowGroupSizes(selected, _decoded(plan, names, found) + selected, plan.counts)
+
+
+def _decoded(plan: ReadPlan, names: list[str], found: SharedNumbers) -> Ints:
+    others = plan.selection.columns if plan.selection else ()
+    return _bytes(plan, plan.data.index.rows[plan.row_groups], list(dict.fromkeys([*names, *others])), found)
 
 
 def known_sizes(plan: ReadPlan) -> SharedNumbers:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pqcache.reader.columns.batch_layout import FinishedBatch
+from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.column_options import check_mask
 from pqcache.torch.ragged import in_sequences
@@ -28,7 +29,8 @@ def values_of(columns: FinishedBatch, plan: ReadPlan, nulls: Nulls, masked: froz
         if mask is not None:
             masks[name] = mask if axis is None else in_sequences(mask, axis)
     ordered: dict[str, Any] = {}
-    for name in (*plan.columns, *(() if plan.packs is None else plan.packs.spec.ids)):
+    ids = plan.packs.spec.ids if isinstance(plan.packs, PackedRows) else ()
+    for name in (*plan.columns, *ids):
         ordered[name] = values[name]
         if name in masked or (nulls.mask and name in masks):  # nulls that no footer tells of
             check_mask(name, values)

@@ -15,6 +15,7 @@ from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
@@ -24,9 +25,11 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.packing import check_packing
+from pqcache.torch.failed_rows import FailedRow
+from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
 from pqcache.torch.resumable import Count, Place, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
+from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform
 from pqcache.units import parse_size
 
 
@@ -58,6 +61,13 @@ class ParquetDataset(ResumableDataset):
     ``num_replicas``, ``rank``   default to those of torch.distributed where it is initialised, else 1 and 0
     ``transform``     called in the worker on each batch (or row); what it returns is what the loader yields. numpy's,
                       random's and torch's generators are seeded for it from (seed, epoch, batch index).
+    ``transform_workers``   threads of this process (or worker) on which the transform is called: then as
+                      ``transform(batch, generator)``, with a ``numpy.random.Generator`` seeded in the same way, because
+                      threads share the global ones. None: no threads
+    ``on_error``      "raise", or "skip": a row for which the transform raises an error is replaced by the next good one
+                      of its batch, so that batches keep their number and size; ``errors()`` has all. See
+                      docs/transforms.md
+    ``max_errors``    with "skip", how many rows may fail in an epoch, of each worker; None: any number
     ``nulls``         "error", "mask" (adds a bool ``NAME_mask``, True where there is a value) or
                       ``{column: fill}``; nulls inside a column by path, like ``{"user.age": 0, "tags.element": ""}``
     ``ragged``        list columns to keep Ragged although all their lists are of one length
@@ -68,7 +78,8 @@ class ParquetDataset(ResumableDataset):
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
     ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
-                      counts. Of the columns only those that it names are read.
+                      counts. Of the columns only those that it names are read. Or ``TokenBatches``: batches of whole
+                      documents by their tokens, without a batch_size
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
     ``source``        the URL of the dataset that ``path`` is to be a cache of. While that has no snapshot, a run that
                       fetches the first one is started, or one that does is waited for, and batches come as their
@@ -102,7 +113,7 @@ class ParquetDataset(ResumableDataset):
         columns: Sequence[str] | None = None,
         *,
         filters: Any = None,
-        batch_size: Count | None = 256,
+        batch_size: Count | None = DEFAULT_BATCH_SIZE,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -112,13 +123,16 @@ class ParquetDataset(ResumableDataset):
         lanes: Count | None = None,
         num_replicas: Count | None = None,
         rank: Count | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
+        transform_workers: int | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | None = MAX_ERRORS,
         nulls: str | Mapping[str, Any] = "error",
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
         split: Split | None = None,
         sequence: SequenceOf | None = None,
-        pack: Pack | None = None,
+        pack: Pack | TokenBatches | None = None,
         as_files: bool = False,
         all_files: bool = False,
         source: str | os.PathLike[str] | None = None,
@@ -129,8 +143,6 @@ class ParquetDataset(ResumableDataset):
         batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
         check_numbers(batch_size=batch_rows, window=row_groups)
         check_seed(seed)
-        if transform is not None and not callable(transform):
-            raise UsageError(f"transform={transform!r}", "give a function that takes a batch (or row)")
         self.options = ReadOptions(
             path=Path(path),
             filters=filters,
@@ -138,19 +150,21 @@ class ParquetDataset(ResumableDataset):
             choice=RowChoice(split=split),
             sequence=sequence,
             pack=pack,
-            batch_size=batch_rows,
+            batch_size=1 if isinstance(pack, TokenBatches) else batch_rows,
             shuffle=shuffle,
             seed=seed,
             drop_last=drop_last,
             memory=parse_size(memory),
             window=row_groups,
-            transform=transform,
+            transform=Transform(
+                function=transform, on_error=on_error, max_errors=max_errors, threads=transform_workers
+            ),
             nulls=Nulls.of(nulls),
             ragged=tuple(ragged),
             rules=FileRules(as_files=as_files, all_files=all_files),
             fill=fill_request(source, source_options, keep_filling),
         )
-        check_packing(self.options, columns)
+        check_packing(self.options, columns, batch_rows)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
         check_rank(*self._ranks(), self._lanes)
 
@@ -166,12 +180,16 @@ class ParquetDataset(ResumableDataset):
 
     @property
     def fill(self) -> float | None:
-        """With ``pack``, the share of the places in packed sequences that hold tokens; else None."""
+        """With ``pack``, the share of the places in sequences, or batches, that hold tokens; else None."""
         return self._reader.fill
 
     def stats(self) -> DatasetStats:
         """Return what has arrived of the dataset, and how long this process and its forked workers waited for it."""
         return self._reader.stats()
+
+    def errors(self) -> list[FailedRow]:
+        """Return the rows for which the transform failed, of all workers of this rank, with ``on_error="skip"``."""
+        return [] if self._reader.failures is None else self._reader.failures.read()
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after the batch ``after``, as a small dict of JSON values.
@@ -208,13 +226,15 @@ class ParquetDataset(ResumableDataset):
             raise UsageError(self.options.path, "holds a node's share", "a mix needs all of it on every node")
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
+        if self.options.transform.threads is not None:
+            raise UsageError("transform_workers", "a mix calls transforms without threads", "use DataLoader's workers")
         if not self.pad:
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader
 
     def rows_of_batches(self) -> tuple[int, int] | None:
         size = self.options.batch_size
-        if size is None or self._reader.nodes is not None:
+        if size is None or self._reader.nodes is not None or isinstance(self.options.pack, TokenBatches):
             return None
         return size, size if self.drop_last else (self._reader.rows - 1) % size + 1
 

@@ -33,9 +33,10 @@ from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
-from pqcache.reader.packed_plan import check_pack, pack_plan
+from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
@@ -52,11 +53,12 @@ from pqcache.torch.batch_values import values_of
 from pqcache.torch.checkpoint import State, check_options
 from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
+from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
-from pqcache.torch.seeding import seeded
 from pqcache.torch.shared_memory import worker_pool
 from pqcache.torch.tensors import Nulls, null_error
-from pqcache.torch.transform_errors import BatchOrigin, located
+from pqcache.torch.transform_errors import BatchOrigin
+from pqcache.torch.transforms import Item, Transform, TransformRunner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +70,14 @@ class ReadOptions:
     rows: SelectedRows | None
     choice: RowChoice
     sequence: SequenceOf | None
-    pack: Pack | None
+    pack: Pack | TokenBatches | None
     batch_size: int | None
     shuffle: bool
     seed: int
     drop_last: bool
     memory: int
     window: int | None
-    transform: Callable[[Any], Any] | None
+    transform: Transform
     nulls: Nulls
     ragged: tuple[str, ...]
     rules: FileRules
@@ -99,6 +101,7 @@ class DatasetReader:
         """
         self.options = options
         self.nodes: NodeShares | None = None
+        self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
         self._window = None if options.window is None else Window(options.window)
         self._release: Callable[[], object] | None = None
@@ -155,12 +158,16 @@ class DatasetReader:
         """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
         loader, order, budget = self._prepare(share, epoch)
         make = self._batches if self.options.batch_size is not None else self._rows
-        origin = self._origin(loader, order)
-        with closing(make(loader, order, indices, order.batches(self.options.drop_last), budget)) as found:
-            for position, batch in found:
-                with located(position, origin, position.index):
-                    result = self.transformed(batch, position, (epoch, position.index))
-                yield position.index, result
+        total = order.batches(self.options.drop_last)
+
+        def read(index: int) -> Any:
+            with closing(make(loader, order, [index], total, budget)) as found:
+                return next(found)[1]
+
+        with closing(make(loader, order, indices, total, budget)) as found:
+            items = (Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index)) for at, batch in found)
+            with closing(self.transforms(self._origin(loader, order)).run(items, order.lanes, total, read)) as results:
+                yield from results
 
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
@@ -177,16 +184,10 @@ class DatasetReader:
         lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
         return replace(order, lane_rows=lane_rows)
 
-    def transformed(self, batch: Any, position: Position, numbers: tuple[int, int]) -> Any:
-        """Return what the transform makes of a batch, with generators seeded by epoch (or pass) and batch number."""
-        transform, node = self.options.transform, () if self.nodes is None else (self.nodes.node,)
-        if transform is None:
-            return batch
-        with seeded(self.options.seed & (2**64 - 1), *numbers, *node):
-            result = transform(batch)
-        if type(result) is dict and self.options.batch_size is not None:
-            return Batch(result, position)
-        return result
+    def transforms(self, origin: BatchOrigin) -> TransformRunner:
+        """Return what calls the transform for batches of one pass."""
+        node = () if self.nodes is None else (self.nodes.node,)
+        return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node)
 
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int) -> Position:
         """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
@@ -348,7 +349,7 @@ class DatasetReader:
         snapshot: str | None,
         counts: Counts | None = None,
         path: str | os.PathLike[str] | None = None,
-        packs: PackedRows | None = None,
+        packs: PackedRows | GroupedRows | None = None,
     ) -> None:
         """Open a snapshot (None: the current one) and lease it instead of the previous one."""
         self._data, lease = open_local_dataset(
@@ -362,20 +363,20 @@ class DatasetReader:
     def _keep(self, lease: Lease | None) -> None:
         self._release = weakref.finalize(self, lease.close) if lease is not None else None
 
-    def _set_plan(self, columns: Sequence[str] | None, counts: Counts | None, packs: PackedRows | None = None) -> None:
+    def _set_plan(
+        self, columns: Sequence[str] | None, counts: Counts | None, packs: PackedRows | GroupedRows | None = None
+    ) -> None:
         options, pack = self.options, self.options.pack
         self._counts = {} if counts is None else counts
-        if pack is not None and columns is None:
+        if isinstance(pack, Pack) and columns is None:
             columns = pack.columns
         plan = make_read_plan(
             self._data, columns, options.filters, options.rows, self._counts, options.sequence, options.choice
         )
         filled = [name for name in plan.columns if options.nulls.fills_inside(name)]  # which dense lists cannot be
-        if pack is None:
-            self._plan = with_dense_lists(plan, (*options.ragged, *filled))
-        else:
-            check_pack(plan, pack)
-            self._plan = pack_plan(plan, pack, packs)
+        if not isinstance(pack, Pack):
+            plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
+        self._plan = plan if pack is None else pack_plan(plan, pack, packs)
         self._loader = RowGroupLoader(self._plan)
         self._fitted: dict[int, Window] = {}  # by lanes of a rank
 

@@ -20,7 +20,8 @@ from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.resumable import Count, Place, ResumableDataset
-from pqcache.torch.transform_errors import BatchOrigin, located
+from pqcache.torch.transform_errors import BatchOrigin
+from pqcache.torch.transforms import Item, TransformRunner
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -202,6 +203,7 @@ class _PassReader:
         self._readers, self._schedule, self._sizes, self._share = readers, schedule, sizes, share
         self._epoch, self._token = of_mix
         self._open: dict[tuple[int, int], Generator[tuple[BatchOrigin, Batch]]] = {}
+        self._transforms: dict[tuple[int, int], TransformRunner] = {}
 
     def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
         """Yield (number, transformed batch) for batches ``indices`` of the epoch, in order."""
@@ -227,9 +229,11 @@ class _PassReader:
             position = replace(
                 batch.position, epoch=self._epoch, index=number, source=names[source], dataset=self._token
             )
-            with located(position, origin, batch.index):
-                result = reader.transformed(Batch(batch, position), position, (pass_number, index))
-            yield number, result
+            seed = (pass_number, index)
+            item = Item(value=Batch(batch, position), position=position, place=batch.index, numbers=seed)
+            if key not in self._transforms:
+                self._transforms[key] = reader.transforms(origin)
+            yield number, self._transforms[key].one(item)
 
     def close(self) -> None:
         """Stop reading."""

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pqcache.reader.order.epoch_order import Ints, Order
+from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan
 from pqcache.torch.batch import Position
 
 _MOST = 20  # row groups that are listed
+
+
+class RowPlace(NamedTuple):
+    """Where a row is; with a selection, ``row`` counts the selected ones."""
+
+    file: str
+    row_group: int
+    row: int
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,19 @@ class BatchOrigin:
         groups, rows = self.order.batch(index)
         lines = [self._line(int(group), rows[groups == group]) for group in np.unique(groups)]
         return lines if len(lines) <= _MOST else [*lines[:_MOST], f"and {len(lines) - _MOST} more row groups"]
+
+    def places(self, index: int) -> list[RowPlace]:
+        """Return where each row of a batch is."""
+        groups, rows = self.order.batch(index)
+        if isinstance(packs := self.plan.packs, GroupedRows):  # of which each is a batch of several rows
+            (group,), (item,) = groups.tolist(), rows.tolist()
+            rows, _ = packs.read(group, int(self.plan.row_groups[group]), item, item + 1)
+            groups = np.repeat(groups, len(rows))
+        starts = np.zeros(len(groups), np.int64) if self.plan.piece_starts is None else self.plan.piece_starts[groups]
+        table, numbers = self.plan.data.index, self.plan.row_groups[groups]
+        files, row_groups = table.numbers("file")[numbers], table.numbers("row_group")[numbers]
+        found = zip(files.tolist(), row_groups.tolist(), (rows + starts).tolist(), strict=True)
+        return [RowPlace(table.paths[file], row_group, row) for file, row_group, row in found]
 
     def _line(self, group: int, rows: Ints) -> str:
         index, number = self.plan.data.index, int(self.plan.row_groups[group])
@@ -58,11 +81,12 @@ def located(position: Position, origin: BatchOrigin, index: int) -> Iterator[Non
         item = "batch" if origin.in_batches else "row"
         about = "" if position.source is None else f" (of the dataset {position.source!r} of the mix)"
         heading = f"in the transform of {item} {position.index} of epoch {position.epoch}{about}, {origin.dataset}:"
-        _note(error, "\n  ".join([heading, *origin.rows_of(index)]))
+        add_note(error, "\n  ".join([heading, *origin.rows_of(index)]))
         raise
 
 
-def _note(error: Exception, text: str) -> None:
+def add_note(error: Exception, text: str) -> None:
+    """Add text to what is printed of an error."""
     if hasattr(error, "add_note"):
         error.add_note(text)
         return

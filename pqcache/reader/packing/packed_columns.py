@@ -32,6 +32,7 @@ from pqcache.reader.columns.column_forms import ColumnForm, number_dtype, storag
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows, Pieces
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.system.buffer_pool import BufferPool
 
 PIECES = ColumnForm(name="\0pieces", type=pa.large_binary(), kind="bytes", width=1)
@@ -48,7 +49,7 @@ def item_type(kind: pa.DataType) -> np.dtype[Any] | None:
     return None if pa.types.is_boolean(bare.value_type) else item
 
 
-def check_columns(pack: Pack, schema: pa.Schema, partitions: Sequence[str]) -> None:
+def check_columns(pack: Pack | TokenBatches, schema: pa.Schema, partitions: Sequence[str]) -> None:
     """Raise UsageError for columns that cannot be packed."""
     for name in pack.columns:
         if name not in schema.names or name in partitions:
@@ -57,7 +58,8 @@ def check_columns(pack: Pack, schema: pa.Schema, partitions: Sequence[str]) -> N
         dtype = item_type(kind)
         if dtype is None:
             raise UsageError("pack", f"{name!r} is {kind}", "name columns of lists of numbers")
-        pack.fill(name, dtype)
+        if isinstance(pack, Pack):
+            pack.fill(name, dtype)
 
 
 def document_form(form: ColumnForm) -> ColumnForm:
@@ -109,10 +111,7 @@ def pack_columns(
 
     ``lengths`` are those that the documents are to have. Others raise ParquetError.
     """
-    for column in columns:
-        found = lengths_of(column, path)
-        if not np.array_equal(found, lengths):
-            raise _other_lengths(packs.spec, column.form.name, found, lengths, path)
+    check_lengths(packs.spec, columns, lengths, path)
     parts = _source_parts(pieces)
     sequences = int(pieces.sequence[-1]) + 1 if len(pieces.sequence) else 0
     pads = packs.spec.length - np.bincount(pieces.sequence, pieces.tokens, sequences).astype(np.int64)
@@ -139,7 +138,16 @@ def _numbered(pieces: Pieces, pads: Ints) -> ColumnData:
     return from_arrow(_binary(8 * ends, pairs.astype("<i4").reshape(-1).view(np.uint8)), PIECES)
 
 
-def _other_lengths(pack: Pack, name: str, found: Ints, lengths: Ints, path: Path) -> ParquetError:
+def check_lengths(pack: Pack | TokenBatches, columns: Sequence[ColumnData], lengths: Ints, path: Path) -> None:
+    """Raise ParquetError where documents have other lengths than were counted, or columns differ in them."""
+    for column in columns:
+        if column.form.name in pack.columns:
+            found = lengths_of(column, path)
+            if not np.array_equal(found, lengths):
+                raise _other_lengths(pack, column.form.name, found, lengths, path)
+
+
+def _other_lengths(pack: Pack | TokenBatches, name: str, found: Ints, lengths: Ints, path: Path) -> ParquetError:
     if name == pack.column or len(found) != len(lengths):
         advice = "the file was replaced or is damaged: open the dataset again"
         return ParquetError(path, f"column {name!r} has documents of other lengths than were counted", advice)

@@ -14,7 +14,7 @@ from pqcache.reader.packing.best_fit import best_fit
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.stored_numbers import SmallInts, StoredNumbers
 
-_DOCUMENTS = 16  # what a random stream is for, after those of the order
+DOCUMENTS = 16  # what a random stream is for, after those of the order
 
 
 class Pieces(NamedTuple):
@@ -81,7 +81,7 @@ class PackedRows:
         order, sequence = self._order_of(number)
         start, count = _pieces_of(lengths, self.spec.length)
         if self.shuffle is not None:
-            order = _exchanged(order, count, permutation(len(order), *self.shuffle, _DOCUMENTS, 0, item))
+            order = _exchanged(order, count, permutation(len(order), *self.shuffle, DOCUMENTS, 0, item))
         wanted = slice(*np.searchsorted(sequence, (low, high)).tolist())
         order = order[wanted]
         return Pieces(start[order], count[order], sequence[wanted] - low)
@@ -89,7 +89,7 @@ class PackedRows:
     def _documents_in_order(self, count: int, item: int) -> Ints:
         if self.shuffle is None:
             return np.arange(count)
-        return permutation(count, *self.shuffle, _DOCUMENTS, 0, item)
+        return permutation(count, *self.shuffle, DOCUMENTS, 0, item)
 
     def _order_of(self, number: int) -> tuple[Ints, Ints]:
         """Return the pieces of a row group in order, and the sequence of each."""

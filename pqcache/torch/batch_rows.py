@@ -1,0 +1,63 @@
+"""Rows of a batch: counted, taken, copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pqcache.reader.order.epoch_order import Ints
+from pqcache.torch.batch import Batch
+from pqcache.torch.ragged import Ragged
+
+CU_SEQLENS = "cu_seqlens"
+
+
+def row_count(value: Any) -> int:
+    """Return the number of rows of a batch, or of one of its columns."""
+    return row_count(next(iter(value.values()))) if isinstance(value, dict) else len(value)
+
+
+def take_rows(batch: Batch, rows: Sequence[int], packed: bool = False) -> Batch:
+    """Return rows of a batch as a new one, which shares no memory with it; ``packed`` ones have ``cu_seqlens``."""
+    positions = np.array(rows, np.int64)
+    taken = {name: _taken(value, positions) for name, value in batch.items() if not packed or name != CU_SEQLENS}
+    if packed and CU_SEQLENS in batch:
+        count = row_count(taken)
+        taken = {name: taken[name] if name in taken else _ends(batch, positions, count) for name in batch}
+    return Batch(taken, batch.position)
+
+
+def copied(value: Any) -> Any:
+    """Return a column, or a dict of columns, or of values of one row, with tensors of its own."""
+    if isinstance(value, Batch):
+        return Batch({name: copied(inner) for name, inner in value.items()}, value.position)
+    if isinstance(value, dict):
+        return {name: copied(inner) for name, inner in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(copied(value.values), value.offsets.clone(), value.kind)
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _taken(value: Any, rows: Ints) -> Any:
+    if isinstance(value, dict):
+        return {name: _taken(inner, rows) for name, inner in value.items()}
+    if isinstance(value, Ragged):
+        offsets = value.offsets.numpy()
+        lengths = np.diff(offsets)[rows]
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        items = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
+        return Ragged(_taken(value.values, items), torch.from_numpy(ends), value.kind)
+    return torch.from_numpy(value.numpy()[rows])  # torch does not take rows of all types
+
+
+def _ends(batch: Batch, rows: Ints, count: int) -> torch.Tensor:
+    """Return ``cu_seqlens`` of some sequences of a packed batch, which are all of one length."""
+    ends = batch[CU_SEQLENS].numpy()
+    length = int(ends[-1]) // row_count({name: value for name, value in batch.items() if name != CU_SEQLENS})
+    sequence = ends[:-1] // length
+    lengths = [np.diff(ends)[sequence == row] for row in rows.tolist()]
+    found = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))])
+    return torch.from_numpy(found.astype(np.int32))
