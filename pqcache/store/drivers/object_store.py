@@ -188,7 +188,7 @@ def _source_error(name: str, error: Exception, place: BucketConfig) -> PqcacheEr
     if (slow := too_slow(name, error)) is not None:
         return slow
     advice = f"check {place.endpoint_words} and the network"
-    if isinstance(error, Stalled):
+    if isinstance(error, Stalled) or "kind: Timeout" in text:  # by the client's own limit, which is the same
         return SourceUnavailable(name, "no answer in time", advice)
     match = re.search(r"status code: (\d{3})", text)
     status = int(match[1]) if match else 0

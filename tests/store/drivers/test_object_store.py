@@ -15,7 +15,9 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import obstore
 import pytest
+from obstore.exceptions import BaseError
 
 import pqcache
 from pqcache.errors import (
@@ -27,9 +29,11 @@ from pqcache.errors import (
     SourceUnavailable,
     UsageError,
 )
+from pqcache.store.drivers.object_store import _source_error, new_store
 from pqcache.store.drivers.object_store_config import place_of
 from pqcache.store.drivers.registry import open_source, open_target
 from pqcache.store.urls import is_secret, redact
+from tests.conftest import NOWHERE
 from tests.datasets import rows_of, write_day, write_shop
 from tests.forked_commands import run_pqcache
 from tests.servers.tls import Tls
@@ -298,6 +302,20 @@ def test_bad_servers_are_unavailable_and_never_waited_for() -> None:
         read()
 
 
+def test_the_limit_of_the_client_is_no_other_error() -> None:
+    """It is the same as the driver's, and either may be first on a busy machine."""
+    bucket = Bucket()
+    bucket.cut, bucket.drip = 10, 3.0
+    with serving(bucket.answer) as server:
+        place = place_of("gs://lake", {"endpoint": server.url, "anon": "true"})
+        with pytest.raises(BaseError) as raised:
+            for _ in obstore.get(new_store(place, 0.2), "x", options={"range": (0, 100)}).stream(min_chunk_size=1):
+                pass
+        found = _source_error("gs://lake/x", raised.value, place)
+        assert isinstance(found, SourceUnavailable)
+        assert found.reason == "no answer in time"
+
+
 def test_a_host_with_a_wrong_certificate_is_named(tmp_path: Path) -> None:
     server = Tls("http://127.0.0.1:1", tmp_path)
     server.use(server.certificate("IP:127.0.0.1"))  # of an authority that nobody knows
@@ -310,7 +328,9 @@ def test_a_host_with_a_wrong_certificate_is_named(tmp_path: Path) -> None:
 def test_without_credentials_a_server_without_tls_is_asked_and_no_other(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither of the addresses at which machines in a cloud ask for their account."""
+    """Neither of the addresses at which machines in a cloud ask for their account; no test can reach these."""
+    assert {os.environ[name] for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP", "GCE_METADATA_ROOT")} == {NOWHERE}
+    assert NOWHERE in os.environ["IDENTITY_ENDPOINT"]
     with (
         serving(lambda _, handler: reply(handler, b"{}")) as account,
         serving(lambda _, handler: reply(handler, status=404)) as server,
