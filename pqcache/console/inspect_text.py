@@ -16,6 +16,7 @@ from pqcache.benchmark.forecast import Forecast, describe_forecast
 from pqcache.console.inspect_html import inspection_page
 from pqcache.console.terminal import bar, escape, is_plain, print_json, stdout_console
 from pqcache.errors import PqcacheError, UsageError
+from pqcache.store.inspect.arriving_progress import ArrivalProgress
 from pqcache.store.inspect.listings import Difference
 from pqcache.store.inspect.summary import Inspection
 from pqcache.units import BLOCK_SIZE, format_count, format_seconds, format_size, parse_size
@@ -31,6 +32,8 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
     if found.source:
         console.print(f"  source       {escape(found.source)}")
         console.print(f"  snapshot     {escape(found.snapshot or '?')}, {_age(found.created)} old")
+    if found.arriving is not None:
+        console.print(escape(f"  arriving     {_arriving(found, found.arriving)}"))
     if found.version is not None:
         console.print(escape(f"  table        {found.version}"))
     if found.shard is not None:
@@ -48,6 +51,17 @@ def print_inspection(found: Inspection, training: Forecast | None, all_partition
         _print_training(console, training)
     _print_partitions(console, found, None if all_partitions else _PARTITIONS)
     print_columns(found, _COLUMNS)
+
+
+def _arriving(found: Inspection, arriving: ArrivalProgress) -> str:
+    """Return how much of a first snapshot is there, and who fetches the rest."""
+    held = f"{format_size(arriving.bytes)} of {format_size(arriving.total_bytes)} are there"
+    parts = f"{arriving.files:,} of {format_count(found.files, 'file')}"
+    parts += f", {arriving.row_groups:,} of {format_count(found.row_groups, 'row group')}"
+    if arriving.abandoned:
+        return f"{held}: {parts}; no more will come, as files changed at the source or the disk failed"
+    run = f"fetched by {arriving.run}" if arriving.run else "no run fetches it; 'pqcache sync' goes on"
+    return f"{held}: {parts}; {run}"
 
 
 def verdict(found: Inspection) -> str:

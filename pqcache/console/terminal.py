@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pqcache.errors import PqcacheError
-from pqcache.events import Advanced, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
+from pqcache.events import Advanced, Awaited, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
 from pqcache.store.urls import printable, printable_json
 from pqcache.units import format_count, format_seconds, format_size
 
@@ -328,7 +328,7 @@ class _ProgressBars:
             TextColumn("{task.description:<16}"),
             BarColumn(bar_width=None),
             TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[amount]}"),
+            TextColumn("{task.fields[amount]}{task.fields[awaited]}"),
             TimeRemainingColumn(compact=True),
             console=stderr_console(),
             transient=True,
@@ -351,13 +351,16 @@ class _ProgressBars:
             self._units[event.phase] = event.unit
             if event.total:
                 self._tasks[event.phase] = self._progress.add_task(
-                    _PHASE_TEXT[event.phase], total=event.total, amount=""
+                    _PHASE_TEXT[event.phase], total=event.total, amount="", awaited=""
                 )
         elif isinstance(event, Advanced) and event.phase in self._tasks:
             task = self._tasks[event.phase]
             self._progress.advance(task, event.amount)
             state = self._progress.tasks[self._progress.task_ids.index(task)]
             self._progress.update(task, amount=_amount(state.completed, self._units[event.phase]))
+        elif isinstance(event, Awaited) and "fetch" in self._tasks:
+            awaited = f", readers wait for {format_size(event.bytes)}" if event.bytes else ""
+            self._progress.update(self._tasks["fetch"], awaited=awaited)
         elif isinstance(event, Listed):
             files = format_count(event.files, "file")
             self._progress.console.print(f"source holds {files}, {format_size(event.bytes)}", style="dim")

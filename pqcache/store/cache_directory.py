@@ -40,6 +40,7 @@ _WITHOUT_LOCKS = (
     "its file system has no locks: a second run is not noticed until it publishes, and old snapshots are kept, as "
     "their readers are not known; remove those of last week with 'pqcache gc {cache} --older-than 7d'"
 )
+_LOOK = 0.1  # seconds: more than a reader holds the lock to see whether a run is at work
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A pqcache: a copy of a source.\n"
 
 
@@ -169,7 +170,7 @@ class CacheDirectory:
 
         A cache that others can change raises CacheError. A file system without locks is reported as an event.
         """
-        deadline = time.monotonic() + wait
+        deadline = time.monotonic() + max(wait, _LOOK)
         self.check_layout()
         descriptor = self._open_lock()
         try:

@@ -112,10 +112,8 @@ def test_a_file_that_is_replaced(store: Store, tmp_path: Path, monkeypatch: pyte
     check(store, tmp_path / "cache", tmp_path)
 
 
-@pytest.mark.s3
+@pytest.mark.parametrize("store", [pytest.param("s3", marks=pytest.mark.s3)], indirect=True)  # which has an MD5
 def test_a_byte_that_is_damaged_on_its_way(store: Store, tmp_path: Path) -> None:
-    if store.kind != "s3":
-        pytest.skip("HDFS has no checksum that a client could compare")
     cache = CacheDirectory(tmp_path / "cache")
     hit = threading.Event()
 

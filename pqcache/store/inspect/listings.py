@@ -19,6 +19,7 @@ from pqcache.parquet.dense import as_list
 from pqcache.parquet.misread_columns import check_read_right
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.hive import parent
+from pqcache.store.inspect.arriving_progress import leased_snapshot
 from pqcache.store.inspect.summary import read_remote_index
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
@@ -86,11 +87,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class InspectedDataset:
-    """A dataset: its index, the bytes of each file, and its directory if that is on this machine."""
+    """A dataset: its index, the bytes of each file, and its directory if that is on this machine.
+
+    ``arriving`` says that not all bytes need be there.
+    """
 
     index: Index
     sizes: Sequence[int]
     root: Path | None
+    arriving: bool = False
 
 
 def open_inspected_dataset(
@@ -107,10 +112,10 @@ def open_inspected_dataset(
     text = os.fspath(target)
     cache = CacheDirectory(Path(text).absolute())
     if url_scheme(text) == "" and cache.exists():
-        snapshot, lease = cache.lease()
-        with lease:
+        with leased_snapshot(cache) as (snapshot, progress):
             entries = snapshot.manifest().files
-            return InspectedDataset(snapshot.index(), [entry.size for entry in entries], snapshot.path)
+            sizes = [entry.size for entry in entries]
+            return InspectedDataset(snapshot.index(), sizes, snapshot.path, arriving=progress is not None)
     source = open_table(text, OpenOptions(store=options or {}, as_files=rules is not None and rules.as_files))
     try:
         files = sorted(list_source(source, on_event, rules=rules).files, key=lambda file: file.path)
@@ -173,6 +178,8 @@ def schema_view(dataset: InspectedDataset) -> Iterator[dict[str, Any]]:
 
 def sample_rows(dataset: InspectedDataset, count: int, name: str) -> list[dict[str, Any]]:
     """Return the first ``count`` rows with values as ``readable`` has them; a remote dataset raises UsageError."""
+    if dataset.arriving:
+        raise UsageError("--sample", f"{name} is still arriving", "read it with Cache.batches, which waits")
     if dataset.root is None:
         raise UsageError(
             "--sample", f"{redact(name)} is not local", f"copy it with 'pqcache sync {redact(name)} CACHE'"

@@ -21,6 +21,7 @@ from pqcache.store.cache_directory import CacheDirectory, cache_at
 from pqcache.store.config import read_config
 from pqcache.store.drivers.base import Source, version_of
 from pqcache.store.hive import parent
+from pqcache.store.inspect.arriving_progress import ArrivalProgress, leased_snapshot
 from pqcache.store.keys.lookup import columns_indexed
 from pqcache.store.manifest import SourceFile, TableVersion
 from pqcache.store.manifest_file import schema_of_table
@@ -80,7 +81,8 @@ class Inspection:
     there are no blocks. ``compression`` maps codecs to bytes. ``under_quarter`` counts row groups of less
     than a quarter of ``block_size``. ``keys`` are the columns that a cache has a key index of.
     ``shard`` is the node whose share a cache holds, like ``0/3``, or None for all;
-    ``listing`` is equal for caches that hold shares of the same.
+    ``listing`` is equal for caches that hold shares of the same. ``arriving`` says how much of a first snapshot is
+    there that is not published yet, else it is None.
     """
 
     target: str
@@ -107,6 +109,7 @@ class Inspection:
     shard: str | None = None
     listing: str | None = None
     version: str | None = None
+    arriving: ArrivalProgress | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values."""
@@ -185,8 +188,7 @@ class _SummaryInput:
 
 
 def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
-    snapshot, lease = cache.lease()
-    with lease:
+    with leased_snapshot(cache) as (snapshot, progress):
         manifest, index = snapshot.manifest(), snapshot.index()
         encodings = encodings_of([read_footer(snapshot.path / path) for path in index.paths[:1]])
         keys = tuple(columns_indexed(snapshot.path))
@@ -207,6 +209,7 @@ def _inspect_cache(cache: CacheDirectory, block_size: int | None) -> Inspection:
         listing=manifest.listing,
         keys=keys,
         version=_version(manifest.table),
+        arriving=progress,
     )
 
 

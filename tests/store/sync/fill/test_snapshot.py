@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.events import Event, Fetched, Warned
+from pqcache.events import Awaited, Event, Fetched, Warned
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.wanted import Wanted, WantedList
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync.fill import fetch
 from tests.datasets import files_of, rows_of, write_shop
 from tests.remote import Remote, make_remote
-from tests.store.sync.fill.filling import Filling, LocalReads, check_same
+from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
 
 STORES = [
     "path",
@@ -154,6 +154,25 @@ def test_columns_come_before_the_others(reads: LocalReads, tmp_path: Path) -> No
     share = next(share for complete, share in states if complete)
     assert share < 0.6  # 2 of 6 columns, and the first piece of another row group
     assert pq.read_table(tmp_path / "cache" / "current").num_rows == 1_600_000
+
+
+def test_what_readers_wait_for_is_reported(reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_REPORT", 0.01)
+    made = write_wide(tmp_path / "made")
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1)
+    snapshot = filling.arriving()
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(row_groups=np.array([4, 5]), urgent=True))
+
+    def reported(*_: object) -> None:
+        wait_for(lambda: any(isinstance(event, Awaited) for event in filling.events))
+
+    reads.before = reported
+    filling.end()
+    wanted.close()
+    index = pqcache.Cache.open(tmp_path / "cache").snapshot().index()
+    size = int(index.numbers("bytes")[[4, 5]].sum())
+    assert next(event for event in filling.events if isinstance(event, Awaited)) == Awaited(1, size)
 
 
 def test_a_reader_that_dies_wants_nothing(reads: LocalReads, tmp_path: Path) -> None:
