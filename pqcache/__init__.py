@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.errors import SourceNotFound as SourceNotFound
     from pqcache.errors import SourceUnavailable as SourceUnavailable
     from pqcache.errors import UsageError as UsageError
+    from pqcache.reader.arrival_stats import DatasetStats as DatasetStats
     from pqcache.reader.order.epoch_order import Order as Order
     from pqcache.reader.order.shuffle_quality import Mixing as Mixing
     from pqcache.reader.order.shuffle_quality import mixing as mixing

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.parquet.footer import thrift_fields
-from pqcache.parquet.footer.thrift import Struct
+from pqcache.parquet.footer.footer import columns_of, row_groups_of
+from pqcache.parquet.footer.thrift import I64, STRUCT, Struct, decode
 from pqcache.parquet.nested import leaves_of
 from pqcache.parquet.pages import page_format
 from pqcache.parquet.row_group_stats import top_level_names
@@ -38,7 +39,12 @@ _MOST_ENTRIES = 1 << 17  # of a dictionary that is looked at here
 _LITTLE = 1 << 12  # bytes, whose number need not be found out more exactly
 _RANGES = 64
 _HARDLY = 1.25
+_SIZES, _TEXTS = 16, 1  # fields of a chunk's metadata: its size statistics, and in these the bytes of its texts
+_MOST_FOOTER = 64 << 10  # bytes
 _OF_PREFIXES = 256  # rows of a batch where values are made of parts of others
+
+
+TextsStated = list[list[int | None]]
 
 
 class StoredRowGroup(NamedTuple):
@@ -73,12 +79,38 @@ def decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> dict[str, int]
     return total
 
 
-def repeating_columns(group: StoredRowGroup, names: Sequence[str]) -> list[str]:
-    """Return those of the columns of which `decoded_bytes` reads more than the footer."""
-    found = (
-        name for name, _, chunk in _chunks(group, names) if chunk.physical_type == "BYTE_ARRAY" and _repeats(chunk)
-    )
-    return list(dict.fromkeys(found))
+def stated_bytes(group: StoredRowGroup, texts: TextsStated, names: Sequence[str]) -> dict[str, int]:
+    """Return how many bytes columns take in Arrow, as far as the footer says so; others are left out.
+
+    Writers of recent years say how long all texts of a chunk are together: ``texts`` are what `texts_stated` returns.
+    """
+    total, unknown = dict.fromkeys(names, 0), set[str]()
+    for name, number, chunk in _chunks(group, names):
+        total[name] += _fixed(group, number, chunk)
+        if chunk.physical_type == "BYTE_ARRAY" and not _repeats(chunk):
+            total[name] += chunk.total_uncompressed_size
+        elif chunk.physical_type == "BYTE_ARRAY":
+            size = texts[group.number][number] if texts else None
+            total[name] += size or 0
+            unknown |= {name} if size is None else set()
+    return {name: size for name, size in total.items() if name not in unknown}
+
+
+def texts_stated(footer: bytes, name: str) -> TextsStated:
+    """Return the bytes of all texts of each column chunk of each row group, None where the footer does not say.
+
+    Of a long footer nothing is returned, as to decode it takes longer than to look at dictionaries.
+    """
+    if len(footer) > _MOST_FOOTER:
+        return []
+    groups = (columns_of(group, name) for group in row_groups_of(decode(footer, name), name))
+    return [[_texts_of_chunk(column) for column in columns] for columns in groups]
+
+
+def _texts_of_chunk(column: Struct) -> int | None:
+    kind, sizes = column.get(_SIZES, (0, None))
+    kind, size = sizes.get(_TEXTS, (0, None)) if kind == STRUCT and sizes is not None else (0, None)
+    return size if kind == I64 and isinstance(size, int) and size >= 0 else None
 
 
 def most_decoded_bytes(group: StoredRowGroup, names: Sequence[str]) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -11,8 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, first_line
-from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, densest_rows, repeating_columns
+from pqcache.parquet.decoded_size import (
+    StoredRowGroup,
+    TextsStated,
+    decoded_bytes,
+    densest_rows,
+    stated_bytes,
+    texts_stated,
+)
 from pqcache.parquet.dense import as_list
+from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.memory_budget import RowGroupSizes
 from pqcache.reader.order.epoch_order import Ints
@@ -84,12 +93,7 @@ def _bytes(
     forms = [form_of(as_list(index.schema.field(name))) for name in names]
     varied = [form.name for form in forms if form.name in known.names]
     looked_at = _looked_at(plan, varied)
-    unknown = [number for number in looked_at if unknown_sizes(varied, known, int(plan.row_groups[number]))]
-    _wait_for_repeating(plan, unknown, varied)
-    for number in unknown:
-        row_group = int(plan.row_groups[number])
-        missing = unknown_sizes(varied, known, row_group)
-        _look(plan, number, (), lambda _, group: find_sizes(group, missing, known, row_group))  # noqa: B023
+    _find_all_sizes(plan, looked_at, varied, known)
     for form in forms:
         items = counts if sequences is None else counts * len(sequences.spec.steps(form.name))
         if form.kind == "fixed":
@@ -126,10 +130,43 @@ def unknown_sizes(names: Iterable[str], known: SharedNumbers, row_group: int) ->
     return [name for name in names if not known.numbers(name)[row_group]]
 
 
+def _find_all_sizes(plan: ReadPlan, numbers: Ints, names: Sequence[str], known: SharedNumbers) -> None:
+    """Find out how many bytes columns take in each of some row groups of a plan, and remember it.
+
+    What footers do not say is looked at, where it is still arriving once all of it is there.
+    """
+    texts: dict[Path, TextsStated] = {}  # by file
+
+    def find(number: int, row_group: int, in_footer: bool) -> None:
+        def found(_: pq.ParquetFile, group: StoredRowGroup) -> dict[str, int]:
+            if not in_footer:
+                return decoded_bytes(group, missing)
+            if group.path not in texts:
+                texts[group.path] = texts_stated(read_local_tail(group.path).footer, str(group.path))
+            return stated_bytes(group, texts[group.path], missing)
+
+        missing = unknown_sizes(names, known, row_group)
+        if missing:
+            _remember(_look(plan, number, () if in_footer else missing, found), known, row_group)
+
+    row_groups = [(int(number), int(plan.row_groups[number])) for number in numbers]
+    for number, row_group in row_groups:
+        find(number, row_group, in_footer=True)
+    missing = {row_group: unknown_sizes(names, known, row_group) for _, row_group in row_groups}
+    left = [row_group for row_group, columns in missing.items() if columns]
+    plan.data.wait(np.array(left, np.int64), list({name for row_group in left for name in missing[row_group]}))
+    for number, row_group in row_groups:
+        find(number, row_group, in_footer=False)
+
+
+def _remember(sizes: Mapping[str, int], known: SharedNumbers, row_group: int) -> None:
+    for name, size in sizes.items():
+        known.numbers(name)[row_group] = 1 + size
+
+
 def find_sizes(group: StoredRowGroup, names: Sequence[str], known: SharedNumbers, row_group: int) -> None:
     """Find out how many bytes columns take that are stored as ``group``, and remember it for that of the index."""
-    for name, size in decoded_bytes(group, names).items():
-        known.numbers(name)[row_group] = 1 + size
+    _remember(decoded_bytes(group, names), known, row_group)
 
 
 def _list_bytes(plan: ReadPlan, name: str) -> Ints:
@@ -145,15 +182,6 @@ def _list_bytes(plan: ReadPlan, name: str) -> Ints:
     counted: Ints = np.nan_to_num(index.table[f"{name}:values"].to_numpy()).astype(np.int64)
     sizes: Ints = counted[plan.row_groups] * width
     return sizes
-
-
-def _wait_for_repeating(plan: ReadPlan, numbers: Sequence[int], names: Sequence[str]) -> None:
-    """Wait, where row groups are still arriving, for what is looked at beside footers, for all of them together."""
-    if plan.data.arrivals is None or plan.data.arrivals.is_complete:
-        return
-    columns = {n: _look(plan, n, (), lambda _, group: repeating_columns(group, names)) for n in numbers}
-    looked_at = [number for number, found in columns.items() if found]
-    plan.data.wait(plan.row_groups[looked_at], list({name for found in columns.values() for name in found}))
 
 
 def _look(plan: ReadPlan, number: int, names: Sequence[str], look: Callable[[pq.ParquetFile, StoredRowGroup], T]) -> T:

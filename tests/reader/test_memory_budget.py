@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pqcache.errors import UsageError
 from pqcache.parquet import decoded_size
-from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, most_decoded_bytes
+from pqcache.parquet.decoded_size import StoredRowGroup, decoded_bytes, most_decoded_bytes, stated_bytes, texts_stated
+from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.reader import row_group_reader
 from pqcache.reader.memory_budget import (
     DecodeBudget,
@@ -290,3 +291,22 @@ def test_what_a_forked_process_checks_is_not_checked_again(tmp_path: Path, monke
     os.waitpid(child, 0)
     monkeypatch.setattr(row_group_reader, "check_read_right", lambda *_: pytest.fail("checked again"))
     assert len(loader.load(0, 0, 100)[0]) == 100
+
+
+def test_what_footers_say_of_texts_is_what_they_take(tmp_path: Path) -> None:
+    texts = [None if i % 9 == 0 else "ü" * (i % 50) for i in range(2000)]
+    lists = [None if i % 7 == 0 else [f"{j}" * (i % 30) for j in range(i % 4)] for i in range(2000)]
+    table = pa.table({"text": texts, "lists": lists, "binary": pa.array(texts, pa.string()).cast(pa.binary())})
+    file = tmp_path / "a.parquet"
+    pq.write_table(table, file, row_group_size=500)
+    footer, schema = pq.read_metadata(file), pq.read_schema(file)
+    stated = texts_stated(read_local_tail(file).footer, "a.parquet")
+    for number in range(4):
+        group = StoredRowGroup(file, footer, schema, number)
+        found, looked_at = stated_bytes(group, stated, table.column_names), decoded_bytes(group, table.column_names)
+        rows = table.slice(500 * number, 500)
+        exact = sum(len(t.encode()) for t in rows["text"].to_pylist() if t)
+        assert found["text"] - exact == found["binary"] - exact < 500 * 5 + 100  # where each ends, and which are null
+        assert found.keys() == looked_at.keys()
+        for name, size in found.items():
+            assert 0.75 * looked_at[name] <= size <= looked_at[name], name

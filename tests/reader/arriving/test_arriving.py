@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,12 +20,14 @@ import pytest
 import pqcache
 from pqcache import Cache, Sequence
 from pqcache.errors import CacheError, SourceChanged, SourceError, UsageError
+from pqcache.parquet.decoded_size import StoredRowGroup, stated_bytes, texts_stated
+from pqcache.parquet.footer.footer import read_local_tail
 from pqcache.reader.arriving import arrivals
 from pqcache.reader.arriving.wanted_order import row_groups_of_batches, row_groups_of_lanes
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
-from pqcache.store.arriving.wanted import read_wanted
+from pqcache.store.arriving.wanted import Wanted, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.snapshot import Snapshot
@@ -301,10 +304,11 @@ def wait_for(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_size_of_texts_is_not_waited_for_where_footers_say_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dictionary", [["id"], ["id", "text"]])
+def test_the_size_of_texts_is_not_waited_for_where_footers_say_it(tmp_path: Path, dictionary: list[str]) -> None:
     (tmp_path / "lake").mkdir()
     table = pa.table({"id": range(1000), "text": [f"text {i}" for i in range(1000)]})
-    pq.write_table(table, tmp_path / "lake" / "a.parquet", row_group_size=50, use_dictionary=["id"])
+    pq.write_table(table, tmp_path / "lake" / "a.parquet", row_group_size=50, use_dictionary=dictionary)
     filler = Filler(tmp_path / "lake", tmp_path / "cache")
     order = Order(counts=filler.index.rows, batch_size=20, window=16)
     for row_group in row_groups_of_lanes(order, {0: 0})[:9]:  # what the first block mixes
@@ -313,6 +317,36 @@ def test_the_size_of_texts_is_not_waited_for_where_footers_say_it(tmp_path: Path
     assert next(batches).num_rows == 20
     FillingThread(filler, 0).start()
     assert sum(batch.num_rows for batch in batches) == 980
+
+
+def test_the_size_of_texts_is_looked_at_where_footers_do_not_say_it(tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    file = tmp_path / "lake" / "a.parquet"
+    rows = "select i as id, 'text ' || repeat('x', i::int % 7) as text from range(4096) t(i)"
+    duckdb.sql(f"copy ({rows}) to '{file}' (row_group_size 2048)")
+    group = StoredRowGroup(file, pq.read_metadata(file), pq.read_schema(file), 0)
+    assert stated_bytes(group, texts_stated(read_local_tail(file).footer, "a.parquet"), ["text"]) == {}
+    filler = Filler(tmp_path / "lake", tmp_path / "cache")
+    wanted = []
+    thread = threading.Thread(target=lambda: wanted.extend(wait_for_wanted(filler)) or filler.fill())
+    thread.start()
+    found = epoch(tmp_path / "cache", batch_size=100)
+    thread.join()
+    assert wanted[0].columns == ("text",)
+    assert wanted[0].urgent
+    assert found == [b.to_pydict() for b in Cache(sync_to(file.parent, tmp_path / "other")).batches(batch_size=100)]
+
+
+def sync_to(source: Path, cache: Path) -> Path:
+    """Make a cache of a directory."""
+    pqcache.sync(str(source), str(cache))
+    return cache
+
+
+def wait_for_wanted(filler: Filler) -> list[Wanted]:
+    """Return what readers want, when they want something."""
+    wait_for(lambda: bool(read_wanted(filler.snapshot.wanted_directory)))
+    return read_wanted(filler.snapshot.wanted_directory)
 
 
 def test_the_order_of_need_is_that_in_which_blocks_mix() -> None:
