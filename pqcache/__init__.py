@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.errors import SourceNotFound as SourceNotFound
     from pqcache.errors import SourceUnavailable as SourceUnavailable
     from pqcache.errors import UsageError as UsageError
+    from pqcache.reader.arrival_stats import DatasetStats as DatasetStats
     from pqcache.reader.batch_rows import RowPlaces as RowPlaces
     from pqcache.reader.batch_rows import rows as rows
     from pqcache.reader.order.epoch_order import Order as Order

@@ -80,7 +80,7 @@ def project(
         elements += schema[first:end] if keep else []
     all_leaves = footer.leaves_of(schema, name)
     leaves = [number for number, leaf in enumerate(all_leaves) if wanted[leaf.column]]
-    extra = _SHORT_BY if _SHORT_CHUNKS.match(_bytes(fields, 6) or b"") else 0
+    extra = bytes_after_chunks(_bytes(fields, 6) or b"")
     all_groups = footer.row_groups_of(fields, name)
     ranges: list[ByteRange] = []
     placed: list[bytes] = []
@@ -103,6 +103,11 @@ def project(
         template[7] = (LIST, Items(STRUCT, [orders[leaf] for leaf in leaves]))
     keyvalues = _keyvalues(fields, wanted, [_bytes(schema[first], 4) or b"" for first in tops[:-1]])
     return Projection(tuple(ranges), position, footer.make_footer(template, elements, placed, rows, keyvalues))
+
+
+def bytes_after_chunks(created_by: bytes) -> int:
+    """Return how many bytes behind a chunk's own are read with it, of files of this writer."""
+    return _SHORT_BY if _SHORT_CHUNKS.match(created_by) else 0
 
 
 def top_elements(schema: Sequence[Struct], name: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +30,11 @@ class Scenario:
     lake: Path
     cache: Path
     rows: Rows
+    options: tuple[str, ...] = ()
 
     @property
     def command(self) -> tuple[object, ...]:
-        return ("sync", self.lake, self.cache, "--fill", "--jobs", "3", "--json")
+        return ("sync", self.lake, self.cache, "--fill", "--jobs", "3", "--json", *self.options)
 
 
 @pytest.fixture
@@ -121,6 +122,23 @@ def test_killed_before_each_operation(deep: bool, runner: Runner, scenario: Scen
         except AssertionError as error:
             raise AssertionError(f"killed at {at} ({complete.points[at]}): {error}") from error
     assert arriving >= (20 if deep else 5)
+
+
+@pytest.mark.deep
+def test_killed_while_some_columns_are_fetched(runner: Runner, scenario: Scenario) -> None:
+    rows = {directory: table.select(["id", "price", "image"]) for directory, table in scenario.rows.items()}
+    scenario = replace(scenario, rows=rows, options=("--columns", "id,price,image"))
+    complete = runner.run(scenario.cache, *scenario.command, instrument={"kind": "count"})
+    assert complete.code == 0, complete.stderr
+    for at in points_to_try(below(scenario, complete.points), True, CHANGES):
+        shutil.rmtree(scenario.cache, ignore_errors=True)
+        ran = runner.run(scenario.cache, *scenario.command, instrument={"kind": "kill", "at": at})
+        assert ran.code in (-9, 0), ran.stderr
+        check_snapshot(scenario.cache, [None, scenario.rows])
+        again = runner.run(scenario.cache, *scenario.command)
+        assert again.code == 0, f"killed at {at} ({complete.points[at]}): {again.stderr}"
+        assert check_snapshot(scenario.cache, [scenario.rows]) == 0, complete.points[at]
+        check_clean(scenario.cache)
 
 
 @pytest.mark.parametrize("deep", DEPTHS)

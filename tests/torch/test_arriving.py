@@ -68,6 +68,7 @@ def epoch(cache: Path, workers: int = 0, context: str | None = None, **options: 
     return [values_of(batch) for batch in loader]
 
 
+@pytest.mark.usefixtures("few_cores_are_fine")
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 def test_workers_yield_what_they_yield_of_the_published_snapshot(arriving: Path, published: Path, workers: int) -> None:
     context = "fork" if workers else None
@@ -125,6 +126,7 @@ def test_a_mix_reads_two_that_arrive(source: Path, published: Path, tmp_path: Pa
         thread.join()
 
 
+@pytest.mark.usefixtures("few_cores_are_fine")
 @pytest.mark.parametrize(("workers", "ranks", "later"), [(2, 1, 4), (0, 2, 2), (4, 1, 1)])
 def test_a_state_goes_on_after_publishing_in_another_topology(
     source: Path, published: Path, tmp_path: Path, workers: int, ranks: int, later: int

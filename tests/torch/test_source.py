@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +25,7 @@ from pqcache.torch import Loader, ParquetDataset
 from tests.conftest import Bucket
 from tests.faults.proxy import Proxy, both, stall, status
 from tests.remote import S3Remote
+from tests.torch.ranks import Ranks
 
 DAYS, FILES, ROW_GROUPS, ROWS = 2, 3, 4, 250  # rows of a row group
 
@@ -117,6 +121,71 @@ def test_a_run_that_is_killed_is_continued(
     assert found == expected(published, max(1, workers))
     dataset_of(tmp_path / "cache", remote, slow)  # where all that is read was there, nobody has missed the run
     check_cache(tmp_path / "cache", lake)
+
+
+def test_ranks_that_start_at_once_read_from_one_run(lake: Path, published: Path, tmp_path: Path) -> None:
+    ranks = Ranks(2)
+    try:
+        cache = tmp_path / "cache"
+        found = ranks.run(tmp_path / "store", [cache] * 2, workers=1, batch_size=100, source=str(lake))
+        assert found == ranks.run(tmp_path / "other", [published] * 2, workers=1, batch_size=100)
+    finally:
+        ranks.close()
+    check_cache(cache, lake)
+    assert [entry["published"] for entry in pqcache.log(cache)] == [True]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("round_", range(12))
+def test_runs_that_are_killed_at_any_moment(
+    remote: str,
+    slow: Proxy,
+    published: Path,
+    lake: Path,
+    tmp_path: Path,
+    round_: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(start_run, "_MOST_STARTS", 9)  # they may all die before there is anything to read
+    rng, workers = np.random.default_rng(round_), 2 * (round_ % 2)
+    slow.clear()
+    slow.rule(both(lambda request: time.sleep(0.3)), method="GET", path=r"\.parquet")
+    moments = iter(np.cumsum(rng.uniform(0, 1.2, 4)).tolist())
+    ended = threading.Event()
+
+    def kill() -> None:
+        begun = time.monotonic()
+        for moment in moments:
+            if ended.wait(max(0.0, begun + moment - time.monotonic())):
+                return
+            for run in runs_on(tmp_path / "cache"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(run, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        dataset = dataset_of(tmp_path / "cache", remote, slow)
+        loader = Loader(dataset, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        found = [values_of(batch) for batch in loader]
+    finally:
+        ended.set()
+        killer.join()
+    assert found == expected(published, max(1, workers))
+    dataset_of(tmp_path / "cache", remote, slow)
+    check_cache(tmp_path / "cache", lake)
+
+
+def runs_on(cache: Path) -> list[int]:
+    """Return the processes that this one and its children have started to fill a cache: they hold a lock for it."""
+    name = hashlib.sha256(os.path.realpath(cache).encode()).hexdigest()[:32]
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and "background_run" in (process / "cmdline").read_text():
+                links = [os.readlink(link) for link in (process / "fd").iterdir()]
+                found += [int(process.name)] if any(name in link for link in links) else []
+    return found
 
 
 def test_a_server_that_is_silent_for_a_while(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,11 +104,8 @@ def download_columns(
         return _received(source, file, offset, length, on_bytes, stopped)
 
     partitions = subset.partitions.get(parent(file.path), {})
-    end = read_end(file_url(source, file.path), file.identity.size, read)
     shape = shape_of(source, file.path) or FileShape()
-    if shape.columns is not None:
-        end = _as_in_table(end, shape.columns)
-    wanted = _wanted(end, subset.columns, {*partitions, *subset.types})
+    end, wanted = _read_wanted(source, file, subset, read)
     present = set(map(str.lower, end.columns))
     nulls = {name: pa.scalar(None, kind) for name, kind in subset.types.items() if name.lower() not in present}
     partitions = {**nulls, **partitions}
@@ -146,6 +143,28 @@ def download_columns(
     with write_errors(target):
         os.replace(filtered, target)
         part.unlink()
+
+
+def _read_wanted(
+    source: Source, file: SourceFile, subset: Subset, read: Callable[[int, int], Iterator[bytes]]
+) -> tuple[FileEnd, list[bool]]:
+    """Return the end of a file, as its table sees it, and which of its columns are wanted."""
+    end, shape = read_end(file_url(source, file.path), file.identity.size, read), shape_of(source, file.path)
+    if shape is not None and shape.columns is not None:
+        end = _as_in_table(end, shape.columns)
+    return end, _wanted(end, subset.columns, {*subset.partitions.get(parent(file.path), {}), *subset.types})
+
+
+def project_file(
+    source: Source, file: SourceFile, subset: Subset, read: Callable[[int, int], Iterator[bytes]]
+) -> tuple[FileEnd, Projection]:
+    """Return the end of a file of which all rows are wanted, and the file of its wanted columns.
+
+    ``read(offset, length)`` reads the file. Raises as ``download_columns`` does.
+    """
+    end, wanted = _read_wanted(source, file, subset, read)
+    groups = range(len(footer.row_groups_of(end.fields, end.name)))
+    return end, project(end.fields, wanted, groups, end.limit, end.name)
 
 
 def read_end(name: str, size: int, read: Callable[[int, int], Iterator[bytes]]) -> FileEnd:
@@ -277,7 +296,7 @@ def _copy(projection: Projection, part: Path, end: FileEnd, read: Callable[[int,
         if not held:
             out.write(MAGIC)
             held = len(MAGIC)
-        for offset, length, ranges in _merged_ranges(_remaining(projection.ranges, held - len(MAGIC))):
+        for offset, length, ranges in merged_ranges(_remaining(projection.ranges, held - len(MAGIC))):
             position = offset
             pending = iter(ranges)
             byte_range: ByteRange | None = next(pending)
@@ -315,7 +334,7 @@ def _remaining(ranges: Sequence[ByteRange], done: int) -> Iterator[ByteRange]:
             yield ByteRange(byte_range.offset + written, byte_range.length - written)
 
 
-def _merged_ranges(ranges: Iterator[ByteRange]) -> Iterator[tuple[int, int, list[ByteRange]]]:
+def merged_ranges(ranges: Iterable[ByteRange]) -> Iterator[tuple[int, int, list[ByteRange]]]:
     """Yield offset and length of each range to read, with the spans in it; near ones are read at once."""
     merged: list[ByteRange] = []
     for byte_range in ranges:

@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pqcache.parquet.footer.footer import MAGIC
 from pqcache.store.arriving.arrival_map import ArrivalMap, FileState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.arriving.wanted import Wanted
 from pqcache.store.layout import CHANGED, CHECKED, RANGES
 from pqcache.store.manifest import FileEntry
+from pqcache.store.row_group_index import Index
 from pqcache.store.sync.fill.chunk_ranges import chunk_ranges
 from pqcache.store.sync.fill.intervals import Intervals
 from pqcache.store.sync.fill.scheduler import PIECE, FileRanges, Range
@@ -31,22 +33,28 @@ _FOOTERS = 512  # of which it is remembered where the chunks are
 
 @dataclass(frozen=True)
 class KnownRanges:
-    """Where each row group of the index begins and ends, and from where on the end of each file is there."""
+    """Where each row group of the index begins and ends, and from where on the end of each file is there.
+
+    Where only some columns are fetched, ``sources`` says where the bytes of a file are at the source, see
+    `source_ranges`: those of file I from ``first[I]`` to ``first[I + 1]``.
+    """
 
     row_groups: Ints
     tails: Ints
+    sources: Ints
+    first: Ints
 
     def write(self, snapshot: Path) -> None:
         """Write them beside the map."""
         with open(snapshot / RANGES, "wb") as file:
-            np.save(file, self.row_groups)
-            np.save(file, self.tails)
+            for array in (self.row_groups, self.tails, self.sources, self.first):
+                np.save(file, array)
 
     @classmethod
     def read(cls, snapshot: Path) -> KnownRanges:
         """Read what ``write`` wrote; raises OSError or ValueError."""
         with open(open_plain(snapshot / RANGES, os.O_RDONLY), "rb") as file:
-            return cls(np.load(file), np.load(file))
+            return cls(*(np.load(file) for _ in range(4)))
 
 
 class ArrivingFiles:
@@ -68,12 +76,10 @@ class ArrivingFiles:
         self._file = index.numbers("file")
         self._first = np.searchsorted(self._file, np.arange(len(entries) + 1))
         self._bytes = index.numbers("bytes")
-        self._column_bytes = {
-            name: np.nan_to_num(index.table[f"{name}:bytes"].to_numpy()).astype(np.int64) for name in self._columns
-        }
+        self._column_bytes = lru_cache(None)(lambda name: _integers(index, f"{name}:bytes"))
         self._chunks = lru_cache(_FOOTERS)(lambda file: chunk_ranges(self.path(file)))
         self._by_column: set[int] = set()
-        if len(self.known.row_groups) != len(index) or len(self.known.tails) != len(entries):
+        if (len(self.known.row_groups), len(self.known.first)) != (len(index), len(entries) + 1):
             raise ValueError("the ranges are of other files than the manifest")
         self.there = [self._read_there(file) for file in range(len(entries))]
         self.map.arrived_bytes = sum(there.total for there in self.there)
@@ -81,6 +87,15 @@ class ArrivingFiles:
     def path(self, file: int) -> Path:
         """Return where a file is."""
         return self.snapshot.path / self.entries[file].path
+
+    def sources(self, file: int) -> Ints:
+        """Return where the bytes of a file are at the source; `WHOLE` where they are the source's own."""
+        return self.known.sources[self.known.first[file] : self.known.first[file + 1]]
+
+    def is_copy(self, file: int) -> bool:
+        """Return whether a file has the bytes of its source file."""
+        entry = self.entries[file]
+        return not (entry.recipe or entry.sources[0].identity.is_shaped)
 
     def ranges(self) -> FileRanges:
         """Return what the scheduler has to know.
@@ -156,6 +171,10 @@ class ArrivingFiles:
             return there
         self.map.files[file] = FileState.CHANGED if self.map.files[file] == FileState.CHANGED else FileState.MISSING
         there.add(int(self.known.tails[file]), size)
+        if not self.is_copy(file):
+            if not self.known.tails[file]:
+                raise ValueError("the checksum of a file is lost that an earlier run had fetched")
+            there.add(0, len(MAGIC))
         for row_group in range(self._first[file], self._first[file + 1]):
             marks = self.map.chunks[row_group]
             if marks.all():
@@ -193,7 +212,7 @@ class ArrivingFiles:
 
     def _wanted_ranges(self, row_group: int, columns: tuple[str, ...]) -> list[Range] | None:
         """Return where the wanted chunks of a row group are; None where they are not clearly less than all of it."""
-        wanted = sum(int(self._column_bytes[name][row_group]) for name in columns if name in self._columns)
+        wanted = sum(int(self._column_bytes(name)[row_group]) for name in columns if name in self._columns)
         if wanted >= _COLUMNS_PAY * int(self._bytes[row_group]):
             return None
         file = int(self._file[row_group])
@@ -205,6 +224,11 @@ class ArrivingFiles:
             if name in chunks
             for start, end in chunks[name][row_group - int(self._first[file])]
         ]
+
+
+def _integers(index: Index, column: str) -> Ints:
+    """Return a column of the index, with 0 where a file does not have it."""
+    return np.asarray(np.nan_to_num(index.table[column].to_numpy()), np.int64)
 
 
 def read_changed(snapshot: Path) -> dict[str, list[str]]:

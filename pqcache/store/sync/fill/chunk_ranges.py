@@ -8,20 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from pqcache.parquet.projection import bytes_after_chunks
 from pqcache.parquet.row_group_stats import first_page, names_of_chunks
 
 Ints = npt.NDArray[np.int64]
 
 
-def row_group_ranges(metadata: pq.FileMetaData) -> Ints:
-    """Return for each row group of a file where its first chunk begins and its last one ends."""
+def row_group_ranges(metadata: pq.FileMetaData, size: int) -> Ints:
+    """Return for each row group of a file of ``size`` bytes where its first chunk begins and its last one ends."""
     found = np.zeros((metadata.num_row_groups, 2), np.int64)
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        chunks = [group.column(column) for column in range(metadata.num_columns)]
-        starts = [first_page(chunk) for chunk in chunks]
-        ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-        found[number] = min(starts, default=0), max(ends, default=0)
+    for number, chunks in enumerate(_chunks(metadata, size)):
+        found[number] = min((start for start, _ in chunks), default=0), max((end for _, end in chunks), default=0)
     return found
 
 
@@ -34,12 +31,24 @@ def chunk_ranges(path: Path) -> dict[str, Ints]:
         metadata = file.metadata
         names = names_of_chunks(metadata, file.schema_arrow)
     found: dict[str, list[list[tuple[int, int]]]] = {name: [] for name in names}
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
+    for chunks in _chunks(metadata, path.stat().st_size):
         for leaves in found.values():
             leaves.append([])
-        for column, name in enumerate(names):
-            chunk = group.column(column)
-            start = first_page(chunk)
-            found[name][-1].append((start, start + chunk.total_compressed_size))
+        for name, chunk in zip(names, chunks, strict=True):
+            found[name][-1].append(chunk)
     return {name: np.array(leaves, np.int64) for name, leaves in found.items()}
+
+
+def _chunks(metadata: pq.FileMetaData, size: int) -> list[list[tuple[int, int]]]:
+    """Return for each row group where its chunks begin and end, with what is read behind them."""
+    more = bytes_after_chunks((metadata.created_by or "").encode())
+    limit = size - 8 - metadata.serialized_size
+    found = []
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = [group.column(column) for column in range(metadata.num_columns)]
+        starts = [first_page(chunk) for chunk in chunks]
+        sizes = [chunk.total_compressed_size for chunk in chunks]
+        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+        found.append([(start, max(end, min(end + more, limit))) for start, end in zip(starts, ends, strict=True)])
+    return found

@@ -19,12 +19,14 @@ from pqcache.store.arriving.wanted import WantedLists
 from pqcache.store.drivers.base import Source, file_url, reads_versions
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.manifest import Identity, SourceFile
+from pqcache.store.sync.download.download_columns import merged_ranges
 from pqcache.store.sync.download.download_file import copy_mode, read_chunks
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles
 from pqcache.store.sync.fill.checks import is_as_stored
 from pqcache.store.sync.fill.reuse import abandon, is_leased
 from pqcache.store.sync.fill.scheduler import Piece, Scheduler
+from pqcache.store.sync.fill.source_ranges import parts_of, pieces_in
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.checksum import checksum_of, is_checksum
 from pqcache.system.disk import write_at
@@ -174,8 +176,7 @@ class Fetch:
         path = self._files.path(piece.file)
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            for received in read_chunks(self._source, self._sources[piece.file], position, piece.end - position):
-                chunk = received[: piece.end - position]
+            for chunk in self._chunks(piece, position):
                 with gate:
                     if self._stop.is_set():
                         raise KeyboardInterrupt
@@ -187,6 +188,14 @@ class Fetch:
             raise disk_error(path, error) from error
         finally:
             os.close(descriptor)
+
+    def _chunks(self, piece: Piece, position: int) -> Iterator[memoryview]:
+        """Yield the bytes of a piece from ``position`` on, which need not be side by side at the source."""
+        parts = parts_of(self._files.sources(piece.file), position, piece.end)
+        for offset, length, ranges in merged_ranges(parts):
+            for received in read_chunks(self._source, self._sources[piece.file], offset, length):
+                yield from pieces_in(received, offset, ranges)
+                offset += len(received)
 
     def _arrived(self, piece: Piece) -> None:
         with self._changed:
@@ -257,7 +266,8 @@ class Fetch:
         """Compare a complete file with what the store says of it, and make it durable."""
         source_file, path = self._sources[file], self._files.path(file)
         checksum = checksum_of(path)
-        if is_as_stored(path, source_file, checksum, self._job.run.config.checksum):
+        compare_md5, is_copy = self._job.run.config.checksum, self._files.is_copy(file)
+        if not is_copy or is_as_stored(path, source_file, checksum, compare_md5):
             status = path.stat()
             path.chmod(copy_mode(self._source, source_file, status))
             self._write_back(path)

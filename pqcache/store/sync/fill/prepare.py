@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,11 +21,12 @@ import pyarrow.parquet as pq
 
 from pqcache.errors import ParquetError, SourceChanged, SourceNotFound, SourceUnavailable
 from pqcache.events import Advanced, Started
-from pqcache.parquet.footer.footer import Tail, read_tail
+from pqcache.parquet.footer.footer import MAGIC, footer_and_magic, read_tail
 from pqcache.parquet.row_group_stats import footer_in, read_footer
 from pqcache.store.arriving.arrival_map import ArrivalMap
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.drivers.base import Source, file_url, read_range
+from pqcache.store.drivers.file_shape import shape_of
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, FILES, LEASE, ROW_GROUPS, RUN, WANTED
@@ -33,12 +35,15 @@ from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.row_group_index import IndexBuilder, read_index
 from pqcache.store.sync.build_snapshot import readable_by
+from pqcache.store.sync.download.download_columns import project_file
 from pqcache.store.sync.download.download_file import Vanished, copy_mode
 from pqcache.store.sync.download.download_pool import stoppable_threads
+from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles, KnownRanges
 from pqcache.store.sync.fill.checks import is_as_stored
 from pqcache.store.sync.fill.chunk_ranges import row_group_ranges
 from pqcache.store.sync.fill.reuse import FoundFile
+from pqcache.store.sync.fill.source_ranges import WHOLE, known_from, parts_of, source_ranges
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
@@ -47,6 +52,7 @@ from pqcache.system.disk import fsync_path, limit_mode, link_or_copy
 T = TypeVar("T")
 R = TypeVar("R")
 Ints = npt.NDArray[np.int64]
+Part = tuple[int, bytes]  # where bytes are in a file, and the bytes
 
 _WHOLE = 128 << 10  # bytes of a file that is fetched with its footer: another request would take longer
 _AHEAD = 16  # footers that wait in memory, for each thread
@@ -56,12 +62,17 @@ log = logging.getLogger("pqcache.sync")
 
 @dataclass(frozen=True, kw_only=True)
 class _PreparedFile:
-    """A file of which the bytes from ``tail`` on are there: all of them, with their checksum, where one was found."""
+    """A file of ``size`` bytes, of which those from ``tail`` on are there.
+
+    These are all of them where there is a ``checksum``. ``sources`` says where the others are, see `source_ranges`.
+    """
 
     file: SourceFile
     metadata: pq.FileMetaData
     schema: pa.Schema
+    size: int
     tail: int
+    sources: Ints = field(default_factory=lambda: WHOLE)
     checksum: str = ""
 
 
@@ -72,6 +83,7 @@ class _Known:
     entry: FileEntry
     row_groups: Ints
     tail: int
+    sources: Ints
     checksum: str
 
 
@@ -113,40 +125,73 @@ def _in_order(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequen
 
 
 def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile) -> _PreparedFile:
-    """Make a file of the size that it has at the source, and fetch its end."""
-    url, size, options = file_url(source, file.path), file.identity.size, job.run.options
+    """Make a file of the size that it will have, and fetch its end."""
+    origin = job.origin
+    assert origin is not None
+    as_it_is = origin.subset.is_all and shape_of(source, file.path) is None
+    make = _copied if as_it_is else partial(_projected, subset=origin.subset)
+    options, received = job.run.options, 0
 
     def read(offset: int, length: int) -> bytes:
+        nonlocal received
         data = read_range(source, file.path, offset, length, file.identity.tag)
         if len(data) < length:
-            raise SourceUnavailable(url, f"the connection ended after {len(data):,} of {length:,} bytes")
+            reason = f"the connection ended after {len(data):,} of {length:,} bytes"
+            raise SourceUnavailable(file_url(source, file.path), reason)
+        received += length
         return data
 
-    def read_end() -> tuple[Tail, int, bytes]:
-        if size > _WHOLE:
-            tail = read_tail(read, size, url)
-            return tail, tail.start, tail.data
-        data = read(0, size)
-        return read_tail(lambda offset, length: data[offset : offset + length], size, url), 0, data
+    def make_once() -> tuple[_PreparedFile, list[Part]]:
+        nonlocal received
+        received = 0
+        return make(source, file, read)
 
     try:
-        tail, start, data = with_retries(read_end, file.path, options.retries, options.on_event)
+        made, parts = with_retries(make_once, file.path, options.retries, options.on_event)
     except (SourceNotFound, SourceChanged) as error:
         what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
         advice = "nothing was published, sync again when the source is complete"
         raise Vanished(file.path, f"{what} {source.url} while it was copied", advice) from error
-    metadata, schema = footer_in(tail.data, url, size=size)
     path = target / file.path
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         status = os.fstat(descriptor)
         limit_mode(path, copy_mode(source, file, status), status)
-        os.ftruncate(descriptor, size)
-        os.pwrite(descriptor, data, start)
+        os.ftruncate(descriptor, made.size)
+        for offset, data in parts:
+            os.pwrite(descriptor, data, offset)
     finally:
         os.close(descriptor)
-    job.on_event(Advanced("fetch", len(data)))
-    return _PreparedFile(file=file, metadata=metadata, schema=schema, tail=start)
+    job.on_event(Advanced("fetch", received))
+    return made
+
+
+def _copied(source: Source, file: SourceFile, read: Callable[[int, int], bytes]) -> tuple[_PreparedFile, list[Part]]:
+    """Return a file as it is at the source, and what is known of it; a small one is read completely."""
+    url, size = file_url(source, file.path), file.identity.size
+    if size > _WHOLE:
+        tail = read_tail(read, size, url)
+        start, data = tail.start, tail.data
+    else:
+        start, data = 0, read(0, size) if size else b""
+        tail = read_tail(lambda offset, length: data[offset : offset + length], size, url)
+    metadata, schema = footer_in(tail.data, url, size=size)
+    return _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=start), [(start, data)]
+
+
+def _projected(
+    source: Source, file: SourceFile, read: Callable[[int, int], bytes], subset: Subset
+) -> tuple[_PreparedFile, list[Part]]:
+    """Return the file of the wanted columns, and what is known of it."""
+    end, projection = project_file(source, file, subset, lambda offset, length: iter([read(offset, length)]))
+    footer = footer_and_magic(projection.fields)
+    size, sources = projection.size + len(footer), source_ranges(projection, len(MAGIC))
+    tail = known_from(sources, projection.size, end.start)
+    parts = parts_of(sources, tail, projection.size) if tail < projection.size else ()
+    data = b"".join(end.tail[item.offset - end.start : item.end - end.start] for item in parts) + footer
+    metadata, schema = footer_in(footer, end.name, size=size)
+    made = _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=tail, sources=sources)
+    return made, [(0, MAGIC), (tail, data)]
 
 
 def _take_over(job: SnapshotJob, target: Path, file: SourceFile, found: FoundFile) -> _PreparedFile | None:
@@ -158,23 +203,26 @@ def _take_over(job: SnapshotJob, target: Path, file: SourceFile, found: FoundFil
         return None
     checksum = found.checksum if found.is_checked else checksum_of(found.path)
     as_recorded = not found.checksum or checksum == found.checksum
-    if not (as_recorded and is_as_stored(found.path, file, checksum, job.run.config.checksum)):
+    is_copy = not (job.plan.recipe.text or file.identity.is_shaped)
+    if not as_recorded or (is_copy and not is_as_stored(found.path, file, checksum, job.run.config.checksum)):
         log.debug("%s is fetched again: what an earlier run has left is damaged", file.path)
         return None
     link_or_copy(found.path, target / file.path)
-    return _PreparedFile(file=file, metadata=metadata, schema=schema, tail=0, checksum=checksum)
+    size = found.path.stat().st_size
+    return _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=0, checksum=checksum)
 
 
 def _known(job: SnapshotJob, one: _PreparedFile) -> _Known:
     entry = FileEntry(
         path=one.file.path,
-        size=one.file.identity.size,
+        size=one.size,
         rows=one.metadata.num_rows,
         row_groups=one.metadata.num_row_groups,
         sources=(one.file,),
         recipe=job.plan.recipe.text,
     )
-    return _Known(entry=entry, row_groups=row_group_ranges(one.metadata), tail=one.tail, checksum=one.checksum)
+    row_groups = row_group_ranges(one.metadata, one.size)
+    return _Known(entry=entry, row_groups=row_groups, tail=one.tail, sources=one.sources, checksum=one.checksum)
 
 
 def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], index: IndexBuilder) -> None:
@@ -196,7 +244,12 @@ def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], ind
         limit_mode(target / name, readable)
         fsync_path(target / name)
     row_groups = np.concatenate([item.row_groups for item in known])
-    KnownRanges(row_groups, np.array([item.tail for item in known], np.int64)).write(target)
+    KnownRanges(
+        row_groups=row_groups,
+        tails=np.array([item.tail for item in known], np.int64),
+        sources=np.concatenate([item.sources for item in known]),
+        first=np.cumsum([0, *(len(item.sources) for item in known)]),
+    ).write(target)
     ArrivalMap.create(
         target / ARRIVED,
         files=len(entries),

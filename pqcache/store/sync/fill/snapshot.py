@@ -90,10 +90,9 @@ def obstacle(source: Source, listing: Listing) -> str:
     """Return why the files of a listing cannot be read before all is there; empty where they can."""
     if listing.subset.where is not None:
         return "rows are filtered while they are fetched"
-    if listing.subset.columns is not None:
-        return "columns are chosen with --columns"
-    if any(shape_of(source, file.path) is not None for file in listing.files):
-        return "its table deletes rows of files or renames their columns"
+    shapes = (shape_of(source, file.path) for file in listing.files)
+    if any(shape is not None and shape.deleted_rows is not None for shape in shapes):
+        return "its table deletes rows of files"
     return ""
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -210,13 +211,74 @@ def test_a_second_run_waits_or_says_that_one_is_at_work(reads: LocalReads, tmp_p
     assert pqcache.sync(made, tmp_path / "cache").snapshot == report.snapshot
 
 
-@pytest.mark.parametrize("how", [{"where": "id < 100"}, {"columns": ["id", "price"]}], ids=["where", "columns"])
-def test_what_cannot_be_read_early_is_copied_as_always(tmp_path: Path, how: dict[str, object]) -> None:
+def test_what_cannot_be_read_early_is_copied_as_always(tmp_path: Path) -> None:
     made = write_shop(tmp_path / "made")
     events: list[Event] = []
-    pqcache.sync(made, tmp_path / "plain", **how)  # type: ignore[arg-type]
-    pqcache.sync(made, tmp_path / "cache", fill=True, on_event=events.append, **how)  # type: ignore[arg-type]
+    pqcache.sync(made, tmp_path / "plain", where="id < 100")
+    pqcache.sync(made, tmp_path / "cache", fill=True, on_event=events.append, where="id < 100")
     assert any(isinstance(event, Warned) and "readers wait for all of it" in event.message for event in events)
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+SELECTIONS: list[dict[str, Any]] = [
+    {"columns": ["id", "tokens", "note"]},
+    {"columns": ["image", "dt"], "where": "dt >= '2026-11-02'"},
+    {"shard": "1/2"},
+    {"newest": "2"},
+    {"checksum": True},
+]
+
+
+@pytest.mark.parametrize("how", SELECTIONS, ids=lambda how: next(iter(how)))
+@pytest.mark.parametrize("rows", [400, 6000], ids=["small", "large"])
+def test_a_part_of_the_source(how: dict[str, Any], rows: int, tmp_path: Path) -> None:
+    made = write_shop(tmp_path / "made", rows=rows)
+    pqcache.sync(made, tmp_path / "plain", **how)
+    pqcache.sync(made, tmp_path / "cache", fill=True, **how)
+    check_same(tmp_path / "plain", tmp_path / "cache")
+    assert not pqcache.sync(tmp_path / "cache").published
+
+
+def test_columns_of_the_source_in_the_order_that_is_wanted(reads: LocalReads, tmp_path: Path) -> None:
+    """Files with some columns of the source's arrive by row groups as others do, and are continued."""
+    made = write_wide(tmp_path / "made", rows=100_000)
+    filling = Filling(reads, made, tmp_path / "cache", jobs=1, columns=["b", "d", "id"])
+    snapshot = filling.arriving()
+    arrived, index = snapshot.map(), snapshot.index()
+    assert index.data_schema.names == ["b", "d", "id"]
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(row_groups=np.array([10, 5])))
+
+    def until(*_: object) -> None:
+        for row_group in (10, 5):
+            if not arrived.chunks[row_group].all():
+                return
+            name, number = index.paths[index.numbers("file")[row_group]], int(index.numbers("row_group")[row_group])
+            with pq.ParquetFile(snapshot.path / name) as copy, pq.ParquetFile(made / name) as original:
+                assert copy.read_row_group(number).equals(original.read_row_group(number, columns=["b", "d", "id"]))
+        raise KeyboardInterrupt
+
+    reads.before = until
+    with pytest.raises(KeyboardInterrupt):
+        filling.end()
+    wanted.close()
+    held = arrived.arrived_bytes
+    assert held < arrived.total_bytes / 2
+    reads.before = lambda *_: None
+    report = pqcache.sync(made, tmp_path / "cache", columns=["b", "d", "id"])
+    assert report.snapshot == snapshot.id
+    assert report.fetched_bytes == arrived.total_bytes - held
+    pqcache.sync(made, tmp_path / "plain", columns=["b", "d", "id"])
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "one file"])
+def test_other_sources(kind: str, tmp_path: Path) -> None:
+    made = write_shop(tmp_path / "made")
+    pqcache.sync(made, tmp_path / "first")
+    source = tmp_path / "first" / "current" if kind == "snapshot" else made / "dt=2026-11-01" / "part-00000.parquet"
+    pqcache.sync(source, tmp_path / "plain")
+    pqcache.sync(source, tmp_path / "cache", fill=True)
     check_same(tmp_path / "plain", tmp_path / "cache")
 
 
