@@ -17,7 +17,7 @@ from pqcache import cli
 from pqcache.benchmark.forecast import Forecast, describe_forecast, forecast
 from pqcache.console.inspect_text import remedy, verdict
 from pqcache.reader.memory_budget import WINDOW
-from pqcache.store.inspect.listings import _plain, readable
+from pqcache.store.inspect.listings import plain_value, readable
 from pqcache.torch import ParquetDataset
 from tests.datasets import files_of, write_day, write_shop
 
@@ -251,7 +251,7 @@ def test_values_that_python_cannot_hold_are_shown_anywhere(array: pa.Array, show
         (pa.MapArray.from_arrays(ends, pa.array(["k"]), array), [["k", shown]]),
         (pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), array), shown),
     ):
-        assert _plain(nested[0]) == expected, nested.type
+        assert plain_value(nested[0]) == expected, nested.type
 
 
 def test_a_sample_of_such_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
