@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from urllib.parse import quote, unquote, urlsplit
 
@@ -73,6 +74,11 @@ def redact(url: str) -> str:
     user, at, place = host.rpartition("@")
     user = "" if scheme == "s3" else user.partition(":")[0]
     return f"{scheme}://{user}{at if user else ''}{place}{rest[len(host) :]}"
+
+
+def remembered_url(url: str) -> str:
+    """Return ``url`` as a cache remembers its source: without secrets, a path of this machine as an absolute one."""
+    return redact(url) if url_scheme(url) not in ("", "file") else os.path.abspath(os.path.expanduser(local_path(url)))
 
 
 def _values(scheme: str) -> re.Pattern[str]:

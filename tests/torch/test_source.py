@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.errors import SourceError
+from pqcache import Cache
+from pqcache.errors import SourceError, UsageError
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.torch import Loader, ParquetDataset
@@ -205,3 +206,12 @@ def test_a_file_that_is_gone(remote: str, slow: Proxy, tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path / "cache", remote, slow)
     with pytest.raises(SourceError, match=r"dt=2026-11-02/part-1\.parquet"):
         list(Loader(dataset))
+
+
+def test_a_cache_of_another_source_is_refused(published: Path, lake: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with pytest.raises(UsageError, match=f"is a copy of {lake}, and not of {other}; name another directory"):
+        ParquetDataset(published, source=str(other))
+    with pytest.raises(UsageError, match=f"is a copy of {lake}, and not of s3://lake/shop; name another"):
+        Cache.open(published).batches(source="s3://lake/shop")
+    assert len(ParquetDataset(published, source=f"file://{lake}", batch_size=100)) == 60

@@ -44,7 +44,7 @@ from pqcache.store.sync.source_modes import limit_to_source
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
 from pqcache.store.tables.table_source import TableSource
-from pqcache.store.urls import check_url, is_secret, local_path, redact, url_scheme
+from pqcache.store.urls import check_url, is_secret, local_path, redact, remembered_url, url_scheme
 from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration, parse_size
 
@@ -354,9 +354,7 @@ def _merge(remembered: Config | None, source: str | None, options: Mapping[str, 
         assert remembered is not None
         return replace(remembered, options={**remembered.options, **known})
     check_url(source)
-    shown = redact(source)
-    if url_scheme(source) in ("", "file"):
-        shown = os.path.abspath(os.path.expanduser(local_path(source)))
+    shown = remembered_url(source)
     if remembered is not None and remembered.source == shown:
         known = {**remembered.options, **known}
     return replace(remembered or Config(source=shown), source=shown, options=known)
