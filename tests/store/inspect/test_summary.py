@@ -16,7 +16,7 @@ from tests.remote import make_remote
 KEYS = {
     "target", "kind", "source", "snapshot", "created", "files", "rows", "row_groups", "bytes", "uncompressed",
     "block_size", "over_block", "straddling", "blocks_touched", "row_group_bytes", "histogram", "compression",
-    "partitions", "columns", "under_quarter", "keys", "shard", "listing", "version",
+    "partitions", "columns", "under_quarter", "keys", "shard", "listing", "version", "arriving",
 }  # fmt: skip
 
 
