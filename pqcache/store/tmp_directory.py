@@ -36,7 +36,7 @@ def rewrite_key(source: str, directory: str, files: Sequence[SourceFile], recipe
 
 def make_workdir(cache: CacheDirectory) -> Path:
     """Create this run's directory below ``tmp/``, with ``fetch/`` and ``rewrite/`` in it; return its path."""
-    run = cache.tmp_dir / f"{_boot()}-{os.getpid()}-{os.urandom(4).hex()}"
+    run = cache.tmp_dir / f"{_boot_id()}-{os.getpid()}-{os.urandom(4).hex()}"
     for name in ("fetch", "rewrite"):
         make_directories(run / name)
     return run
@@ -56,7 +56,7 @@ def take_over_or_remove(
         if other.is_symlink() or not other.is_dir():
             other.unlink()
             continue
-        same_boot = other.name.startswith(_boot() + "-")
+        same_boot = other.name.startswith(_boot_id() + "-")
         for kind, wanted in (("fetch", downloads), ("rewrite", rewrites)):
             if not _is_own_directory(other / kind):
                 continue
@@ -97,5 +97,5 @@ def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     return boot_id()[:8] or "unknown"

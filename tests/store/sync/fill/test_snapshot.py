@@ -18,7 +18,7 @@ from pqcache.events import Awaited, Event, Fetched, Warned
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.wanted import Wanted, WantedList
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.sync.fill import fetch
+from pqcache.store.sync.fill import fetch, scheduler
 from tests.datasets import files_of, rows_of, write_shop
 from tests.remote import Remote, make_remote
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
@@ -267,7 +267,8 @@ def test_columns_of_the_source_in_the_order_that_is_wanted(reads: LocalReads, tm
     reads.before = lambda *_: None
     report = pqcache.sync(made, tmp_path / "cache", columns=["b", "d", "id"])
     assert report.snapshot == snapshot.id
-    assert report.fetched_bytes == arrived.total_bytes - held
+    missing = arrived.total_bytes - held
+    assert missing <= report.fetched_bytes <= missing + scheduler.PIECE  # a part of a row group is fetched again
     pqcache.sync(made, tmp_path / "plain", columns=["b", "d", "id"])
     check_same(tmp_path / "plain", tmp_path / "cache")
 
