@@ -55,6 +55,18 @@ def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin:
     A snapshot that an earlier run has left is continued. Where a file changes at the source, Vanished is raised: a run
     from a new listing will find the complete files.
     """
+    try:
+        return _fill_once(run, plan, metadata, origin)
+    except _Outdated as outdated:
+        log.debug("the snapshot of an earlier run is given up: %s", outdated)
+    return _fill_once(run, plan, metadata, origin)
+
+
+class _Outdated(Exception):
+    """The snapshot of an earlier run has a file that is not at the source any more; it has been abandoned."""
+
+
+def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Origin) -> RunResult:
     cache = run.cache
     with disk_errors(cache.path), ExitStack() as stack:
         job = SnapshotJob(
@@ -77,6 +89,8 @@ def fill_snapshot(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin:
         try:
             Fetch(job, origin.source, files).run()
         except SourceChanged as error:
+            if left.arriving is not None:
+                raise _Outdated(error) from error
             advice = "nothing was published, sync again when the source is complete"
             raise Vanished(error.subject, error.reason, advice) from error
         manifest = _complete(job, files)

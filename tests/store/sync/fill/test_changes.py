@@ -232,6 +232,23 @@ def test_a_snapshot_that_is_read_is_continued_though_there_is_more(
     assert pqcache.sync(tmp_path / "cache").added == 1
 
 
+def test_a_snapshot_that_is_read_and_cannot_be_completed(
+    reads: LocalReads, made: Path, other: Path, tmp_path: Path
+) -> None:
+    """Its readers get what is still at the source, and the same run begins anew."""
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    replace_file(made, other, files_of(made)[1])
+    with snapshot.lease():
+        report = pqcache.sync(made, tmp_path / "cache")
+        arrived = snapshot.map()
+    assert arrived.state == ArrivalState.ABANDONED
+    assert arrived.files.tolist() == [FileState.ARRIVED, FileState.CHANGED, FileState.ARRIVED]
+    assert report.published
+    assert report.snapshot != snapshot.id
+    pqcache.sync(made, tmp_path / "plain")
+    assert published_files(tmp_path / "cache") == published_files(tmp_path / "plain")
+
+
 def test_another_request_begins_anew(reads: LocalReads, made: Path, tmp_path: Path) -> None:
     snapshot = leave_one_file(reads, made, tmp_path / "cache")
     report = pqcache.sync(made, tmp_path / "cache", where="dt < '2026-11-02'")

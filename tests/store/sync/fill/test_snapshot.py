@@ -19,6 +19,7 @@ from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.wanted import Wanted, WantedList
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync.fill import fetch, scheduler
+from pqcache.store.sync.fill import snapshot as snapshot_module
 from tests.datasets import files_of, rows_of, write_shop
 from tests.remote import Remote, make_remote
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
@@ -209,6 +210,14 @@ def test_a_second_run_waits_or_says_that_one_is_at_work(reads: LocalReads, tmp_p
     assert CacheDirectory(tmp_path / "cache").current() is None
     report = filling.end()
     assert pqcache.sync(made, tmp_path / "cache").snapshot == report.snapshot
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "try_lock", lambda *_, **__: None)
+    made = write_shop(tmp_path / "made")
+    with pytest.raises(pqcache.UsageError, match=r"--fill: .* has no locks"):
+        pqcache.sync(made, tmp_path / "cache", fill=True)
+    assert pqcache.sync(made, tmp_path / "cache").published
 
 
 def test_what_cannot_be_read_early_is_copied_as_always(tmp_path: Path) -> None:
