@@ -16,9 +16,14 @@ CHANGES = {
 }  # fmt: skip
 READS = {"open", "os.scandir", "os.listdir", "fcntl.flock"}
 _NUMBERS = re.compile(r"[0-9a-f]{32}|[0-9a-f]{8}-\d+-[0-9a-f]{8}|\d{8}T\d{6}Z-\d+|[0-9a-f]{8}\b|\d+")
-_PHASES = re.compile(
-    r"removed-|history|current|pqcache\.toml|\.in\b|/publishing|/arriving/.*_pqcache/[a-z_]+|/arriving/.*parquet|/arriving|/fetch|/rewrite|/keys|snapshot/_pqcache|/snapshot/|/snapshots|/tmp"
-)
+_PHASES = [  # of a run, by the path that an operation is about; the first that fits
+    re.compile(pattern)
+    for pattern in (
+        "removed-", "history", "current", r"pqcache\.toml", r"\.in\b", "/publishing", "/arriving/.*_pqcache/[a-z_]+",
+        "/arriving/.*parquet", "/arriving", "/fetch", "/rewrite", "/keys", "snapshot/_pqcache", "/snapshot/",
+        "/snapshots", "/tmp",
+    )
+]  # fmt: skip
 
 
 def points_to_try(points: list[str], deep: bool, operations: Collection[str] = CHANGES) -> list[int]:
@@ -38,7 +43,7 @@ def points_to_try(points: list[str], deep: bool, operations: Collection[str] = C
         if deep:
             first.setdefault(_NUMBERS.sub("*", point), number)
         else:
-            phase = _PHASES.search(point)
+            phases = (found[0] for phase in _PHASES if (found := phase.search(point)))
             first.setdefault(operation, number)
-            first.setdefault(phase[0] if phase else "", number)
+            first.setdefault(next(phases, ""), number)
     return sorted(set(first.values()))
