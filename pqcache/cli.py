@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from pqcache.console.commands import app
 from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line, open_error
-from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
+from pqcache.system.startup import collect_no_more_garbage, hide_pandas, limit_blas_threads
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -24,7 +24,6 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _interrupt)
     hide_pandas()
     limit_blas_threads()
-    collect_garbage_rarely()
     if sys.stdout is None:  # closed by whoever started this
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
@@ -36,6 +35,7 @@ def main() -> NoReturn:
         os._exit(code)  # a thread may hang in a read, which sys.exit() would wait for
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the run is complete: a signal at exit must not change the exit code
+    collect_no_more_garbage()
     sys.exit(0)
 
 

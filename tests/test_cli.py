@@ -319,6 +319,7 @@ NEVER = (
     "tenacity",
     "sqlglot",
     "rich",
+    "pydantic",
     "fsspec",
     "pqcache.parquet.rewrite.rewrite_directory",
     "pqcache.store.keys.build",
@@ -342,7 +343,7 @@ def test_a_command_imports_only_what_it_needs(tmp_path: Path) -> None:
     for words, unused in (
         (["sync", lake, cache, "--newest", "free", "-q"], (*NEVER, "pyarrow.dataset")),
         (["sync", lake, cache], (*NEVER, *NO_ARROW)),
-        (["sync", cache, "--row-group-size", "1MB", "-q"], ("sqlglot", "rich", "tenacity")),
+        (["sync", cache, "--row-group-size", "1MB", "-q"], ("sqlglot", "rich", "tenacity", "pydantic")),
         (["sync", cache, "--json"], (*NEVER, *NO_ARROW)),
         (["sync", cache, "--dry-run"], (*NEVER, *NO_ARROW)),
         (["gc", cache], (*NEVER, *NO_ARROW)),

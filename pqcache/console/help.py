@@ -7,6 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from pqcache.console.conversion import convert_where_needed
 from pqcache.errors import UsageError
 
 # the titles of the groups of options, as rich_help_panel of each option
@@ -64,6 +65,7 @@ class Command(TyperCommand):
         for parameter in self.params:
             if parameter.param_type_name == "argument" and values.get(parameter.name) == "":
                 raise UsageError(f"{getattr(parameter, 'metavar', None)}", "an empty path", "name a directory or a URL")
+        convert_where_needed(self, ctx)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -100,6 +102,11 @@ class CommandGroup(TyperGroup):
             formatter.write_dl([(", ".join(item.names), item.text) for item in option_list(self)])
 
     format_epilog = Command.format_epilog
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the options before the command."""
+        convert_where_needed(self, ctx)
+        return super().parse_args(ctx, args)
 
 
 def first_line(command: Any) -> str:

@@ -37,7 +37,7 @@ Wait = Annotated[
         rich_help_panel=RUN,
     ),
 ]
-CacheArgument = Annotated[Path, typer.Argument(metavar="CACHE", readable=False, help="The cache directory.")]
+CacheArgument = Annotated[str, typer.Argument(metavar="CACHE", help="The cache directory.")]
 Version = Annotated[
     bool, typer.Option("--version", help="Show the version; with -v, also those of Python and of the libraries.")
 ]
@@ -51,9 +51,7 @@ Source = Annotated[
         help="A path or a URL: hdfs://, s3://, gs://, abfss://, http:// ... Or a cache alone, to repeat its sync.",
     ),
 ]
-OptionalCache = Annotated[
-    Path | None, typer.Argument(metavar="CACHE", readable=False, help="The local cache directory.")
-]
+OptionalCache = Annotated[str | None, typer.Argument(metavar="CACHE", help="The local cache directory.")]
 Where = Annotated[
     str | None,
     typer.Option(

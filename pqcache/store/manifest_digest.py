@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -103,18 +105,29 @@ def _held(snapshot: Path) -> Iterator[str]:
     pending, trusted = [""], is_trusted_cache(snapshot.parent.parent)
     while pending:
         directory = pending.pop()
-        with os.scandir(f"{snapshot}/{directory}") as found:
+        with _entries(f"{snapshot}/{directory}") as found:
             for item in found:
                 path = directory + item.name
-                if not (trusted or is_own(item.stat(follow_symlinks=False))):
+                status = item.stat(follow_symlinks=False)
+                if not (trusted or is_own(status)):
                     yield path  # what others can change, which is not kept
-                elif item.is_dir(follow_symlinks=False):
-                    if path != _OURS:
-                        pending.append(f"{path}/")
-                elif item.is_file(follow_symlinks=False):
-                    yield f"{path}\0{item.stat(follow_symlinks=False).st_size}"
-                else:
+                elif stat.S_ISREG(status.st_mode):
+                    yield f"{path}\0{status.st_size}"
+                elif not stat.S_ISDIR(status.st_mode):
                     yield path  # a link, which no file of a snapshot is
+                elif path != _OURS:
+                    pending.append(f"{path}/")
+
+
+@contextmanager
+def _entries(directory: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """Yield the entries of a directory by its descriptor, below which the system finds files sooner than by paths."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with os.scandir(descriptor) as found:
+            yield found
+    finally:
+        os.close(descriptor)
 
 
 def _digest(lines: Iterable[str]) -> str:

@@ -38,6 +38,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pqcache.errors import CacheError, DamagedError, ParquetError, first_line
+from pqcache.parquet.arrow_rows import rows_at
 from pqcache.parquet.dense_columns import is_alike
 from pqcache.parquet.row_group_stats import BASE, columns_table, read_footer, row_group_columns
 from pqcache.parquet.schema_merge import unify, with_table_columns, with_time_zones
@@ -305,12 +306,12 @@ def _merged(parts: Sequence[_IndexPart], files: int, columns: pa.Schema) -> Iter
             if len(inside):
                 low, high = int(inside[0]), int(inside[-1]) + 1
                 piece = part.table.slice(low, high - low)
-                if len(inside) < high - low:
-                    piece = piece.take(inside - low)
-                pieces.append(piece.set_column(0, BASE.field("file"), pa.array(part.files[inside])))
+                files = pa.py_buffer(part.files[inside])
+                numbers = pa.Array.from_buffers(pa.int32(), len(inside), [None, files])
+                pieces.append(rows_at(piece, inside - low).set_column(0, BASE.field("file"), numbers))
         block = _join(pieces)
         order = np.lexsort((block["row_group"].to_numpy(), block["file"].to_numpy()))
-        yield block.take(order).combine_chunks()
+        yield rows_at(block, order).combine_chunks()
 
 
 def _schema_of_kept(previous: Index, part: _IndexPart) -> pa.Schema:
@@ -320,8 +321,8 @@ def _schema_of_kept(previous: Index, part: _IndexPart) -> pa.Schema:
         return previous.data_schema
     fields = []
     for field in previous.data_schema:
-        known = previous.table[f"{field.name}:bytes"].is_valid().to_numpy()
-        if (known & here).any():
+        sizes = previous.table[f"{field.name}:bytes"]
+        if not sizes.null_count or (sizes.is_valid().to_numpy() & here).any():
             fields.append(field)
     return pa.schema(fields, previous.data_schema.metadata)
 

@@ -93,6 +93,11 @@ def lists_only_data_files(source: Source) -> bool:
     return getattr(source, "lists_only_data_files", False)
 
 
+def lists_one_version(source: Source) -> bool:
+    """Return whether each listing of ``source`` is of the same version of a table, as it says by an attribute."""
+    return getattr(source, "lists_one_version", False)
+
+
 def version_of(source: Source | None) -> TableVersion | None:
     """Return the version of the table that ``source`` lists; None where it is none."""
     version: TableVersion | None = getattr(source, "table_version", None)

@@ -139,9 +139,14 @@ class LocalSource:
         for name in {name for directory in set(map(parent, paths)) for name in self._above(f"{directory}/")}:
             with suppress(OSError):
                 self._note_mode(name, os.stat(self._name(name)), stat_module.S_IXOTH)
+        root, everyone = self._root, stat_module.S_IROTH | stat_module.S_IRGRP
         for path in paths:
-            with suppress(OSError):
-                self._note_mode(path, os.stat(f"{self._root}/{path}"), stat_module.S_IROTH)
+            try:
+                status = os.stat(f"{root}/{path}")
+            except OSError:
+                continue
+            if ~status.st_mode & everyone:
+                self._private[path] = status.st_mode, status.st_gid
 
     def _above(self, path: str) -> Sequence[str]:
         """Return the directories above a file, from the source's root on."""

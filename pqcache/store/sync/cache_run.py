@@ -151,9 +151,9 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     if run.options.dry_run:
         return report
     cache = run.cache
-    for missed in unrecorded(cache, read_history(cache.path)):
-        if missed["snapshot"] != report.snapshot or not report.published:
-            append_history(cache.path, missed)
+    own = [{"snapshot": report.snapshot}] if report.published else []  # whose record is made here, without its manifest
+    for missed in unrecorded(cache, [*read_history(cache.path), *own]):
+        append_history(cache.path, missed)
     record = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": run.command}
     append_history(cache.path, {**record, **report.to_dict()})
     for snapshot in remove_old_snapshots(cache, run.config.keep):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
 from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.config import write_config
-from pqcache.store.drivers.base import Source, version_of
+from pqcache.store.drivers.base import Source, lists_one_version, version_of
 from pqcache.store.hive import parent
 from pqcache.store.layout import SUMMARY
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, SourceFile, Totals
@@ -104,8 +104,9 @@ class _Attempt:
         )
 
         def confirm(entries: Sequence[FileEntry]) -> None:
-            downloaded = {file.path: file for entry in entries for file in entry.sources}
-            self.check_unchanged(manifest, [downloaded.get(file.path, file) for file in files])
+            if not lists_one_version(self.source):
+                downloaded = {file.path: file for entry in entries for file in entry.sources}
+                self.check_unchanged(manifest, [downloaded.get(file.path, file) for file in files])
             if manifest is not None and guarded:
                 uncompared = self._moved(plan) | listing.outside | _fetched_otherwise(manifest, recipe)
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
@@ -176,7 +177,8 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
 
     When all files are downloaded, the source is listed again. Only if it still has the same files are they published:
     then the source held exactly these at one moment, between the two listings. Otherwise the run goes on from the new
-    listing, up to NEW_LISTINGS times, and reuses what it has downloaded.
+    listing, up to NEW_LISTINGS times, and reuses what it has downloaded. A version of a table never changes, so it is
+    not listed again: that its files were there is known from their downloads.
     """
     manifest, intact = _read_current(run.current, run.options.on_event)
     _check_still_table(run, source, manifest)
@@ -278,10 +280,9 @@ def plan_for(
     What is held and not listed any more, because it is being replaced, is kept on the node that holds it.
     """
     config, held = run.config, manifest.files if manifest is not None else ()
-    damaged = find_damaged(run.current, held) if run.current is not None else frozenset()
+    damaged, foreign = find_unusable(run.current, held) if run.current is not None else (frozenset(), frozenset())
     if damaged:
         log.debug("%s files of the current snapshot are not as recorded and are not kept", len(damaged))
-    foreign = find_foreign(run.current, held) if run.current is not None else frozenset()
     if foreign:
         number = format_count(len(foreign), "file")
         reason = "fetched again, because others own them or can write to them"
@@ -320,38 +321,38 @@ def _read_current(current: Snapshot | None, on_event: OnEvent) -> tuple[Manifest
 
 def find_damaged(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
     """Return the paths of entries that are missing, of another size than recorded, or reached by a link."""
-    root = str(snapshot.path)
-    directories: dict[str, bool] = {"": True}
+    return find_unusable(snapshot, entries)[0]
 
-    def is_real(directory: str) -> bool:
-        if directory not in directories:
-            directories[directory] = is_real(parent(directory)) and not os.path.islink(f"{root}/{directory}")
-        return directories[directory]
 
-    def is_intact(entry: FileEntry) -> bool:
+def find_unusable(snapshot: Snapshot, entries: Sequence[FileEntry]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the paths of damaged entries, as `find_damaged`, and of those that others can change.
+
+    These are the ones that others than trusted users own, can write to, or can replace.
+    """
+    root, trusted = str(snapshot.path), is_trusted_cache(snapshot.path.parent.parent)
+    known: dict[str, tuple[bool, bool]] = {"": (True, True)}  # of directories: whether they are real, and ours
+    damaged, foreign = set(), set()
+
+    def look_at(directory: str) -> tuple[bool, bool]:
+        if directory not in known:
+            real, ours = look_at(parent(directory))
+            try:
+                status = os.lstat(f"{root}/{directory}")
+            except OSError:  # what is missing is nobody's
+                known[directory] = real, ours
+            else:
+                known[directory] = real and not stat.S_ISLNK(status.st_mode), ours and (trusted or is_own(status))
+        return known[directory]
+
+    for entry in entries:
+        real, ours = look_at(parent(entry.path))
         try:
             status = os.lstat(f"{root}/{entry.path}")
         except OSError:
-            return False
-        return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and is_real(parent(entry.path))
-
-    return frozenset(entry.path for entry in entries if not is_intact(entry))
-
-
-def find_foreign(snapshot: Snapshot, entries: Sequence[FileEntry]) -> frozenset[str]:
-    """Return the paths of entries that others than trusted users own, can write to, or can replace."""
-    root = str(snapshot.path)
-    if is_trusted_cache(snapshot.path.parent.parent):
-        return frozenset()
-    known: dict[str, bool] = {"": True}
-
-    def is_ours(path: str) -> bool:
-        directory = parent(path)
-        if directory not in known:
-            known[directory] = is_ours(directory)
-        try:
-            return known[directory] and is_own(os.lstat(f"{root}/{path}"))
-        except OSError:  # what is missing is nobody's
-            return True
-
-    return frozenset(entry.path for entry in entries if not is_ours(entry.path))
+            damaged.add(entry.path)
+        else:
+            if not (real and stat.S_ISREG(status.st_mode) and status.st_size == entry.size):
+                damaged.add(entry.path)
+            if not (ours and (trusted or is_own(status))):
+                foreign.add(entry.path)
+    return frozenset(damaged), frozenset(foreign)

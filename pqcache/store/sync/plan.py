@@ -6,15 +6,20 @@ A plan is a plain value: ``--dry-run`` shows the plan that a run without it appl
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
+from operator import attrgetter
+from typing import TypeVar
 
 from pqcache.parquet.rewrite.options import canonical_json, shuffle_of
 from pqcache.store.config import Config
 from pqcache.store.hive import parent
 from pqcache.store.manifest import FileEntry, SourceFile
+
+_Located = TypeVar("_Located", SourceFile, FileEntry)
+_path = attrgetter("path")
 
 
 @dataclass(frozen=True)
@@ -144,25 +149,30 @@ def plan_sync(
     ``damaged`` has the held paths that cannot be used any more, ``others`` those without the table's schema.
     Files of equal identity are unchanged.
     """
-    entries = sorted((entry for entry in held), key=lambda entry: entry.path)
+    entries = sorted(held, key=_path)
     before: dict[str, SourceFile] = {f.path: f for entry in entries for f in entry.sources}
-    after = {file.path: file for file in listing}
-    held_by_directory: dict[str, list[FileEntry]] = {}
-    for entry in entries:
-        held_by_directory.setdefault(parent(entry.path), []).append(entry)
-    ordered = sorted(listing, key=lambda file: (parent(file.path), file.path))
+    after = {file.path: before[file.path] if before.get(file.path) == file else file for file in listing}
+    # from here on equal files are one object, which is compared in no time
+    held_by_directory = _by_directory(entries)
     directories = tuple(
         _plan_directory(directory, tuple(files), held_by_directory.get(directory, []), recipe, damaged, others)
-        for directory, files in groupby(ordered, key=lambda file: parent(file.path))
+        for directory, files in sorted(_by_directory(sorted(after.values(), key=_path)).items())
     )
     return Plan(
         directories=directories,
         recipe=recipe,
         added=tuple(path for path in after if path not in before),
-        changed=tuple(path for path, file in after.items() if path in before and before[path] != file),
+        changed=tuple(path for path, file in after.items() if path in before and before[path] is not file),
         removed=tuple(path for path in before if path not in after),
-        unchanged=sum(1 for path, file in after.items() if before.get(path) == file),
+        unchanged=sum(1 for path, file in after.items() if before.get(path) is file),
     )
+
+
+def _by_directory(files: Iterable[_Located]) -> dict[str, list[_Located]]:
+    found: dict[str, list[_Located]] = {}
+    for file in files:
+        found.setdefault(parent(file.path), []).append(file)
+    return found
 
 
 def plan_repartition(held: Iterable[FileEntry], recipe: Recipe, others: frozenset[str] = frozenset()) -> Plan:
@@ -208,10 +218,7 @@ def _plan_directory(
 
 def _single_source(entries: Sequence[FileEntry], damaged: frozenset[str]) -> dict[SourceFile, FileEntry]:
     """Return the entries that hold exactly one source file, all of it."""
-    uses: dict[SourceFile, int] = {}
-    for entry in entries:
-        for file in entry.sources:
-            uses[file] = uses.get(file, 0) + 1
+    uses = Counter(file for entry in entries for file in entry.sources)
     return {
         entry.sources[0]: entry
         for entry in entries

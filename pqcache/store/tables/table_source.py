@@ -28,6 +28,7 @@ class TableSource:
         self.url = table.url
         self.reads_versions = table.has_versions  # what was read is what the table says
         self.lists_only_data_files = table.has_versions  # those that the table names
+        self.lists_one_version = table.has_versions  # until `take_newer`
         self._table, self._files, self._rule, self._state = table, files, rule, state
         self._listing: TableListing | None = None
         self._lock = Lock()

@@ -471,6 +471,11 @@ def test_a_run_that_was_killed_before_its_record_is_in_the_history(
     assert len(read_history(cache)) == 4
     terminal.print_history(pqcache.log(cache))
     assert capsys.readouterr().out.count("killed") == 1
+    (cache / "history.jsonl.zst").write_bytes(recorded)
+    write_day(shop, "2026-11-26")
+    third = pqcache.sync(cache)  # publishes, and has one record of its own
+    known = [(record["snapshot"], record["command"]) for record in read_history(cache)]
+    assert known == [(first.snapshot, "sync"), (second.snapshot, "unknown"), (third.snapshot, "sync")]
 
 
 def test_sizes_durations_and_counts_are_numbers_or_text(shop: Path, tmp_path: Path) -> None:

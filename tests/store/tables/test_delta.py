@@ -25,6 +25,7 @@ from pqcache.errors import SourceError, SourceIncomplete, SourceNotFound, UsageE
 from pqcache.events import Event, Started
 from pqcache.store.tables.open_table import open_table
 from pqcache.store.tables.table_log import OpenOptions
+from pqcache.store.tables.table_source import TableSource
 from pqcache.torch import ParquetDataset
 from tests.delta_tables import add, commit, field, held, in_order, judged, metadata, protocol
 from tests.forked_commands import run_pqcache
@@ -433,6 +434,41 @@ def test_a_sync_with_nothing_to_do_imports_no_arrow(table: Path, cache: Path) ->
     words = [sys.executable, "-c", code, "sync", str(cache), "-q"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_sync_of_one_commit_imports_what_it_needs(table: Path, cache: Path) -> None:
+    """Each of these takes a tenth of the time of a sync of a few files."""
+    pqcache.sync(table, cache)
+    append(table, 18, 21)
+    code = (
+        "import sys; from pqcache.cli import run, hide_pandas; hide_pandas(); run(sys.argv[1:]); "
+        "print([name for name in ('pyarrow.compute', 'numpy.ma', 'pydantic', 'rich') if name in sys.modules])"
+    )
+    words = [sys.executable, "-c", code, "sync", str(cache), "-q"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    assert held(cache) == judged(table)
+
+
+def test_a_commit_during_a_sync_is_left_for_the_next(table: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listings: list[str] = []
+    list_files = TableSource.list
+
+    def noted(self: TableSource) -> Any:
+        listings.append(self.url)
+        return list_files(self)
+
+    def commits(event: Event) -> None:
+        if isinstance(event, Started) and event.phase == "fetch":
+            append(table, 18, 21)
+
+    monkeypatch.setattr(TableSource, "list", noted)
+    before = judged(table)
+    assert pqcache.sync(table, cache, on_event=commits).version == "2"
+    assert held(cache) == before
+    assert len(listings) == 1, "a version does not change, so it is not listed again before it is published"
+    assert pqcache.sync(cache).version == "3"
+    assert held(cache) == judged(table)
 
 
 def test_a_table_that_has_lost_its_log(table: Path, cache: Path) -> None:
