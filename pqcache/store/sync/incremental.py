@@ -23,7 +23,6 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
-from pqcache.store.sync.fill.snapshot import fill_snapshot, obstacle
 from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.safety_checks import (
@@ -113,6 +112,8 @@ class _Attempt:
 
         origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
         if fills:
+            from pqcache.store.sync.fill.snapshot import fill_snapshot  # as below
+
             return fill_snapshot(run, plan, metadata, origin)
         return build_snapshot(run, plan, metadata, origin=origin, reindex=bool(self.comparison.differing))
 
@@ -120,6 +121,8 @@ class _Attempt:
         """Return whether readers may open the snapshot while its files are fetched, if that is asked for."""
         if not self.run.options.fill or self.run.current is not None:
             return False
+        from pqcache.store.sync.fill.snapshot import obstacle  # only the first run of a cache may need it
+
         reason = obstacle(self.source, self.listing)
         if reason:
             self.run.options.on_event(Warned(f"{self.source.url}: {reason}; readers wait for all of it"))
@@ -255,6 +258,9 @@ def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
     Snapshots of earlier versions have no tags of local files; they get them without being fetched again.
     """
     listed = {file.path: file for file in files}
+    held = (file for entry in manifest.files for file in entry.sources)
+    if all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values()):
+        return manifest  # an equal tag is the same already
 
     def tagged(file: SourceFile) -> SourceFile:
         now = listed.get(file.path, file)
