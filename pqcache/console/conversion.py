@@ -20,6 +20,8 @@ def _processed(parameter: Any, is_text: bool, process: Callable[[Any, Any], Any]
     is_default = not parameter.required and (value is None or value is parameter.default)
     if not (is_default or (is_text and type(value) is str)):
         return process(context, value)
+    if value is None and (parameter.nargs == -1 or getattr(parameter, "multiple", False)):
+        value = ()  # as Typer makes of it
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
 
