@@ -16,13 +16,17 @@ from pqcache.torch.tensor_transfer import Packet, pack, unpack
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix."""
+    """Where in the training a batch belongs; ``index`` is global in the epoch; ``source`` a dataset of a Mix.
+
+    ``parts`` are the datasets of a batch that has rows of several, with their numbers of rows.
+    """
 
     epoch: int = 0
     index: int = -1
     lanes: int = 0
     window: int = 0
     source: str | None = None
+    parts: tuple[tuple[str, int], ...] = ()
 
 
 class Batch(dict[str, Any]):
@@ -56,6 +60,11 @@ class Batch(dict[str, Any]):
     def source(self) -> str | None:
         """The name of the dataset that the batch comes from, in a Mix; else None."""
         return self.position.source
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """In a Mix with ``within_batch``, how many rows are of each dataset, in their order; else empty."""
+        return dict(self.position.parts)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return the batch with its tensors on another device."""

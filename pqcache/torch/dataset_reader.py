@@ -50,6 +50,7 @@ from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import in_sequences, item
 from pqcache.torch.shared_memory import worker_pool
+from pqcache.torch.streams import merged
 from pqcache.torch.tensors import Nulls, check_mask, check_type, mask_name, null_error, paths_in, to_value
 from pqcache.torch.transform_errors import BatchOrigin
 from pqcache.torch.transforms import Item, Transform, TransformRunner
@@ -163,7 +164,13 @@ class DatasetReader:
         lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
         order = replace(order, lane_rows=lane_rows)
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
-        with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
+        streams = reading.lanes * 0 if reading.readers is None else reading.readers
+        total = int(indices.max()) + 1
+
+        def read(stream: int) -> Generator[tuple[Position, Batch]]:
+            return self._batches(loader, order, indices[streams == stream].tolist(), total, budget)
+
+        with closing(merged(streams.tolist(), read)) as found:
             for _, batch in found:
                 yield self._origin(loader, order), batch
 
@@ -198,13 +205,9 @@ class DatasetReader:
         if state.snapshot != self._content[0]:
             self._open(self._plan.columns, self._snapshot_in(state))
             self._gather_shares()
-        options = {
-            "seed": self.options.seed,
-            "batch_size": self.options.batch_size,
-            "shuffle": self.options.shuffle,
-            "columns": list(self._plan.columns),
-            "window": state.window if self._window is None else self._window.row_groups,
-        }
+        options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
+        options["columns"] = list(self._plan.columns)
+        options["window"] = state.window if self._window is None else self._window.row_groups
         check_options(state, options, "dataset")
         if state.row_groups != self._content[1]:
             raise UsageError(

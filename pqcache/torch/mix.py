@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from pqcache.errors import UsageError
 from pqcache.reader.options import check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.mixture_schedule import DatasetPass, MixSchedule, batches_per_epoch
+from pqcache.reader.order.mixture_history import MixHistory, MixPeriod
+from pqcache.reader.order.mixture_schedule import batches_of_all, batches_per_epoch
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
+from pqcache.torch.pass_reader import PassReader
 from pqcache.torch.resumable import Count, Place, ResumableDataset
-from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, TransformRunner
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -41,6 +39,9 @@ class Mix(ResumableDataset):
                       that an epoch is each row of each dataset exactly once
     ``epoch_length``  "first_exhausted": an epoch ends when one dataset has been read once, and no other more often.
                       "all_exhausted": when each has been read at least once. Or a number of batches, of all ranks.
+    ``within_batch``  True: each batch has rows of every dataset, as many as that dataset's ``batch_size``: these are
+                      the proportions. Columns have to be the same. ``batch.parts`` says how many, in their order.
+                      False: a batch is of one dataset
     ``seed``          selects the order of draws among ranks and workers; the datasets have seeds of their own
     ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the remainder of an
                       epoch is dropped.
@@ -55,6 +56,7 @@ class Mix(ResumableDataset):
         weights: Mapping[str, float] | None = None,
         epoch_length: str | int = "first_exhausted",
         *,
+        within_batch: bool = False,
         seed: int = 0,
         drop_last: bool = False,
         pad: bool = True,
@@ -72,15 +74,28 @@ class Mix(ResumableDataset):
                 raise UsageError("datasets", f"{name!r} is no ParquetDataset")
         if len({id(dataset) for dataset in datasets.values()}) < len(datasets):
             raise UsageError("datasets", "one of them is there under two names", "construct it twice")
+        if within_batch and weights is not None:
+            reason = "with within_batch=True the batch sizes of the datasets are their shares of each batch"
+            raise UsageError("weights", reason, "leave it out")
         self.datasets = dict(datasets)
-        self.weights, self.epoch_length, self.seed = weights, epoch_length, seed
+        self.weights, self.epoch_length, self.seed, self.within_batch = weights, epoch_length, seed, within_batch
         self._readers = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
         self._count()
 
     @property
     def counts(self) -> dict[str, int]:
         """How many batches of an epoch come from each dataset, over all ranks."""
-        return dict(zip(self.datasets, self._schedule.counts, strict=True))
+        return dict(self._history.periods[-1].counts)
+
+    def drawn(self, after: Batch | int | Place | None = None) -> dict[str, float]:
+        """Return how often each dataset was read until ``after``, a place as for ``state_dict``.
+
+        1.5 is one pass and a half. It counts all ranks' batches, of all epochs since the dataset is in the mix.
+        """
+        place = self._place(after)
+        done = min(place.batch, self._history.total)
+        history = replace(self._history, lanes=place.lanes)
+        return {name: history.drawn(name, place.epoch, done) / size for name, size in self._sizes.items()}
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after ``after``, as a small dict of JSON values; see ``ParquetDataset.state_dict``."""
@@ -94,12 +109,18 @@ class Mix(ResumableDataset):
             epoch=place.epoch,
             batch=place.batch,
             worker=self._worker_state(),
+            periods=[[since, dict(counts)] for since, counts in self._history.periods] if self._is_changed else None,
+            within_batch=self.within_batch or None,
         ).to_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
         The numbers of ranks and workers may be others that divide its lanes.
+
+        With ``changed`` this mix may have other weights, another epoch_length, and other datasets than the one whose
+        state it is; that holds from the next epoch on. Datasets of both go on in their passes where they stopped. The
+        state has to be from the end of an epoch, or from before its first batch, else UsageError.
 
         Each dataset's snapshot is opened if it is still kept. What does not fit raises UsageError, or CacheError for a
         snapshot that is gone, and says why.
@@ -107,22 +128,54 @@ class Mix(ResumableDataset):
         loaded = MixState.from_dict(state)
         check_worker(loaded.worker)
         check_lanes(loaded.lanes, self._ranks()[0])
-        if list(loaded.datasets) != list(self.datasets):
+        if not changed and list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
                 f"it is of a mix of {', '.join(loaded.datasets)}, this one is of {', '.join(self.datasets)}",
-                "construct it with the same datasets in the same order",
+                "construct it with the same datasets in the same order, or give changed=True at the end of an epoch",
             )
         for name, reader in self._readers.items():
-            try:
-                reader.load_state(State.from_dict({**loaded.datasets[name], **_NO_PLACE}))
-            except UsageError as error:
-                raise error.within(f"dataset {name!r}") from error
+            if name in loaded.datasets:
+                try:
+                    reader.load_state(State.from_dict({**loaded.datasets[name], **_NO_PLACE}))
+                except UsageError as error:
+                    raise error.within(f"dataset {name!r}") from error
         self._count()
-        options = {"seed": self.seed, "lanes": self._lanes or loaded.lanes, "counts": self.counts}
-        check_options(loaded, options, "mix")
+        options = {
+            "seed": self.seed,
+            "lanes": self._lanes or loaded.lanes,
+            "within_batch": self.within_batch or None,
+        }
+        check_options(loaded, options | ({} if changed else {"counts": self.counts}), "mix")
+        periods = periods_of(loaded)
+        self._history = replace(self._history, periods=self._continued(periods, loaded) if changed else periods)
         self._lanes = loaded.lanes
-        self._resume(loaded)
+        begun = self._history.periods[-1].since
+        self._resume(replace(loaded, epoch=begun, batch=0) if begun > loaded.epoch else loaded)
+
+    def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
+        """Return the periods of a state, and after them that of this mix."""
+        counts = self.counts
+        if list(counts.items()) == list(periods[-1].counts.items()):
+            return periods
+        ended = state.batch > 0
+        if ended:
+            before = MixHistory(periods, self.seed, together=self.within_batch).total
+            left = before - state.batch
+            if left > 0 and not (self.drop_last and left < self._ranks()[0]):
+                raise UsageError(
+                    "state",
+                    f"it is within epoch {state.epoch}, before batch {state.batch} of {before}",
+                    "go on with the mix as it was, and change it with the state from the end of an epoch",
+                )
+        since = state.epoch + ended
+        return (*(period for period in periods if period.since < since), MixPeriod(since, counts))
+
+    @property
+    def _is_changed(self) -> bool:
+        return len(self._history.periods) > 1 or self._history.periods[0].since > 0
+
+    _history: MixHistory
 
     @property
     def yields_batches(self) -> bool:
@@ -133,14 +186,14 @@ class Mix(ResumableDataset):
         return True
 
     def _total(self, ranks: int, start: int = 0) -> int:
-        return self._schedule.total
+        return self._history.total
 
     def _check(self) -> None:
         for reader in self._readers.values():
             reader.check_nulls()
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        passes = _PassReader(self._readers, replace(self._schedule, lanes=share.lanes), self._sizes, share, epoch)
+        passes = PassReader(self._readers, replace(self._history, lanes=share.lanes), self._sizes, share, epoch)
         with closing(passes):
             unpadded = [index for index in indices if index < share.total]
             yield from passes.read(unpadded, unpadded)
@@ -150,9 +203,13 @@ class Mix(ResumableDataset):
 
     def _count(self) -> None:
         """Set how many batches a pass over each dataset has, and how many of them an epoch takes."""
-        sizes = {name: reader.total(1) for name, reader in self._readers.items()}
-        self._sizes = list(sizes.values())
-        self._schedule = MixSchedule(batches_per_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
+        self._sizes = {name: reader.total(1) for name, reader in self._readers.items()}
+        if self.within_batch:
+            counts = dict.fromkeys(self._sizes, batches_of_all(self._sizes, self.epoch_length))
+        else:
+            found = batches_per_epoch(self._sizes, self.weights, self.epoch_length)
+            counts = dict(zip(self._sizes, found, strict=True))
+        self._history = MixHistory((MixPeriod(0, counts),), self.seed, together=self.within_batch)
 
 
 def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
@@ -162,51 +219,10 @@ def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
         raise error.within(f"dataset {name!r}") from error
 
 
-class _PassReader:
-    """Reads the current pass of each dataset; at the end of one, also the next."""
-
-    def __init__(
-        self,
-        readers: Mapping[str, DatasetReader],
-        schedule: MixSchedule,
-        sizes: list[int],
-        share: EpochShare,
-        epoch: int,
-    ) -> None:
-        self._readers, self._schedule, self._sizes, self._share, self._epoch = readers, schedule, sizes, share, epoch
-        self._open: dict[tuple[int, int], Generator[tuple[BatchOrigin, Batch]]] = {}
-        self._transforms: dict[tuple[int, int], TransformRunner] = {}
-
-    def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
-        """Yield (number, transformed batch) for batches ``indices`` of the epoch, in order."""
-        wanted = np.array(indices, np.int64)
-        names = list(self._readers)
-        drawn = np.zeros((3, len(wanted)), np.int64)  # dataset, pass, batch in the pass
-        passes: dict[tuple[int, int], DatasetPass] = {}
-        for source, size in enumerate(self._sizes):
-            for reading in self._schedule.passes(source, size, self._epoch, wanted):
-                drawn[:, reading.positions] = source
-                drawn[1, reading.positions] = reading.number
-                drawn[2, reading.positions] = reading.batches
-                passes[source, reading.number] = reading
-        remaining = {key: len(reading.positions) for key, reading in passes.items()}
-        for number, source, pass_number, index in zip(numbers, *drawn.tolist(), strict=True):
-            key, reader = (source, pass_number), self._readers[names[source]]
-            if key not in self._open:
-                self._open[key] = reader.read_pass(passes.pop(key), self._share)
-            origin, batch = next(self._open[key])
-            remaining[key] -= 1
-            if not remaining[key]:
-                self._open.pop(key).close()
-            position = replace(batch.position, epoch=self._epoch, index=number, source=names[source])
-            seed = (pass_number, index)
-            item = Item(value=Batch(batch, position), position=position, place=batch.index, numbers=seed)
-            if key not in self._transforms:
-                self._transforms[key] = reader.transforms(origin)
-            yield number, self._transforms[key].one(item)
-
-    def close(self) -> None:
-        """Stop reading."""
-        for batches in self._open.values():
-            batches.close()
-        self._open.clear()
+def periods_of(state: MixState) -> tuple[MixPeriod, ...]:
+    """Return the periods of a state; a mix that was never changed has one."""
+    try:
+        found = tuple(MixPeriod(int(since), dict(counts)) for since, counts in state.periods or [[0, state.counts]])
+    except (TypeError, ValueError) as error:
+        raise UsageError("state", f"it is not a state of Mix ({error})") from error
+    return found
