@@ -9,7 +9,7 @@ import torch
 
 from pqcache.errors import UsageError
 from pqcache.torch.batch import Batch, Position
-from pqcache.torch.batch_rows import row_count
+from pqcache.torch.batch_rows import CU_SEQLENS, row_count
 from pqcache.torch.ragged import Ragged
 
 
@@ -38,6 +38,8 @@ def _with_parts(position: Position, counts: tuple[tuple[str, int], ...]) -> Posi
 def _joined(column: str, parts: Mapping[str, Any]) -> Any:
     (name, first), *others = parts.items()
     values = list(parts.values())
+    if column == CU_SEQLENS:
+        return _joined_ends(values)
     for other, value in others:
         if type(value) is not type(first):
             raise _different(name, other, f"{column!r} as {type(first).__name__} and as {type(value).__name__}")
@@ -56,6 +58,12 @@ def _joined(column: str, parts: Mapping[str, Any]) -> Any:
             kinds = [f"{str(v.dtype)[6:]} {tuple(v.shape[1:])}" for v in (first, value)]
             raise _different(name, other, f"{column!r} as {kinds[0]} and as {kinds[1]}")
     return torch.cat(values)
+
+
+def _joined_ends(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return ``cu_seqlens`` of packed batches that are joined."""
+    lengths = torch.cat([value.diff() for value in values])
+    return torch.cat([torch.zeros(1, dtype=torch.int32), lengths.cumsum(0, dtype=torch.int32)])
 
 
 def _joined_ragged(column: str, parts: Mapping[str, Any]) -> Ragged:

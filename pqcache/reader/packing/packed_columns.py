@@ -21,6 +21,7 @@ from pqcache.parquet.dense import as_list
 from pqcache.reader.columns.batch_layout import NumberColumns
 from pqcache.reader.columns.column_data import (
     ColumnData,
+    ViewLists,
     as_rows,
     ends_of_views,
     from_arrow,
@@ -120,9 +121,7 @@ def pack_columns(
         form = _packed_form(column.form)
         dtype = number_dtype(form.type, True)
         fill = np.full(int(pads.sum()), packs.spec.fill(form.name, dtype), dtype)
-        values = _assembled(_data_of(column), form.width, parts, pieces.sequence, pads, fill)
-        ends = np.arange(sequences + 1, dtype=np.int64) * (form.width * packs.spec.length)
-        packed.append(ColumnData(form, from_arrow(_binary(ends, values), _BYTES).values))
+        packed.append(ColumnData(form, _assembled(_data_of(column), form.width, parts, pieces.sequence, pads, fill)))
     packed.append(_numbered(pieces, pads))
     return packed
 
@@ -178,23 +177,20 @@ def _source_parts(pieces: Pieces) -> _SourceParts:
 
 def _assembled(
     data: npt.NDArray[np.uint8], width: int, parts: _SourceParts, sequence: Ints, pads: Ints, fill: npt.NDArray[Any]
-) -> npt.NDArray[np.uint8]:
+) -> ViewLists:
     """Return pieces of ``data`` sequence after sequence, each with so many ``pads`` of ``fill`` behind it.
 
-    Arrow copies each piece by one call, which is faster than taking tokens one by one.
+    They are views, so that tokens are copied once, when a batch is made.
     """
-    if not len(sequence):
-        return np.zeros(0, np.uint8)
     source = from_arrow(_binary(parts.bounds * width, data), _BYTES).values
-    order = parts.where
     padded = np.flatnonzero(pads)
-    if len(padded):
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads[padded])]) * width
-        padding = from_arrow(_binary(ends, fill.view(np.uint8)), _BYTES).values
-        behind = np.searchsorted(sequence, padded, "right")
-        order = np.insert(order, behind, len(source) + np.arange(len(padded)))
-        source = pa.concat_arrays([source, padding])
-    return pack_bytes(take(ColumnData(_BYTES, source), order)).data
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads[padded])]) * width
+    padding = from_arrow(_binary(ends, fill.view(np.uint8)), _BYTES).values
+    behind = np.searchsorted(sequence, padded, "right")
+    order = np.insert(parts.where, behind, len(source) + np.arange(len(padded)))
+    views = take(ColumnData(_BYTES, pa.concat_arrays([source, padding])), order).values
+    first = np.searchsorted(sequence, np.arange(len(pads) + 1))
+    return ViewLists(first + np.concatenate([np.zeros(1, np.int64), np.cumsum(pads > 0)]), views)
 
 
 def _binary(ends: Ints, data: npt.NDArray[np.uint8]) -> pa.Array:
