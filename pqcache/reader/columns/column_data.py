@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pqcache.parquet.dense import dense_to_lists
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
+from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
 from pqcache.system.buffer_pool import BufferPool
 
 Bools = npt.NDArray[np.bool_]
@@ -45,31 +46,6 @@ class ColumnData:
 
     def __len__(self) -> int:
         return len(self.values)
-
-
-@dataclass(frozen=True)
-class PackedBytes:
-    """The bytes of all rows end to end: row i is ``data[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0."""
-
-    ends: npt.NDArray[np.int64]
-    data: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-
-@dataclass(frozen=True)
-class ViewLists:
-    """Rows of which each is several binary views, whose bytes lie end to end when they are packed.
-
-    Row i is ``views[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0.
-    """
-
-    ends: npt.NDArray[np.int64]
-    views: pa.Array
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
 
 
 class NotConstant(ValueError):
@@ -134,7 +110,8 @@ def cut(column: ColumnData, start: int, stop: int) -> ColumnData:
     values: Any
     if isinstance(column.values, PackedBytes):
         ends = column.values.ends[start : stop + 1]
-        values = PackedBytes(ends - ends[0], column.values.data[ends[0] : ends[-1]])
+        views = None if column.values.views is None else column.values.views.cut(start, stop)
+        values = PackedBytes(ends - ends[0], column.values.data[ends[0] : ends[-1]], views)
     elif isinstance(column.values, ViewLists):
         ends = column.values.ends[start : stop + 1]
         values = ViewLists(ends - ends[0], column.values.views.slice(ends[0], ends[-1] - ends[0]))
@@ -210,7 +187,8 @@ def pack_bytes(column: ColumnData, memory: BufferPool | None = None) -> PackedBy
         return column.values
     if isinstance(column.values, ViewLists):
         parts = pack_bytes(ColumnData(column.form, column.values.views), memory)
-        return PackedBytes(parts.ends[column.values.ends], parts.data)
+        ends = column.values.ends
+        return PackedBytes(parts.ends[ends], parts.data, ViewEnds(ends, parts.ends))
     if memory is not None:
         ends = ends_of_views(column)
         if ends[-1] > NEAR:
