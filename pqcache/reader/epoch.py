@@ -101,19 +101,22 @@ def _shuffled(
 
     readers = {lane: reader(lane, batch) for lane, batch in _first_batches(indices, order.lanes, total).items()}
     open_batches: dict[int, tuple[FinishedBatch, int, int]] = {}  # by lane: columns, items left in them, items used
+    following: dict[int, int] = {}  # by lane: the batch that its reader gives next
     nothing, lap = FinishedBatch(0, [], {}), indices[0] // total
     for index, lane, batch in batches_by_lane(indices, order.lanes, total):
         if index // total > lap:  # padding: the epoch begins again
             lap = index // total
             readers.clear()
             open_batches.clear()
+            following.clear()
         columns, left, used = open_batches.get(lane, (nothing, 0, 0))
         if not left:
-            if lane not in readers:
+            if lane not in readers or following.get(lane, batch) != batch:  # passes of a mix may leave some out
                 readers[lane] = reader(lane, batch)
             columns = next(readers[lane])
             left, used = -(-columns.rows // order.batch_size), 0
         open_batches[lane] = columns, left - 1, used + 1
+        following[lane] = batch + 1
         yield index, columns, used
 
 

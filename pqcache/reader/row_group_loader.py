@@ -19,7 +19,6 @@ from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
 from pqcache.reader.packing.grouped_columns import GroupedColumn
 from pqcache.reader.packing.packed_columns import (
-    PIECES,
     as_sequences,
     check_lengths,
     ids_of,
@@ -216,7 +215,7 @@ class RowGroupLoader:
             found.update(self._partition_columns(files.values))
         if isinstance(packs, PackedRows):
             spec = packs.spec
-            more, ids = ids_of(spec, found.pop(PIECES.name), batch.rows, memory)
+            more, ids = ids_of(spec, found[spec.column], batch.rows, memory)
             numbers += more
             found = {name: as_sequences(column, spec.length) for name, column in found.items()} | ids
         found.pop(_FILE.name, None)

@@ -48,7 +48,9 @@ class State:
 class MixState:
     """Where a training is in a mix: the batches that each dataset gives in an epoch, and each one's state.
 
-    The datasets' states are without ``epoch`` and ``batch``.
+    The datasets' states are without ``epoch`` and ``batch``. ``periods`` is there where the mix was changed: the first
+    epoch of each period, and what its epochs have of each dataset, the last one being ``counts``. ``within_batch`` says
+    that batches have rows of all datasets.
     """
 
     counts: dict[str, int]
@@ -58,6 +60,8 @@ class MixState:
     epoch: int
     batch: int
     worker: list[int] | None = None
+    periods: list[Any] | None = None
+    within_batch: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.datasets, Mapping) or not all(isinstance(s, Mapping) for s in self.datasets.values()):
@@ -73,14 +77,13 @@ class MixState:
         return _from_dict(MixState, state, "Mix")
 
 
+_OPTIONAL = ("worker", "periods", "within_batch")
 _S = TypeVar("_S", State, MixState)
 
 
 def _to_dict(state: State | MixState) -> dict[str, Any]:
     fields = {"format": FORMAT, **asdict(state)}
-    if state.worker is None:
-        del fields["worker"]
-    return fields
+    return {name: value for name, value in fields.items() if value is not None or name not in _OPTIONAL}
 
 
 def _from_dict(kind: type[_S], state: Mapping[str, Any], owner: str) -> _S:

@@ -6,8 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,17 +35,12 @@ from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
-from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
+from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
-from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.row_filter import Counts
-from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.store.arriving.start_run import FillRequest
-from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
-from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
 from pqcache.torch.batch_values import values_of
@@ -55,33 +49,12 @@ from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
+from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, null_error
+from pqcache.torch.streams import merged
+from pqcache.torch.tensors import null_error
 from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, Transform, TransformRunner
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """What of a dataset is read, and how; see ``ParquetDataset``. ``memory`` is in bytes."""
-
-    path: Path
-    filters: Any
-    rows: SelectedRows | None
-    choice: RowChoice
-    sequence: SequenceOf | None
-    pack: Pack | TokenBatches | None
-    batch_size: int | None
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    memory: int
-    window: int | None
-    transform: Transform
-    nulls: Nulls
-    ragged: tuple[str, ...]
-    rules: FileRules
-    fill: FillRequest | None = None
+from pqcache.torch.transforms import Item, TransformRunner
 
 
 class DatasetReader:
@@ -174,7 +147,13 @@ class DatasetReader:
         loader, order, budget = self._prepare(share, reading.number)
         order = self._order_of_pass(order, reading)
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
-        with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
+        streams = reading.lanes * 0 if reading.readers is None else reading.readers
+        total = int(indices.max()) + 1
+
+        def read(stream: int) -> Generator[tuple[Position, Batch]]:
+            return self._batches(loader, order, indices[streams == stream].tolist(), total, budget)
+
+        with closing(merged(streams.tolist(), read)) as found:
             for _, batch in found:
                 yield self._origin(loader, order), batch
 
@@ -230,13 +209,9 @@ class DatasetReader:
             self._open(self._plan.columns, self._snapshot_in(state))
             self._gather_shares()
             self.token = register(self)
-        options = {
-            "seed": self.options.seed,
-            "batch_size": self.options.batch_size,
-            "shuffle": self.options.shuffle,
-            "columns": list(self._plan.columns),
-            "window": state.window if self._window is None else self._window.row_groups,
-        }
+        options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
+        options["columns"] = list(self._plan.columns)
+        options["window"] = state.window if self._window is None else self._window.row_groups
         check_options(state, options, "dataset")
         if state.row_groups != self._content[1]:
             raise UsageError(

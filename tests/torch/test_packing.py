@@ -209,6 +209,15 @@ def test_in_a_mix(root: Path, lengths: list[int]) -> None:
     assert all(sorted(found) == tokens_of(lengths) for found in pieces.values())
 
 
+def test_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[int]) -> None:
+    mix = Mix({name: packed(root, name) for name in STRATEGIES}, within_batch=True, epoch_length="all_exhausted")
+    found = []
+    for batch in mix:
+        assert len(batch["tokens"]) == sum(batch.parts.values())
+        found += [t for piece in check(batch) for t in piece]
+    assert set(found) == set(tokens_of(lengths))
+
+
 def test_lengths_are_counted_once(
     tmp_path: Path, root: Path, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
