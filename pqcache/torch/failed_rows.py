@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+log = logging.getLogger("pqcache.torch")
 
 _MOST_TEXT = 500  # characters of an error that are kept
 
@@ -46,7 +49,11 @@ class FailureLog:
     def append(self, rows: Sequence[FailedRow]) -> None:
         """Add rows; what several processes add at the same time does not mix."""
         text = "".join(f"{json.dumps(asdict(row))}\n" for row in rows)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:
+            log.debug("%s: the process that made it has ended, or its dataset is gone: not reported there", self.path)
+            return
         try:
             os.write(descriptor, text.encode())
         finally:
