@@ -23,7 +23,7 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
-from pqcache.store.sync.fill.snapshot import fill_snapshot, obstacle
+from pqcache.store.sync.fill.obstacle import obstacle
 from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.safety_checks import (
@@ -113,6 +113,8 @@ class _Attempt:
 
         origin = Origin(source=self.source, subset=listing.subset, confirm=confirm)
         if fills:
+            from pqcache.store.sync.fill.snapshot import fill_snapshot  # and pyarrow.compute, which few syncs need
+
             return fill_snapshot(run, plan, metadata, origin)
         return build_snapshot(run, plan, metadata, origin=origin, reindex=bool(self.comparison.differing))
 

@@ -22,8 +22,6 @@ from pqcache.events import Published, Started, Warned
 from pqcache.store.arriving.arrival_map import ArrivalState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.arriving.publish_arriving import publish_arriving
-from pqcache.store.drivers.base import Source
-from pqcache.store.drivers.file_shape import shape_of
 from pqcache.store.layout import ARRIVING, RUN
 from pqcache.store.manifest import Manifest, SnapshotMetadata
 from pqcache.store.ownership import make_directories
@@ -35,7 +33,6 @@ from pqcache.store.sync.fill.arriving_files import ArrivingFiles
 from pqcache.store.sync.fill.fetch import Fetch
 from pqcache.store.sync.fill.prepare import prepare
 from pqcache.store.sync.fill.reuse import Leftovers, find_leftovers, retire_others
-from pqcache.store.sync.listing import Listing
 from pqcache.store.sync.plan import Plan, plan_sync
 from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
@@ -98,16 +95,6 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
     job.on_event(Published(snapshot.id))
     remove_tree(job.workdir)
     return RunResult(plan=job.plan, published=snapshot, totals=manifest.totals)
-
-
-def obstacle(source: Source, listing: Listing) -> str:
-    """Return why the files of a listing cannot be read before all is there; empty where they can."""
-    if listing.subset.where is not None:
-        return "rows are filtered while they are fetched"
-    shapes = (shape_of(source, file.path) for file in listing.files)
-    if any(shape is not None and shape.deleted_rows is not None for shape in shapes):
-        return "its table deletes rows of files"
-    return ""
 
 
 def _begin(job: SnapshotJob, origin: Origin, left: Leftovers, stack: ExitStack) -> ArrivingFiles:

@@ -1,0 +1,17 @@
+"""Why a first copy cannot be read while it arrives."""
+
+from __future__ import annotations
+
+from pqcache.store.drivers.base import Source
+from pqcache.store.drivers.file_shape import shape_of
+from pqcache.store.sync.listing import Listing
+
+
+def obstacle(source: Source, listing: Listing) -> str:
+    """Return why the files of a listing cannot be read before all is there; empty where they can."""
+    if listing.subset.where is not None:
+        return "rows are filtered while they are fetched"
+    shapes = (shape_of(source, file.path) for file in listing.files)
+    if any(shape is not None and shape.deleted_rows is not None for shape in shapes):
+        return "its table deletes rows of files"
+    return ""
