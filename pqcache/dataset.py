@@ -53,6 +53,8 @@ class Cache(CacheDirectory):
         snapshot: str | None = None,
         rows: SelectedRows | None = None,
         split: Split | None = None,
+        weights: Any = None,
+        balance: str | None = None,
         sequence: Sequence | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Return an iterator over an epoch as Arrow record batches, in the order of ParquetDataset's batches.
@@ -83,6 +85,7 @@ class Cache(CacheDirectory):
         ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                           those of them that satisfy it
         ``split``         a ``Split``: the part of these rows whose key has a hash in an interval
+        ``weights``, ``balance``   how often a row comes in an epoch; see ``ParquetDataset``
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
 
@@ -110,7 +113,7 @@ class Cache(CacheDirectory):
             start=start,
             snapshot=snapshot,
             rows=rows,
-            choice=RowChoice(split=split),
+            choice=RowChoice(split=split, weights=weights, balance=balance),
             sequence=sequence,
         )
         return read_record_batches(self.path, options)

@@ -70,6 +70,7 @@ def _read(
     with _decoding_threads(budget) as threads:
         context = ReadContext(
             load=partial(loader.load, arenas=arenas),
+            load_around=partial(loader.load_around, arenas=arenas),
             forms=loader.forms,
             finish=partial(loader.finish, memory),
             memory=loader.memory,

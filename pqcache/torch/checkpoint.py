@@ -106,6 +106,16 @@ def check_options(state: State | MixState, options: Mapping[str, Any], owner: st
             )
 
 
+def check_rows_of_state(state: State, row_groups: str) -> None:
+    """Raise UsageError unless a state is of the rows that ``row_groups`` names."""
+    if state.row_groups != row_groups:
+        raise UsageError(
+            "state",
+            "it was taken with other filters or rows, or another split, sequence or weights",
+            "construct the dataset with the same ones",
+        )
+
+
 def check_worker(saved: list[int] | None) -> None:
     """Raise UsageError where another process loads the state of one worker; see ``State.worker``."""
     info = get_worker_info()

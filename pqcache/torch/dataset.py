@@ -61,6 +61,10 @@ class ParquetDataset(ResumableDataset):
                       those of them that meet it
     ``split``         a ``Split``: the part of these rows whose key has a hash in an interval. A row is in the same part
                       every night and in every layout
+    ``weights``       how often a row comes in an epoch: a column of numbers, or weights by value, like
+                      ``{"label": {0: 1.0, 1: 5.0}}``, or a function of the epoch that returns one of these (None: all
+                      rows once). A row of weight 2.3 comes twice, and in three of ten epochs once more
+    ``balance``       a column of labels: all come equally often, in an epoch of about as many rows as there are
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
@@ -106,6 +110,8 @@ class ParquetDataset(ResumableDataset):
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
         split: Split | None = None,
+        weights: Any = None,
+        balance: str | None = None,
         sequence: SequenceOf | None = None,
         as_files: bool = False,
         all_files: bool = False,
@@ -120,7 +126,7 @@ class ParquetDataset(ResumableDataset):
             path=Path(path),
             filters=filters,
             rows=rows,
-            choice=RowChoice(split=split),
+            choice=RowChoice(split=split, weights=weights, balance=balance),
             sequence=sequence,
             batch_size=batch_rows,
             shuffle=shuffle,
@@ -181,15 +187,17 @@ class ParquetDataset(ResumableDataset):
             raise UsageError(self.options.path, "holds a node's share", "a mix needs all of it on every node")
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
+        if callable(self.options.choice.weights):
+            raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
         if not self.pad:
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader
 
     def rows_of_batches(self) -> tuple[int, int] | None:
-        size = self.options.batch_size
-        if size is None or self._reader.nodes is not None:
+        size, rows = self.options.batch_size, self._reader.rows
+        if size is None or self._reader.nodes is not None or rows is None:
             return None
-        return size, size if self.drop_last else (self._reader.rows - 1) % size + 1
+        return size, size if self.drop_last else (rows - 1) % size + 1
 
     @property
     def yields_batches(self) -> bool:
@@ -206,8 +214,12 @@ class ParquetDataset(ResumableDataset):
         nodes.check(self._ranks_of_all())
         return nodes.ranks, nodes.rank
 
-    def _total(self, ranks: int, start: int = 0) -> int:
-        return self._reader.total(ranks, start, self.pad)
+    @property
+    def epochs_differ(self) -> bool:
+        return self._reader.rows is None
+
+    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
+        return self._reader.total(epoch, ranks, start, self.pad)
 
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
         return self._reader.rows_at(self._reader.place_of(epoch, index, lanes, ranks))

@@ -157,7 +157,7 @@ class Mix(ResumableDataset):
         at = replace(at, epoch=reading.number, index=index_in_pass)
         return replace(reader.rows_at(at, reading), epoch=epoch, index=index)
 
-    def _total(self, ranks: int, start: int = 0) -> int:
+    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
         return self._schedule.total
 
     def _check(self) -> None:
@@ -176,7 +176,7 @@ class Mix(ResumableDataset):
 
     def _count(self) -> None:
         """Set how many batches a pass over each dataset has, and how many of them an epoch takes."""
-        sizes = {name: reader.total(1) for name, reader in self._readers.items()}
+        sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._readers.items()}
         self._sizes = list(sizes.values())
         self._schedule = MixSchedule(batches_per_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
 

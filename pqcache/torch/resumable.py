@@ -94,12 +94,12 @@ class ResumableDataset(IterableDataset[Batch]):
             check_batching()
         self._check_started()
         check_fit(self._progress, self._is_shuffled, self._has_loader, self._ranks()[0])
-        return self._share(lanes=self._ranks()[0]).count()
+        return self._share(self.epoch, lanes=self._ranks()[0]).count()
 
     @property
     def batches_per_rank(self) -> tuple[int, ...]:
         """The number of batches (or rows) of a complete epoch on each rank: equal unless ``pad=False``."""
-        share = self._share(lanes=self._ranks()[0])
+        share = self._share(self.epoch, lanes=self._ranks()[0])
         return tuple(replace(share, rank=rank).count() for rank in range(share.ranks))
 
     def __iter__(self) -> Iterator[Any]:
@@ -118,7 +118,8 @@ class ResumableDataset(IterableDataset[Batch]):
         if worker == 0 and trains and self._is_shuffled and self._progress.repeats(workers if info else 0):
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
         begin = self._progress.begin(workers if info else 0)
-        share = self._share(lanes=self._lanes or ranks * workers, start=begin.start, worker=worker, workers=workers)
+        lanes = self._lanes or ranks * workers
+        share = self._share(begin.epoch, lanes=lanes, start=begin.start, worker=worker, workers=workers)
         indices = share.indices(begin.next)
         self._progress.next = indices[0] if indices else share.end
         return self._iterate(share, indices, begin.epoch, in_worker=info is not None)
@@ -172,7 +173,7 @@ class ResumableDataset(IterableDataset[Batch]):
             epoch, index, lanes = after.epoch, after.index, after.position.lanes
         else:
             epoch, index, lanes = self.epoch, int(after), self._lanes or ranks * max(1, self._progress.workers)
-        share = self._share(lanes=lanes, start=self._progress.start if epoch == self.epoch else 0)
+        share = self._share(epoch, lanes=lanes, start=self._progress.start if epoch == self.epoch else 0)
         return Place(epoch, share.after(index), lanes)
 
     def _worker_state(self) -> list[int] | None:
@@ -182,11 +183,11 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _resume(self, state: State | MixState) -> None:
         """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
-        remaining = self._share(lanes=state.lanes, start=state.batch).rounds()
+        remaining = self._share(state.epoch, lanes=state.lanes, start=state.batch).rounds()
         in_worker = get_worker_info() is not None
         self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)
         if in_worker and state.worker is not None:
-            share = self._share(lanes=state.lanes, start=state.worker[2])
+            share = self._share(state.epoch, lanes=state.lanes, start=state.worker[2])
             last = state.batch - share.ranks * state.worker[1]  # what this worker gave last
             if share.indices()[-1:] == range(last, last + 1):
                 self._progress.note_end(state.epoch, share.after(last))
@@ -208,7 +209,8 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return what this rank reads in the pass that begins next with so many workers, and the epoch's number."""
         self._check_started()
         lanes = self._lanes or self._ranks()[0] * max(1, workers)
-        return self._share(lanes=lanes, start=self._progress.next_start(workers)), self._progress.epoch
+        epoch = self._progress.epoch
+        return self._share(epoch, lanes=lanes, start=self._progress.next_start(workers)), epoch
 
     def rows_of(self, epoch: int, index: int) -> RowPlaces:
         """Return where each row of a batch lies: its file, row group, and position in both.
@@ -225,11 +227,20 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return the rows of a batch and of the epoch's last one; None where that is not all there is to say."""
         return None
 
-    def _share(self, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> EpochShare:
+    def batches_of(self, epoch: int) -> int:
+        """Return the number of batches (or rows) of a complete epoch on this rank; weights make epochs differ."""
+        return self._share(epoch, lanes=self._ranks()[0]).count()
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs may differ in their number of batches."""
+        return False
+
+    def _share(self, epoch: int, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> EpochShare:
         """Return what this rank, or one worker of it, reads of an epoch that begins at batch ``start``."""
         ranks, rank = self._ranks()
         return EpochShare(
-            total=self._total(ranks, start),
+            total=self._total(epoch, ranks, start),
             lanes=lanes,
             ranks=ranks,
             rank=rank,
@@ -285,7 +296,7 @@ class ResumableDataset(IterableDataset[Batch]):
         """Whether epochs differ in their order."""
 
     @abstractmethod
-    def _total(self, ranks: int, start: int = 0) -> int:
+    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
         """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
 
     @abstractmethod

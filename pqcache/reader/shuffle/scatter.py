@@ -20,6 +20,7 @@ from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
 
 Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
+LoadAround = Callable[[int, int, int], tuple[Rows, "Ints | None"]]
 Done = TypeVar("Done")  # what a batch is made into
 
 _SMALL = 1 << 20  # bytes; a smaller span is scattered into one chunk, as many small copies cost more
@@ -35,6 +36,8 @@ class ReadContext(Generic[Done]):
     ``ahead``          row groups to decode ahead
     ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
+    ``load_around``    like ``load``, but returns more rows, and where among them are those that are wanted, so that
+                       these are copied only once
     """
 
     load: Load
@@ -46,6 +49,13 @@ class ReadContext(Generic[Done]):
     ahead: int
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
+    load_around: LoadAround | None = None
+
+    def loaded(self, row_group: int, low: int, high: int) -> tuple[Rows, Ints | None]:
+        """Return decoded rows, and where among them are those that are wanted; None for all."""
+        if self.load_around is None:
+            return self.load(row_group, low, high), None
+        return self.load_around(row_group, low, high)
 
     @property
     def shared(self) -> BufferPool | None:
@@ -106,8 +116,9 @@ Buckets = list[Bucket | None]  # of a span; None where it is not needed, or was 
 
 def scatter(context: ReadContext[Any], lane: Lane, span: int, first_bucket: int) -> Buckets:
     """Decode a span of a lane and return its buckets; those before ``first_bucket`` are None."""
-    columns = context.load(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
+    columns, rows = context.loaded(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
     order, offsets = lane.row_order(span), lane.bucket_offsets(span).tolist()
+    order = order if rows is None else rows[order]
     buckets: Buckets = [None] * first_bucket
     left = range(first_bucket, len(offsets) - 1)
     large = context.scattered_layout.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL
