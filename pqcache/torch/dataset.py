@@ -19,9 +19,9 @@ from pqcache.reader.selection.split import Split
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
-from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
+from pqcache.torch.checkpoint import Place, State, check_lanes, check_options, check_worker
 from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
-from pqcache.torch.resumable import Count, Place, ResumableDataset, count_or_none
+from pqcache.torch.resumable import Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.units import parse_size
 
@@ -140,7 +140,7 @@ class ParquetDataset(ResumableDataset):
             rules=FileRules(as_files=as_files, all_files=all_files),
         )
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
-        check_rank(*self._ranks(), self._lanes)
+        check_rank(*self._ranks(), None if self._can_divide or not shuffle else self._lanes)
 
     @property
     def schema(self) -> pa.Schema:
@@ -160,12 +160,13 @@ class ParquetDataset(ResumableDataset):
         the same on every rank: it counts all ranks' batches of that step as consumed.
         """
         place, (ranks, _) = self._place(after), self._ranks()
-        return self._reader.state(place.lanes, ranks, place.epoch, place.batch, self._worker_state()).to_dict()
+        return self._reader.state(place, ranks, self._worker_state()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
-        The numbers of ranks and workers may be others that divide its lanes.
+        The numbers of ranks and workers may be others. Where their product does not divide the lanes of the state, the
+        batches that are left come in another sequence; see docs/loading.md.
 
         A state from the end of an epoch goes on with the next one. Lanes and window that were not chosen here are the
         state's. A snapshot that is no longer the current one is opened if it is still kept. What does not fit raises
@@ -174,7 +175,8 @@ class ParquetDataset(ResumableDataset):
         loaded = State.from_dict(state)
         check_worker(loaded.worker)
         check_options(loaded, {"lanes": self._lanes or loaded.lanes}, "dataset")
-        check_lanes(loaded.lanes, self._ranks()[0])
+        if not self._can_divide and loaded.shuffle:
+            check_lanes(loaded.lanes, self._ranks()[0])
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
         self._resume(loaded)
@@ -213,6 +215,10 @@ class ParquetDataset(ResumableDataset):
             return super()._ranks()
         nodes.check(self._ranks_of_all())
         return nodes.ranks, nodes.rank
+
+    @property
+    def _can_divide(self) -> bool:
+        return super()._can_divide and self._reader.nodes is None
 
     @property
     def epochs_differ(self) -> bool:

@@ -48,7 +48,7 @@ from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
 from pqcache.torch.batch_values import values_of
-from pqcache.torch.checkpoint import State, check_options, check_rows_of_state
+from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.ragged import item
@@ -143,15 +143,16 @@ class DatasetReader:
                 raise null_error(name, count, "the dataset", self.options.nulls)
 
     def read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
+        """Yield (place, transformed batch) for ``indices``, the places of a share; rows without a batch size."""
         loader, order, budget = self._prepare(share, epoch)
         make = self._batches if self.options.batch_size is not None else self._rows
         origin = self._origin(loader, order)
-        with closing(make(loader, order, indices, order.batches(self.options.drop_last), budget)) as found:
-            for position, batch in found:
+        batches, total = share.batches(indices), order.batches(self.options.drop_last)
+        with closing(make(loader, order, batches, total, budget)) as found:
+            for place, (position, batch) in zip(indices, found, strict=True):
                 with located(position, origin, position.index):
                     result = self.transformed(batch, position, (epoch, position.index))
-                yield position.index, result
+                yield place, result
 
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
@@ -193,22 +194,20 @@ class DatasetReader:
             return rows_of_batch(plan, self._order_of_pass(order, reading), position.index)
         return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
-    def state(self, lanes: int, ranks: int, epoch: int = 0, batch: int = 0, worker: list[int] | None = None) -> State:
-        """Return the state of a training that goes on at a batch of an epoch; a mix keeps its own place."""
-        window, piece_rows = self._shape(lanes, ranks)
+    def state(self, place: Place, ranks: int, worker: list[int] | None = None) -> State:
+        """Return the state of a training that goes on at a place; a mix keeps its own."""
+        window, piece_rows = self._shape(place.lanes, ranks)
         return State(
             snapshot=self._content,
-            row_groups=self._row_groups_at(epoch),
+            row_groups=self._row_groups_at(place.epoch),
             columns=list(self._plan.columns),
             shuffle=self.options.shuffle,
             seed=self.options.seed,
             batch_size=self.options.batch_size,
-            lanes=lanes,
             window=window,
             piece=piece_rows,
-            epoch=epoch,
-            batch=batch,
             worker=worker,
+            **place.in_state(worker),
         )
 
     def load_state(self, state: State) -> None:
@@ -249,7 +248,7 @@ class DatasetReader:
         order = self._order(loader.plan, epoch, share.lanes, window)
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
-        lanes = -(-share.lanes // (share.ranks * share.workers))
+        lanes = share.worker_lanes
         memory = self.options.memory / share.workers
         loader.most = most_decoded(loader.sizes, memory, lanes if order.shuffle else 1)
         if not self.options.shuffle:

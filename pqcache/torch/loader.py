@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Sampler
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.callers import check_skipping, reads_ahead
+from pqcache.torch.checkpoint import Place
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
 from pqcache.torch.lightning_callers import begins_epoch, counts_iterations
 from pqcache.torch.ragged import to_device
-from pqcache.torch.resumable import Place, ResumableDataset
+from pqcache.torch.resumable import ResumableDataset
 
 PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
 
@@ -173,7 +174,7 @@ class Loader(DataLoader[Any]):
         if share is None:
             share, epoch, given = *self._dataset.begin_pass(self.num_workers), 0
         batch = min(share.start + given * share.ranks, share.end)
-        return self._dataset.state_dict(after=Place(epoch, batch, share.lanes))
+        return self._dataset.state_dict(after=Place(epoch, batch, share.lanes, share.divisions))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
@@ -222,7 +223,7 @@ class Loader(DataLoader[Any]):
         Without ``pad`` it is left as it is: every row once is what was asked for.
         """
         rows = self._dataset.rows_of_batches()
-        if rows is None or not share.pad:
+        if rows is None or not share.pad or share.divisions:
             return batch
         self.remainder = rows_of_last_round(share, *rows)
         size, last = rows

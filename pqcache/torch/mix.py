@@ -16,10 +16,10 @@ from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass, MixSchedule, batches_per_epoch
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
-from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options, check_worker
+from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.resumable import Count, Place, ResumableDataset
+from pqcache.torch.resumable import Count, ResumableDataset
 from pqcache.torch.transform_errors import BatchOrigin, located
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
@@ -65,7 +65,7 @@ class Mix(ResumableDataset):
     ) -> None:
         super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
         check_seed(seed)
-        check_rank(*self._ranks(), self._lanes)
+        check_rank(*self._ranks(), None)
         if not isinstance(datasets, Mapping) or not datasets:
             raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():
@@ -87,28 +87,27 @@ class Mix(ResumableDataset):
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after ``after``, as a small dict of JSON values; see ``ParquetDataset.state_dict``."""
         place, (ranks, _) = self._place(after), self._ranks()
-        states = {name: reader.state(place.lanes, ranks).to_dict() for name, reader in self._readers.items()}
+        of_datasets = Place(0, 0, place.lanes)
+        states = {name: reader.state(of_datasets, ranks).to_dict() for name, reader in self._readers.items()}
+        worker = self._worker_state()
         return MixState(
             counts=self.counts,
             datasets={name: {k: v for k, v in state.items() if k not in _NO_PLACE} for name, state in states.items()},
             seed=self.seed,
-            lanes=place.lanes,
-            epoch=place.epoch,
-            batch=place.batch,
-            worker=self._worker_state(),
+            worker=worker,
+            **place.in_state(worker),
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
-        The numbers of ranks and workers may be others that divide its lanes.
+        The numbers of ranks and workers may be others; see ``ParquetDataset.load_state_dict``.
 
         Each dataset's snapshot is opened if it is still kept. What does not fit raises UsageError, or CacheError for a
         snapshot that is gone, and says why.
         """
         loaded = MixState.from_dict(state)
         check_worker(loaded.worker)
-        check_lanes(loaded.lanes, self._ranks()[0])
         if list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
@@ -168,8 +167,10 @@ class Mix(ResumableDataset):
         schedule = replace(self._schedule, lanes=share.lanes)
         passes = _PassReader(self._readers, schedule, self._sizes, share, (epoch, self.token))
         with closing(passes):
-            unpadded = [index for index in indices if index < share.total]
-            yield from passes.read(unpadded, unpadded)
+            unpadded = range(indices.start, min(indices.stop, max(share.total, indices.start)), indices.step)
+            batches = list(share.batches(unpadded))
+            for place, (_, batch) in zip(unpadded, passes.read(batches, batches), strict=True):
+                yield place, batch
             for index in indices[len(unpadded) :]:  # padding: single batches from the epoch's start
                 passes.close()
                 yield from passes.read([index % share.total], [index])
