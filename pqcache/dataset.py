@@ -53,6 +53,8 @@ class Cache(CacheDirectory):
         snapshot: str | None = None,
         rows: SelectedRows | None = None,
         split: Split | None = None,
+        sample: float | None = None,
+        limit: int | None = None,
         weights: Any = None,
         balance: str | None = None,
         sequence: Sequence | None = None,
@@ -85,6 +87,7 @@ class Cache(CacheDirectory):
         ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                           those of them that satisfy it
         ``split``         a ``Split``: the part of these rows whose key has a hash in an interval
+        ``sample``, ``limit``   a share of these rows, chosen by ``seed``; only the first so many of them
         ``weights``, ``balance``   how often a row comes in an epoch; see ``ParquetDataset``
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
@@ -113,7 +116,7 @@ class Cache(CacheDirectory):
             start=start,
             snapshot=snapshot,
             rows=rows,
-            choice=RowChoice(split=split, weights=weights, balance=balance),
+            choice=RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=seed),
             sequence=sequence,
         )
         return read_record_batches(self.path, options)

@@ -151,6 +151,8 @@ def rows(
     selected: SelectedRows | None = None,
     split: Split | None = None,
     sequence: SequenceOf | None = None,
+    sample: float | None = None,
+    limit: int | None = None,
     weights: Any = None,
     balance: str | None = None,
 ) -> RowPlaces:
@@ -160,8 +162,8 @@ def rows(
     ``state``    what ``state_dict()`` returned, at whatever batch, or a JSON file of it
     ``batch``    the number of the batch in its epoch, counted over all ranks: ``batch.index``
     ``epoch``    its epoch; None: that of the state
-    ``filters``, ``selected`` (``rows=`` of the dataset), ``split``, ``sequence``, ``weights``, ``balance``   those of
-                 the training; a state names them, but does not hold them
+    ``filters``, ``selected`` (``rows=`` of the dataset), ``split``, ``sequence``, ``sample``, ``limit``, ``weights``,
+    ``balance``   those of the training; a state names them, but does not hold them
 
     >>> from pqcache.torch import ParquetDataset
     >>> dataset = ParquetDataset("cache/shop", columns=["id"], batch_size=4, seed=1)
@@ -172,7 +174,7 @@ def rows(
     What does not fit together raises UsageError.
     """
     known = _checked_state(state)
-    choice = RowChoice(split=split, weights=weights, balance=balance)
+    choice = RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=known["seed"])
     data, lease = open_local_dataset(target, known["snapshot"])
     with lease or nullcontext():
         plan = make_read_plan(data, known["columns"], filters, selected, sequence=sequence, choice=choice)

@@ -202,8 +202,7 @@ def make_read_plan(
     found = choice.of(data, select_row_groups(data, filters, rows, counts), counts)
     weights = choice.weights_of(data, found, counts)
     if sequence is not None:
-        if weights is not None:
-            raise UsageError("weights and sequence", "a sequence has no weight", "leave one of them out")
+        choice.check_sequence()
         return _plan_of_sequences(data, tuple(columns), sequence, found, counts)
     return ReadPlan(
         data=data,

@@ -61,6 +61,8 @@ class ParquetDataset(ResumableDataset):
                       those of them that meet it
     ``split``         a ``Split``: the part of these rows whose key has a hash in an interval. A row is in the same part
                       every night and in every layout
+    ``sample``        a share of these rows, chosen by ``seed``, for a quick look: complete row groups, or rows of 16
+    ``limit``         only the first so many of these rows, in the order of the files
     ``weights``       how often a row comes in an epoch: a column of numbers, or weights by value, like
                       ``{"label": {0: 1.0, 1: 5.0}}``, or a function of the epoch that returns one of these (None: all
                       rows once). A row of weight 2.3 comes twice, and in three of ten epochs once more
@@ -110,6 +112,8 @@ class ParquetDataset(ResumableDataset):
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
         split: Split | None = None,
+        sample: float | None = None,
+        limit: Count | None = None,
         weights: Any = None,
         balance: str | None = None,
         sequence: SequenceOf | None = None,
@@ -126,7 +130,14 @@ class ParquetDataset(ResumableDataset):
             path=Path(path),
             filters=filters,
             rows=rows,
-            choice=RowChoice(split=split, weights=weights, balance=balance),
+            choice=RowChoice(
+                split=split,
+                sample=sample,
+                limit=count_or_none(limit),
+                weights=weights,
+                balance=balance,
+                seed=seed,
+            ),
             sequence=sequence,
             batch_size=batch_rows,
             shuffle=shuffle,

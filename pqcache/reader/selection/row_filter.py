@@ -53,6 +53,10 @@ class SelectedRowGroups:
     selection: Selection | None = None
     selected: Ints | None = None
 
+    def rows(self, rows: Ints) -> Ints:
+        """Return how many rows of each are selected; ``rows`` are those of each row group of the index."""
+        return rows[self.row_groups] if self.selected is None else self.selected
+
     def without_empty(self, rows: Ints) -> SelectedRowGroups:
         """Return those with rows, and no selection where it takes all; ``rows`` are those of each row group."""
         if self.selected is None:
