@@ -17,7 +17,8 @@ import pyarrow as pa
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.selection.chosen_column import ChosenColumn
-from pqcache.reader.selection.key_hashes import Hashes, check_key, hash_of, hash_words, key_hashes
+from pqcache.reader.selection.key_hashes import Hashes, check_key, key_hashes
+from pqcache.reader.selection.xxh3 import hash_of, hash_words
 from pqcache.store.selected_rows import Ints
 
 _FORM = 1  # of the canonical form of values
