@@ -24,7 +24,8 @@ MOST = 1_000_000  # of a weight
 
 def fixed_point(weights: Any) -> Ints:
     """Return weights in units of 2^-32."""
-    return np.asarray(np.round(np.asarray(weights, np.float64) * ONE), np.int64)
+    scaled = np.asarray(weights, np.float64) * ONE
+    return np.asarray(np.rint(scaled), np.int64)
 
 
 def check_label(option: str, column: ChosenColumn) -> None:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError, UsageError, first_line
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.order.epoch_order import Ints, permutation, stream
+from pqcache.reader.order.epoch_order import Ints, scatter_order, stream
 from pqcache.reader.selection.chosen_column import ChosenColumn
 from pqcache.reader.selection.row_filter import SelectedRowGroups
 from pqcache.reader.selection.selection import Selection
@@ -32,6 +32,7 @@ from pqcache.reader.selection.value_weights import MOST, ONE, ValueWeights, chec
 
 Given = str | Mapping[str, Any] | None
 _WEIGHTS = 4  # what a random stream is for, after those of the order and of mixes
+_LANE = (1 << 64) - 1  # no lane of an order, so that its streams are others
 _BITS, _REST = np.uint64(32), np.uint64(ONE - 1)
 _MOST_LABELS = 100_000
 
@@ -100,11 +101,9 @@ class ColumnWeights:
     def weigh(self, group: int, values: pa.ChunkedArray) -> Ints:
         """Return the weights of rows; what is no weight raises ParquetError with the file."""
         numbers = values.cast(pa.float64()).to_numpy()
-        with np.errstate(invalid="ignore"):
-            bad = ~((numbers >= 0) & (numbers <= MOST))
-        if bad.any():
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() <= MOST):  # which NaN is not either
             index = self.data.index
-            value = values[int(np.flatnonzero(bad)[0])].as_py()
+            value = values[int(np.flatnonzero(~((numbers >= 0) & (numbers <= MOST)))[0])].as_py()
             raise ParquetError(
                 self.data.root / index.paths[int(index.numbers("file")[group])],
                 f"row group {int(index.numbers('row_group')[group])} has the weight {value} in column "
@@ -143,12 +142,13 @@ class WeightedSelection:
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
         """Return the rows of a row group in ascending order, each as often as it comes."""
         rows, weights = weighed(self.base, self.weigher, group, parts)
-        times, rests = weights >> 32, (weights & (ONE - 1)).astype(np.uint64)
+        times, rests = weights >> 32, weights & (ONE - 1)
         if rests.any():
-            order = permutation(len(rests), self.seed, self.epoch, _WEIGHTS, 0, group)
-            rests = rests[order]
-            ends = np.cumsum(rests) + self.starts[np.searchsorted(self.groups, group)]
-            times[order] += (ends >> _BITS) != ((ends - rests) >> _BITS)
+            order = scatter_order(len(rests), self.seed, self.epoch, _LANE, group)
+            ends = np.cumsum(rests[order])
+            ends += int(self.starts[np.searchsorted(self.groups, group)])
+            ends >>= 32
+            times[order[np.flatnonzero(np.diff(ends, prepend=0))]] += 1
         return np.repeat(rows, times)
 
 

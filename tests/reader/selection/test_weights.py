@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 import pqcache
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_order import permutation, stream
+from pqcache.reader.order.epoch_order import scatter_order, stream
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.selection import stored_counts, weights
 from pqcache.reader.selection.row_choice import RowChoice
@@ -67,7 +67,7 @@ def slow_counts(groups: list[list[int]], weight: list[float], seed: int, epoch: 
     at = int(stream(seed, epoch, 4, 1, 0).random_raw()) % ONE
     for number, ids in enumerate(groups):
         rests = [round(weight[i] * ONE) % ONE for i in ids]
-        for row in permutation(len(ids), seed, epoch, 4, 0, number).tolist() if any(rests) else ():
+        for row in scatter_order(len(ids), seed, epoch, 2**64 - 1, number).tolist() if any(rests) else ():
             before, at = at, at + rests[row]
             found[ids[row]] += at // ONE - before // ONE
         for i in ids:
