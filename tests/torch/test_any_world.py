@@ -70,7 +70,7 @@ def whole(shop: Path) -> dict[int, list[int]]:
     return {batch.index: batch["id"].tolist() for batch in dataset(shop)}
 
 
-@pytest.mark.parametrize("steps", range(0, 24, 3))
+@pytest.mark.parametrize("steps", [0, 1, 8, 21])
 def test_twelve_lanes_go_on_with_five_ranks(shop: Path, whole: dict[int, list[int]], steps: int) -> None:
     first, state = run(shop, None, 3, 0, steps)
     assert "divisions" not in state

@@ -69,14 +69,14 @@ def test_samples_of_selected_rows_have_the_exact_number(
 
 def test_a_small_sample_is_of_random_rows(lake: Path) -> None:
     times = np.zeros(20)
-    for seed in range(80):
+    for seed in range(40):
         for i in ids_of(ParquetDataset(lake, ["id"], sample=0.02, batch_size=64, shuffle=False, seed=seed)):
             times[i % 20] += 1
-    assert times.sum() == 80 * 40
-    assert (np.abs(times / times.sum() - 1 / 20) < 0.016).all()  # no place in a row group comes more often
+    assert times.sum() == 40 * 40
+    assert (np.abs(times / times.sum() - 1 / 20) < 0.025).all()  # no place in a row group comes more often
 
 
-@pytest.mark.parametrize("limit", [1, 7, 20, 999, 1000, 1001, 5000])
+@pytest.mark.parametrize("limit", [1, 20, 999, 1001, 5000])
 def test_a_limit_is_the_first_rows(lake: Path, limit: int) -> None:
     ds = ParquetDataset(lake, ["id"], limit=limit, batch_size=16)
     assert sorted(ids_of(ds)) == list(range(min(limit, 2000)))

@@ -176,10 +176,10 @@ def test_balance_gives_every_label_the_same_part(lake: Path) -> None:
     assert abs(sum(found.values()) - 400) <= 1
     assert all(abs(count - 400 / 3) < 12 for count in found.values())
     means = np.zeros(3)
-    for epoch in range(60):
+    for epoch in range(30):
         ds.set_epoch(epoch)
-        means += np.bincount(label[ids_of(ds)], minlength=3) / 60
-    assert np.abs(means - 400 / 3).max() < 3
+        means += np.bincount(label[ids_of(ds)], minlength=3) / 30
+    assert np.abs(means - 400 / 3).max() < 4
     few = ParquetDataset(lake, ["id"], balance="label", filters="x < 5", split=Split("id", 0.0, 0.5))
     every = sorted(ids_of(ParquetDataset(lake, ["id"], filters="x < 5", split=Split("id", 0.0, 0.5))))
     assert set(ids_of(few)) <= set(every)
@@ -275,7 +275,7 @@ def test_nothing_is_read_again_for_another_epoch(lake: Path, tmp_path: Path, mon
 def test_rows_of_and_record_batches(lake: Path, tmp_path: Path) -> None:
     ds = ParquetDataset(lake, ["id"], weights="w", batch_size=16, filters="x != 3", seed=2)
     ds.set_epoch(1)
-    for batch in ds:
+    for batch in list(ds)[::4]:
         places = batch.rows()
         assert (places.rows_in_file + 200 * places.files).tolist() == batch["id"].tolist()
         found = pqcache.rows(lake, ds.state_dict(after=0), batch.index, filters="x != 3", weights="w")
