@@ -20,9 +20,9 @@ _MOST_TEXT = 500  # characters of an error that are kept
 class FailedRow:
     """A row for which the transform raised ``error``, in batch (or row) ``index`` of ``epoch``.
 
-    ``row`` is its position in row group ``row_group`` of ``file``; with a filter it counts the rows that meet it, and
-    of packed documents it is the sequence. It is -1 where no row failed by itself, but all of the batch together; then
-    file and row group are those of its first row.
+    ``row`` is its position in row group ``row_group`` of ``file``; with a filter it counts the rows that meet it, with
+    weights each as often as it comes, and of packed documents it is the sequence. It is -1 where no row failed by
+    itself, but all of the batch together; then file and row group are those of its first row.
     """
 
     epoch: int

@@ -12,16 +12,17 @@ import numpy as np
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.options import check_rank, check_seed
+from pqcache.reader.order.division import batches_at
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_history import MixHistory, MixPeriod
 from pqcache.reader.order.mixture_schedule import DatasetPass, batches_of_all, batches_per_epoch
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
-from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options, check_worker
+from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.pass_reader import PassReader
-from pqcache.torch.resumable import Count, Place, ResumableDataset
+from pqcache.torch.resumable import Count, ResumableDataset
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -70,7 +71,7 @@ class Mix(ResumableDataset):
     ) -> None:
         super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
         check_seed(seed)
-        check_rank(*self._ranks(), self._lanes)
+        check_rank(*self._ranks(), None)
         if not isinstance(datasets, Mapping) or not datasets:
             raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():
@@ -98,30 +99,32 @@ class Mix(ResumableDataset):
         1.5 is one pass and a half. It counts all ranks' batches, of all epochs since the dataset is in the mix.
         """
         place = self._place(after)
-        done = min(place.batch, self._history.total)
-        history = replace(self._history, lanes=place.lanes)
+        history, total = replace(self._history, lanes=place.lanes), self._history.total
+        done = np.arange(min(place.batch, total))
+        if place.divisions:
+            done = batches_at(total, place.lanes, place.divisions)[: len(done)]
         return {name: history.drawn(name, place.epoch, done) / size for name, size in self._sizes.items()}
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after ``after``, as a small dict of JSON values; see ``ParquetDataset.state_dict``."""
         place, (ranks, _) = self._place(after), self._ranks()
-        states = {name: reader.state(place.lanes, ranks).to_dict() for name, reader in self._readers.items()}
+        of_datasets = Place(0, 0, place.lanes)
+        states = {name: reader.state(of_datasets, ranks).to_dict() for name, reader in self._readers.items()}
+        worker = self._worker_state()
         return MixState(
             counts=self.counts,
             datasets={name: {k: v for k, v in state.items() if k not in _NO_PLACE} for name, state in states.items()},
             seed=self.seed,
-            lanes=place.lanes,
-            epoch=place.epoch,
-            batch=place.batch,
-            worker=self._worker_state(),
+            worker=worker,
             periods=[[since, dict(counts)] for since, counts in self._history.periods] if self._is_changed else None,
             within_batch=self.within_batch or None,
+            **place.in_state(worker),
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
-        The numbers of ranks and workers may be others that divide its lanes.
+        The numbers of ranks and workers may be others; see ``ParquetDataset.load_state_dict``.
 
         With ``changed`` this mix may have other weights, another epoch_length, and other datasets than the one whose
         state it is; that holds from the next epoch on. Datasets of both go on in their passes where they stopped. The
@@ -132,7 +135,6 @@ class Mix(ResumableDataset):
         """
         loaded = MixState.from_dict(state)
         check_worker(loaded.worker)
-        check_lanes(loaded.lanes, self._ranks()[0])
         if not changed and list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
@@ -160,7 +162,7 @@ class Mix(ResumableDataset):
         self._history = replace(self._history, periods=self._continued(periods, loaded) if changed else periods)
         self._lanes = loaded.lanes
         begun = self._history.periods[-1].since
-        self._resume(replace(loaded, epoch=begun, batch=0) if begun > loaded.epoch else loaded)
+        self._resume(replace(loaded, epoch=begun, batch=0, divisions=None) if begun > loaded.epoch else loaded)
 
     def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
         """Return the periods of a state, and after them that of this mix."""
@@ -210,10 +212,11 @@ class Mix(ResumableDataset):
             )
         name, reading = self._drawn_at(epoch, checked_index(index, self._history.total), lanes)
         reader = self._readers[name]
-        at = reader.place_of(reading.number, int(reading.batches[0]), lanes, ranks) if position is None else position
+        batch = int(reading.batches[0])
+        at = position or reader.place_of(reading.number, batch, lanes, ranks, of_mix=True)
         index_in_pass = int(reading.lane_batches[0] * lanes + reading.lanes[0])
         if not reader.options.shuffle:
-            index_in_pass = int(reading.batches[0])
+            index_in_pass = batch
         at = replace(at, epoch=reading.number, index=index_in_pass)
         return replace(reader.rows_at(at, reading), epoch=epoch, index=index)
 
@@ -224,7 +227,7 @@ class Mix(ResumableDataset):
         ((name, (reading,)),) = ((name, found) for name, found in passes.items() if found)
         return name, reading
 
-    def _total(self, ranks: int, start: int = 0) -> int:
+    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
         return self._history.total
 
     def _check(self) -> None:
@@ -235,15 +238,17 @@ class Mix(ResumableDataset):
         history = replace(self._history, lanes=share.lanes)
         passes = PassReader(self._readers, history, self._sizes, share, (epoch, self.token))
         with closing(passes):
-            unpadded = [index for index in indices if index < share.total]
-            yield from passes.read(unpadded, unpadded)
+            unpadded = range(indices.start, min(indices.stop, max(share.total, indices.start)), indices.step)
+            batches = list(share.batches(unpadded))
+            for place, (_, batch) in zip(unpadded, passes.read(batches, batches), strict=True):
+                yield place, batch
             for index in indices[len(unpadded) :]:  # padding: single batches from the epoch's start
                 passes.close()
                 yield from passes.read([index % share.total], [index])
 
     def _count(self) -> None:
         """Set how many batches a pass over each dataset has, and how many of them an epoch takes."""
-        self._sizes = {name: reader.total(1) for name, reader in self._readers.items()}
+        self._sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._readers.items()}
         if self.within_batch:
             counts = dict.fromkeys(self._sizes, batches_of_all(self._sizes, self.epoch_length))
         else:

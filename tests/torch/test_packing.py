@@ -253,7 +253,7 @@ def test_files_with_other_lengths_than_were_counted_are_refused(tmp_path: Path) 
 def test_a_state_belongs_to_its_pack(root: Path) -> None:
     state = packed(root, "concat").state_dict()
     for other in (packed(root, "best_fit"), ParquetDataset(root, columns=["tokens", "labels"], batch_size=4)):
-        with pytest.raises(UsageError, match="sequence or pack"):
+        with pytest.raises(UsageError, match="sequence, pack or weights"):
             other.load_state_dict(state)
 
 

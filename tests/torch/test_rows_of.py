@@ -82,8 +82,8 @@ def test_rows_are_those_of_the_batches(shop: Path, options: dict[str, Any]) -> N
                 places = batch.rows()
                 assert ids_at(shop, places) == batch["id"].tolist()
                 assert (places.epoch, places.index, places.snapshot) == (epoch, batch.index, ds.snapshot)
-                again = ds.rows_of(epoch, batch.index)
-                assert ids_at(shop, again) == batch["id"].tolist()
+                if batch.index % 4 == 0:
+                    assert ids_at(shop, ds.rows_of(epoch, batch.index)) == batch["id"].tolist()
     assert options.get("memory") is None or ds.state_dict()["piece"] > 0
 
 
@@ -128,7 +128,8 @@ def test_rows_of_a_mix(shop: Path, workers: int) -> None:
             places = batch.rows()
             assert ids_at(shop, places) == batch["id"].tolist(), (batch.source, batch.index)
             assert (places.epoch, places.index) == (batch.epoch, batch.index)
-            assert ids_at(shop, mix.rows_of(batch.epoch, batch.index)) == batch["id"].tolist()
+            if batch.index % 5 == 0:
+                assert ids_at(shop, mix.rows_of(batch.epoch, batch.index)) == batch["id"].tolist()
     with pytest.raises(UsageError, match="the epoch has"):
         mix.rows_of(0, len(mix))
 
@@ -254,7 +255,7 @@ def test_the_rows_of_a_batch_by_a_state_alone(shop: Path, tmp_path: Path) -> Non
             batches = list(ds)
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps(ds.state_dict(after=batches[0])))
-        for batch in batches:
+        for batch in batches[::5]:
             found = pqcache.rows(shop, path, batch.index, **named)
             assert ids_at(shop, found) == batch["id"].tolist()
         assert ids_at(shop, pqcache.rows(shop, ds.state_dict(), 0, epoch=4, **named)) == batches[0]["id"].tolist()

@@ -58,11 +58,11 @@ class MixHistory:
         spans = zip(self.periods[:period], self.periods[1 : period + 1], strict=True)
         return sum((end.since - begin.since) * begin.counts.get(name, 0) for begin, end in spans)
 
-    def drawn(self, name: str, epoch: int, batch: int) -> int:
-        """Return how many batches of a dataset were drawn before a batch of an epoch of the last period."""
+    def drawn(self, name: str, epoch: int, batches: Ints) -> int:
+        """Return how many batches of a dataset were drawn until these of an epoch of the last period, with them."""
         last = len(self.periods) - 1
         since, counts = self.periods[-1]
-        here = np.isin(self._schedules[-1].datasets(epoch, np.arange(batch)), self._number(name, last))
+        here = np.isin(self._schedules[-1].datasets(epoch, batches), self._number(name, last))
         return self.drawn_before(name, last) + (epoch - since) * counts[name] + int(here.sum())
 
     def passes(self, name: str, size: int, epoch: int, indices: Ints) -> list[DatasetPass]:
