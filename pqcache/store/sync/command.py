@@ -20,7 +20,7 @@ from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
 from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.manifest import TableVersion
-from pqcache.store.manifest_digest import Summary, digest_of_held, digest_of_sources, read_summary, table_digest
+from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.ownership import check_ownership
 from pqcache.store.snapshot import Snapshot
@@ -316,8 +316,8 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
         check_identities(listing.files, source.url)
     summary = None
     if run.current is not None and run.options.compare == IDENTITY:
-        table, sources = table_digest(version_of(source)), digest_of_sources(listing.files)
-        summary = _unchanged(run.current, sources, recipe, run.config.shard, table)
+        table = table_digest(version_of(source))
+        summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
     if summary is not None:
         return _nothing_to_do(summary, recipe, version_of(source), listing.newest)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above

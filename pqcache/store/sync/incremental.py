@@ -257,6 +257,9 @@ def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
     Snapshots of earlier versions have no tags of local files; they get them without being fetched again.
     """
     listed = {file.path: file for file in files}
+    held = (file for entry in manifest.files for file in entry.sources)
+    if all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values()):
+        return manifest  # an equal tag is the same already
 
     def tagged(file: SourceFile) -> SourceFile:
         now = listed.get(file.path, file)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pqcache.store.config import Config
 from pqcache.store.drivers.base import Source, state_of, version_of
 from pqcache.store.layout import LISTED
 from pqcache.store.manifest import TableVersion
-from pqcache.store.manifest_digest import digest_of_sources, table_digest
+from pqcache.store.manifest_digest import table_digest
 from pqcache.store.newest import FREE, NewestPartitions
 from pqcache.store.ownership import file_mode
 from pqcache.store.sync.listing import Listing
@@ -124,14 +124,14 @@ def remember_listing(cache: Path, key: str | None, source: Source, listing: List
         key=key,
         files=len(listing.files),
         size=sum(file.identity.size for file in listing.files),
-        sources=digest_of_sources(listing.files),
+        sources=listing.sources,
         subset=listing.subset.recipe,
         schema=table_digest(table),
         version=None if table is None else (table.format, table.version, table.time),
         newest=None if newest is None else (newest.taken, newest.listed),
         places=_local_places(source),
     )
-    text = json.dumps({"format": _FORMAT, **asdict(found)})
+    text = json.dumps({"format": _FORMAT, **vars(found)})
     write_durably(cache / LISTED, f"{text}\n".encode(), cache / "tmp", file_mode())
 
 

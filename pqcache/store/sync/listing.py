@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from pqcache.errors import SourceError, SourceIncomplete
@@ -11,6 +12,7 @@ from pqcache.events import Listed, OnEvent, Warned
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files, narrow
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
+from pqcache.store.manifest_digest import digest_of_sources
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.shard import listing_digest, owners, parse_shard
 from pqcache.store.sync.download.subset import Subset, select_subset
@@ -35,6 +37,11 @@ class Listing:
     paths: list[str]
     subset: Subset
     newest: NewestPartitions | None = None
+
+    @cached_property
+    def sources(self) -> str:
+        """The digest of the files, by which a summary knows them."""
+        return digest_of_sources(self.files)
 
     @property
     def outside(self) -> frozenset[str]:

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 
 from pqcache.parquet.footer import thrift
 from pqcache.parquet.footer.footer import Tail, footer_and_magic, read_tail
-from pqcache.parquet.mapped_footer import as_in_table
 from pqcache.parquet.row_group_stats import footer_in
 from pqcache.store.drivers.base import Source, file_url, read_range
 from pqcache.store.drivers.file_shape import shape_of
@@ -30,5 +29,7 @@ def read_remote_tail(source: Source, file: SourceFile) -> Tail:
     tail, shape = read_tail(read, file.identity.size, url), shape_of(source, file.path)
     if shape is None or shape.columns is None:
         return tail
+    from pqcache.parquet.mapped_footer import as_in_table  # and what rewrites files, which few tables need
+
     fields = as_in_table(thrift.decode(tail.footer, url), shape.columns, url)
     return Tail(footer_and_magic(fields), tail.limit, tail.limit)
