@@ -114,12 +114,12 @@ def decoded_by_groups(path: Path, use: Callable[[pa.Table], None]) -> Epochs:
             yield iter(pool.map(read, groups))
 
 
-def ours(path: Path, name: str, workers: int, window: int | None = None, memory: str = "2GB") -> Epochs:
+def ours(path: Path, name: str, workers: int, **options: Any) -> Epochs:
     from torch.utils.data import DataLoader
 
     from pqcache.torch import ParquetDataset
 
-    ds = ParquetDataset(path, batch_size=BATCH[name], window=window, memory=memory)
+    ds = ParquetDataset(path, batch_size=BATCH[name], **options)
     loader = DataLoader(ds, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     for epoch in range(1000):
         ds.set_epoch(epoch)
@@ -128,7 +128,20 @@ def ours(path: Path, name: str, workers: int, window: int | None = None, memory:
 
 def ours_small(path: Path, name: str, workers: int) -> Epochs:
     """With a window of 10 row groups and 512 MB: at least 8 in a batch, and less memory."""
-    return ours(path, name, workers, 10, "512MB")
+    return ours(path, name, workers, window=10, memory="512MB")
+
+
+def ours_split(path: Path, name: str, workers: int) -> Epochs:
+    """Nine tenths of the rows, by the hash of their id, or of their place where there is none."""
+    from pqcache.torch import Split
+
+    return ours(path, name, workers, split=Split(None if name in ("tokens", "dense") else "id", 0.0, 0.9))
+
+
+def ours_weights(path: Path, name: str, workers: int) -> Epochs:
+    """About as many rows, each as often as its label says; of tokens, which have none, all rows once."""
+    labels = {"multimodal": "category", "tabular": "label"}
+    return ours(path, name, workers, balance=labels.get(name))
 
 
 def forty_lines(path: Path, name: str, workers: int) -> Epochs:
@@ -177,6 +190,8 @@ LOADERS: dict[str, tuple[Callable[[Path, str, int], Epochs], str | None]] = {
     "limit-copied": (limit_copied, None),
     "pqcache": (ours, "torch"),
     "pqcache-small": (ours_small, "torch"),
+    "pqcache-split": (ours_split, "torch"),
+    "pqcache-weights": (ours_weights, "torch"),
     "40-lines": (forty_lines, "torch"),
     **PEERS,
 }

@@ -11,7 +11,7 @@ from pqcache.torch import Loader, ParquetDataset
 def main(cache: str = "cache/shop", checkpoint: str = "accelerate", stop: int = 0, epochs: int = 2) -> None:
     """Train; with ``stop``, end after so many steps of epoch 1, as a machine that is switched off would."""
     accelerator = Accelerator()
-    # 12 lanes divide among 1, 2, 3, 4, 6 or 12 processes x workers, so a run may resume with another number of them
+    # With 1, 2, 3, 4, 6 or 12 processes x workers batches come in the same sequence, with others in another one
     dataset = ParquetDataset(cache, columns=["price"], filters="id >= 1000", batch_size=64, lanes=12)
     held_out = ParquetDataset(cache, columns=["price"], filters="id < 1000", batch_size=64, shuffle=False)
     model = torch.nn.Linear(1, 1)

@@ -12,7 +12,7 @@ from pqcache.torch import Loader, ParquetDataset
 
 def main(cache: str = "cache/shop", checkpoint: Path = Path("ddp.json"), epochs: int = 2) -> None:
     dist.init_process_group("gloo")  # "nccl" with GPUs
-    # 12 lanes divide among 1, 2, 3, 4, 6 or 12 ranks x workers, so a run may resume with another number of them
+    # With 1, 2, 3, 4, 6 or 12 ranks x workers batches come in the same sequence, with others in another one
     dataset = ParquetDataset(cache, columns=["id", "price"], batch_size=64, lanes=12)
     loader = Loader(dataset, num_workers=2)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))

@@ -13,7 +13,7 @@ from pqcache.torch import Loader, ParquetDataset
 
 
 def train(config):
-    # 12 lanes divide among 1, 2, 3, 4, 6 or 12 ranks x workers, so a run may resume with another number of them
+    # With 1, 2, 3, 4, 6 or 12 ranks x workers batches come in the same sequence, with others in another one
     dataset = ParquetDataset(config["cache"], columns=["id", "price"], batch_size=64, lanes=12)
     loader = Loader(dataset, num_workers=2, device=get_device())  # in place of prepare_data_loader
     model = prepare_model(torch.nn.Linear(1, 1))

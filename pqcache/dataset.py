@@ -54,6 +54,10 @@ class Cache(CacheDirectory):
         snapshot: str | None = None,
         rows: SelectedRows | None = None,
         split: Split | None = None,
+        sample: float | None = None,
+        limit: int | None = None,
+        weights: Any = None,
+        balance: str | None = None,
         sequence: Sequence | None = None,
         source: str | os.PathLike[str] | None = None,
         source_options: Mapping[str, str] | None = None,
@@ -87,6 +91,8 @@ class Cache(CacheDirectory):
         ``rows``          only these rows, of the snapshot that they were looked up in (None: all); with ``filters``,
                           those of them that satisfy it
         ``split``         a ``Split``: the part of these rows whose key has a hash in an interval
+        ``sample``, ``limit``   a share of these rows, chosen by ``seed``; only the first so many of them
+        ``weights``, ``balance``   how often a row comes in an epoch; see ``ParquetDataset``
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
         ``source``, ``source_options``, ``keep_filling``   of a cache without a snapshot, for ``Cache(path)``: where it
@@ -117,7 +123,7 @@ class Cache(CacheDirectory):
             start=start,
             snapshot=snapshot,
             rows=rows,
-            choice=RowChoice(split=split),
+            choice=RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=seed),
             sequence=sequence,
             fill=fill,
         )

@@ -220,6 +220,8 @@ def rows(
     epoch: batch_rows.Epoch = None,
     filters: opt.Filters = None,
     split: batch_rows.SplitText = None,
+    weights: batch_rows.Weights = None,
+    balance: batch_rows.Balance = None,
     sample: batch_rows.Values = False,
     columns: batch_rows.ValueColumns = None,
     json: batch_rows.RowsJson = False,
@@ -231,8 +233,10 @@ def rows(
     import pqcache
     from pqcache.console.rows_text import print_rows
 
-    found = pqcache.rows(target, state, batch, epoch=epoch, filters=filters, split=parsing.split_of(split))
-    names = parsing.column_names(columns)
+    names, part = parsing.column_names(columns), parsing.split_of(split)
+    found = pqcache.rows(
+        target, state, batch, epoch=epoch, filters=filters, split=part, weights=weights, balance=balance
+    )
     print_rows(found, target, names, sample or names is not None, json)
 
 

@@ -43,6 +43,14 @@ SplitText = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The column of weights of the training.", rich_help_panel=SELECTION),
+]
+Balance = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMN", help="The column that the training balances.", rich_help_panel=SELECTION),
+]
 Values = Annotated[bool, typer.Option("--sample", help="Read the rows, and show their values.", rich_help_panel=VIEW)]
 ValueColumns = Annotated[
     str | None,

@@ -96,14 +96,7 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
         rows = rows + plan.piece_starts[numbers]
     groups = plan.row_groups[numbers]
     if plan.selection is not None:
-        reader = RowGroupReader(plan.data, plan.row_groups)
-        found = None
-        for number in np.unique(groups, return_index=True)[1]:
-            positions = _positions(plan, reader, int(numbers[number]))
-            found = np.zeros((len(rows), *positions.shape[1:]), np.int64) if found is None else found
-            where = groups == groups[number]
-            found[where] = positions[rows[where]]
-        rows = rows if found is None else found
+        rows = _chosen(plan, numbers, rows)
     index_table = plan.data.index
     first = first_rows_of(plan.data)[groups]
     return RowPlaces(
@@ -117,6 +110,19 @@ def rows_of_batch(plan: ReadPlan, order: Order, index: int) -> RowPlaces:
         rows_in_file=rows + (first if rows.ndim == 1 else first[:, None]),
         groups=groups,
     )
+
+
+def _chosen(plan: ReadPlan, numbers: Ints, rows: Ints) -> Ints:
+    """Return the positions of rows, or of the rows of sequences, that are counted among those that are chosen."""
+    reader = RowGroupReader(plan.data, plan.row_groups)
+    steps = () if plan.sequences is None else (plan.sequences.spec.length,)
+    found = np.zeros((len(rows), *steps), np.int64)
+    groups = plan.row_groups[numbers]
+    for number in numbers[np.unique(groups, return_index=True)[1]].tolist():
+        where = groups == plan.row_groups[number]
+        asked = plan.sequences is not None or plan.chooses(number)
+        found[where] = _positions(plan, reader, number)[rows[where]] if asked else rows[where]
+    return found
 
 
 def _positions(plan: ReadPlan, reader: RowGroupReader, number: int) -> Ints:
@@ -148,6 +154,10 @@ def rows(
     selected: SelectedRows | None = None,
     split: Split | None = None,
     sequence: SequenceOf | None = None,
+    sample: float | None = None,
+    limit: int | None = None,
+    weights: Any = None,
+    balance: str | None = None,
 ) -> RowPlaces:
     """Return which rows a batch of a training has, by a state that was saved in the same training.
 
@@ -155,8 +165,8 @@ def rows(
     ``state``    what ``state_dict()`` returned, at whatever batch, or a JSON file of it
     ``batch``    the number of the batch in its epoch, counted over all ranks: ``batch.index``
     ``epoch``    its epoch; None: that of the state
-    ``filters``, ``selected`` (``rows=`` of the dataset), ``split``, ``sequence``   those of the training; a state names
-                 them, but does not hold them
+    ``filters``, ``selected`` (``rows=`` of the dataset), ``split``, ``sequence``, ``sample``, ``limit``, ``weights``,
+    ``balance``   those of the training; a state names them, but does not hold them
 
     >>> from pqcache.torch import ParquetDataset
     >>> dataset = ParquetDataset("cache/shop", columns=["id"], batch_size=4, seed=1)
@@ -167,24 +177,25 @@ def rows(
     What does not fit together raises UsageError.
     """
     known = _checked_state(state)
-    choice = RowChoice(split=split)
+    choice = RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=known["seed"])
     data, lease = open_local_dataset(target, known["snapshot"])
     with lease or nullcontext():
         plan = make_read_plan(data, known["columns"], filters, selected, sequence=sequence, choice=choice)
-        if plan.fingerprint != known["row_groups"]:
+        if plan.fingerprint_at(known["epoch"]) != known["row_groups"]:
             raise UsageError(
                 "state",
-                "it was taken with other filters or rows, or another split or sequence",
+                "it was taken with other filters or rows, or another split, sequence or weights",
                 "give those of the training",
             )
-        plan = plan.split(known["piece"])
+        number = known["epoch"] if epoch is None else epoch
+        plan = plan.at_epoch(number, known["seed"]).split(known["piece"])
         order = Order(
             counts=plan.counts,
             batch_size=known["batch_size"] or 1,
             lanes=known["lanes"],
             window=known["window"],
             seed=known["seed"],
-            epoch=known["epoch"] if epoch is None else epoch,
+            epoch=number,
             shuffle=known["shuffle"],
         )
         return rows_of_batch(plan, order, checked_index(batch, order.batches()))

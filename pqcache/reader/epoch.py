@@ -76,6 +76,7 @@ def _read(
     ):
         context = ReadContext(
             load=partial(loader.load, arenas=arenas),
+            load_around=partial(loader.load_around, arenas=arenas),
             forms=loader.forms,
             finish=partial(loader.finish, memory),
             memory=loader.memory,
@@ -101,12 +102,18 @@ def _shuffled(
 
     readers = {lane: reader(lane, batch) for lane, batch in _first_batches(indices, order.lanes, total).items()}
     open_batches: dict[int, tuple[FinishedBatch, int, int]] = {}  # by lane: columns, items left in them, items used
+    coming: dict[int, int] = {}  # the next batch of each lane
     nothing, lap = FinishedBatch(0, [], {}), indices[0] // total
     for index, lane, batch in batches_by_lane(indices, order.lanes, total):
         if index // total > lap:  # padding: the epoch begins again
             lap = index // total
             readers.clear()
             open_batches.clear()
+            coming.clear()
+        if coming.get(lane, batch) != batch:  # what another worker, or a changed mix, reads elsewhere lies between
+            readers.pop(lane, None)
+            open_batches.pop(lane, None)
+        coming[lane] = batch + 1
         columns, left, used = open_batches.get(lane, (nothing, 0, 0))
         if not left:
             if lane not in readers:

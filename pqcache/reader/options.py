@@ -27,7 +27,7 @@ def check_seed(seed: int) -> None:
 
 
 def check_rank(num_replicas: int, rank: int, lanes: int | None) -> None:
-    """Raise UsageError where a rank is not one of ``num_replicas``, or these cannot share the lanes."""
+    """Raise UsageError where a rank is not one of ``num_replicas``, or these do not divide the lanes (None: any)."""
     if not 0 <= rank < num_replicas:
         raise UsageError(f"rank={rank}", f"with num_replicas={num_replicas!r} it must be from 0 to {num_replicas - 1}")
     if lanes is not None and lanes % num_replicas:

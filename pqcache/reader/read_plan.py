@@ -22,10 +22,12 @@ from pqcache.reader.packing.packed_columns import document_form
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.selection.row_choice import RowChoice
-from pqcache.reader.selection.row_filter import Counts, SelectedRowGroups, count_rows, select_row_groups
+from pqcache.reader.selection.row_filter import SelectedRowGroups, count_rows, select_row_groups
 from pqcache.reader.selection.selection import Selection
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.sequences import SequenceSelection
+from pqcache.reader.selection.stored_counts import Counts
+from pqcache.reader.selection.weights import RowWeights, WeightedSelection
 from pqcache.store.selected_rows import SelectedRows
 
 
@@ -42,6 +44,7 @@ class ReadPlan:
     ``selected``     how many rows the selection chooses of each row group; one of which it chooses all is read as
                      without a selection
     ``packs``        the packed sequences, or batches, that the chosen rows make, which then count in place of rows
+    ``weights``      how often each of these rows comes, which differs from epoch to epoch: see `at_epoch`
     """
 
     data: LocalDataset
@@ -53,6 +56,31 @@ class ReadPlan:
     selection: Selection | None = None
     selected: Ints | None = None
     packs: PackedRows | GroupedRows | None = None
+    weights: RowWeights | None = None
+
+    def at_epoch(self, epoch: int, seed: int, constant: bool = False) -> ReadPlan:
+        """Return the plan of one epoch, with rows as often as their weights say; the same one without weights.
+
+        With ``constant`` all epochs have the same number of rows; see `RowWeights.at`.
+        """
+        if self.weights is None:
+            return self
+        selected, selection = self.weights.at(epoch, seed, constant)
+        return replace(self, selected=selected, selection=selection)
+
+    def fingerprint_at(self, epoch: int) -> str:
+        """Return a name for the rows that are read in an epoch, and for their weights."""
+        if self.weights is None:
+            return self.fingerprint
+        named = self.fingerprint + self.weights.fingerprint(epoch)
+        return hashlib.blake2b(named.encode(), digest_size=8).hexdigest()
+
+    def chooses(self, number: int) -> bool:
+        """Return whether only some rows of a row group are read, or some more than once."""
+        if self.selection is None or self.selected is None:
+            return False
+        rows = self.data.index.rows[self.row_groups[number]]
+        return isinstance(self.selection, WeightedSelection) or bool(self.selected[number] != rows)
 
     def split(self, piece_rows: int) -> ReadPlan:
         """Return the plan with row groups of more than ``piece_rows`` rows split into pieces; the same plan for 0.
@@ -187,8 +215,11 @@ def make_read_plan(
         raise UsageError("columns", "the list is empty", "name at least one, or None for all")
     if len(set(columns)) < len(columns):
         raise UsageError("columns", f"a name is there twice in {', '.join(columns)}")
-    found = (choice or RowChoice()).of(data, select_row_groups(data, filters, rows, counts), counts)
+    choice = choice or RowChoice()
+    found = choice.of(data, select_row_groups(data, filters, rows, counts), counts)
+    weights = choice.weights_of(data, found, counts)
     if sequence is not None:
+        choice.check_sequence()
         return _plan_of_sequences(data, tuple(columns), sequence, found, counts)
     return ReadPlan(
         data=data,
@@ -196,6 +227,7 @@ def make_read_plan(
         row_groups=found.row_groups,
         selection=found.selection,
         selected=found.selected,
+        weights=weights,
     )
 
 

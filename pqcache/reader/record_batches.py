@@ -14,6 +14,7 @@ from pqcache.errors import UsageError
 from pqcache.reader.columns.column_data import to_arrow
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.epoch import batches
+from pqcache.reader.epoch_loaders import EpochLoaders
 from pqcache.reader.memory_budget import (
     DecodeBudget,
     Window,
@@ -96,13 +97,14 @@ def _open_epoch(path: str | os.PathLike[str], data: LocalDataset, options: Batch
     plan = make_read_plan(
         data, options.columns, options.filters, options.rows, sequence=options.sequence, choice=options.choice
     )
-    loader = RowGroupLoader(plan)
+    loaders = EpochLoaders(plan, options.seed)
+    loader = loaders.first
     window = Window(options.window or 1)
     if options.shuffle and options.window is not None:
         warn_of_window(loader.sizes, window.row_groups, memory, lanes, path)
     elif options.shuffle or options.rows is None:  # a lookup does not wait for a sample
         window = fit(loader.sizes, memory, lanes, options.shuffle, path, loader.density)
-    loader = loader.split(window.piece_rows)
+    loader = loaders.at(options.epoch).split(window.piece_rows)
     order = Order(
         counts=loader.plan.counts,
         batch_size=options.batch_size,

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 
 from pqcache.parquet.decoded_size import StoredRowGroup, most_decoded_bytes
 from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBatch, NumberColumns
-from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow
+from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
+from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.grouped_columns import GroupedColumn
 from pqcache.reader.packing.packed_columns import (
-    PIECES,
     as_sequences,
     check_lengths,
     ids_of,
@@ -27,8 +27,9 @@ from pqcache.reader.packing.packed_columns import (
     packed_forms,
 )
 from pqcache.reader.packing.packed_rows import PackedRows
+from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan
-from pqcache.reader.row_group_reader import RowGroupReader, checked_columns
+from pqcache.reader.row_group_reader import RowGroupReader, Selected, checked_columns
 from pqcache.reader.row_group_sizes import density, estimate_sizes, find_sizes, known_sizes, unknown_sizes
 from pqcache.reader.selection.sequence_columns import SequenceColumn
 from pqcache.reader.selection.sequences import SequenceSelection
@@ -52,14 +53,15 @@ class RowGroupLoader:
 
     def split(self, piece_rows: int) -> RowGroupLoader:
         """Return a loader of the plan split into pieces (see `ReadPlan.split`) with the same memory; this one for 0."""
-        return self._of_plan(self.plan.split(piece_rows)) if piece_rows else self
+        return self.of(self.plan.split(piece_rows)) if piece_rows else self
 
     def in_order(self, seed: int, epoch: int) -> RowGroupLoader:
         """Return a loader that packs documents in the order of an epoch; this one where rows are not packed."""
         packs = self.plan.packs
-        return self if packs is None else self._of_plan(replace(self.plan, packs=replace(packs, shuffle=(seed, epoch))))
+        return self if packs is None else self.of(replace(self.plan, packs=replace(packs, shuffle=(seed, epoch))))
 
-    def _of_plan(self, plan: ReadPlan) -> RowGroupLoader:
+    def of(self, plan: ReadPlan) -> RowGroupLoader:
+        """Return a loader of another plan of the same columns, with the same memory."""
         loader = RowGroupLoader(plan)
         loader.memory, loader.arenas = self.memory, self.arenas
         loader._known, loader._read_right, loader._fitting = self._known, self._read_right, self._fitting
@@ -105,14 +107,27 @@ class RowGroupLoader:
         Rows are counted among those that are selected. ``arenas`` take the long rows of row groups that are decoded
         completely. What cannot be read raises ParquetError.
         """
+        columns, rows = self.load_around(number, low, high, arenas)
+        return columns if rows is None else [take(column, rows) for column in columns]
+
+    def load_around(
+        self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}
+    ) -> tuple[list[ColumnData], Ints | None]:
+        """Return decoded rows, and where among them are those that `load` returns; None where they are alone."""
         return self.plan.data.while_moving(partial(self._load, number, low, high, arenas))
 
-    def _load(self, number: int, low: int, high: int, arenas: Mapping[str, Arena]) -> list[ColumnData]:
-        plan, packs = self.plan, self.plan.packs
+    def _load(
+        self, number: int, low: int, high: int, arenas: Mapping[str, Arena]
+    ) -> tuple[list[ColumnData], Ints | None]:
+        packs = self.plan.packs
         if packs is None:
             return self._load_rows(number, low, high, arenas)
-        documents = self._load_rows(number, 0, int(packs.documents[number]), {})
-        lengths, item, path = packs.lengths_of(number), int(plan.row_groups[number]), self.reader.path(number)
+        return self._load_packed(packs, number, low, high), None
+
+    def _load_packed(self, packs: PackedRows | GroupedRows, number: int, low: int, high: int) -> list[ColumnData]:
+        documents, chosen = self._load_rows(number, 0, int(packs.documents[number]), {})
+        documents = documents if chosen is None else [take(column, chosen) for column in documents]
+        item, lengths, path = int(self.plan.row_groups[number]), packs.lengths_of(number), self.reader.path(number)
         if isinstance(packs, PackedRows):
             return pack_columns(packs, packs.read(number, item, low, high), lengths, documents, path)
         rows, ends = packs.read(number, item, low, high)
@@ -120,26 +135,29 @@ class RowGroupLoader:
         found = zip(self.grouped_columns, documents, strict=True)
         return [column for grouped, rows_of in found for column in grouped.gather(rows_of, rows, ends, path)]
 
-    def _load_rows(self, number: int, low: int, high: int, arenas: Mapping[str, Arena]) -> list[ColumnData]:
+    def _load_rows(
+        self, number: int, low: int, high: int, arenas: Mapping[str, Arena]
+    ) -> tuple[list[ColumnData], Ints | None]:
         plan, reader = self.plan, self.reader
         self._check_size(number)
         start = 0 if plan.piece_starts is None else int(plan.piece_starts[number])
         low, high = start + low, start + high
         selection, selected = plan.selection, None if plan.selected is None else int(plan.selected[number])
-        row_group = int(plan.row_groups[number])
+        row_group, rows = int(plan.row_groups[number]), None
         if isinstance(selection, SequenceSelection) and selected is not None:
-            choose = partial(selection.rows, row_group)
-            found, rows = reader.read_around(number, low, high, selected, selection.columns, choose)
+            choice = Selected(selected, selection.columns, partial(selection.rows, row_group))
+            found, places = reader.read_around(number, (low, high), choice)
             path, pairs = reader.path(number), zip(self.sequence_columns, found, strict=True)
-            columns = [column for sequences, rows_of in pairs for column in sequences.gather(rows_of, rows, path)]
-        elif selection is None or selected is None or selected == reader.rows[number]:
+            columns = [column for sequences, rows_of in pairs for column in sequences.gather(rows_of, places, path)]
+        elif selection is None or selected is None or not plan.chooses(number):
             columns = reader.read(number, low, high, arenas)
         else:
-            choose = partial(selection.positions, row_group)
-            columns = reader.read_selected(number, low, high, selected, selection.columns, choose)
+            choice = Selected(selected, selection.columns, partial(selection.positions, row_group))
+            columns, rows = reader.read_selected(number, (low, high), choice, arenas)
         if plan.partitions or not columns:
-            columns.append(ColumnData(_FILE, np.full(high - low, reader.file[number], np.uint32)))
-        return columns
+            count = high - low if rows is None else len(columns[0])
+            columns.append(ColumnData(_FILE, np.full(count, reader.file[number], np.uint32)))
+        return columns, rows
 
     def _check_size(self, number: int) -> None:
         """Raise UsageError where a row group, or a piece of one, is larger than estimated and does not fit."""
@@ -216,7 +234,7 @@ class RowGroupLoader:
             found.update(self._partition_columns(files.values))
         if isinstance(packs, PackedRows):
             spec = packs.spec
-            more, ids = ids_of(spec, found.pop(PIECES.name), batch.rows, memory)
+            more, ids = ids_of(spec, found[spec.column], batch.rows, memory)
             numbers += more
             found = {name: as_sequences(column, spec.length) for name, column in found.items()} | ids
         found.pop(_FILE.name, None)

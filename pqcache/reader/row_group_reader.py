@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,18 @@ from pqcache.system.shared_numbers import SharedNumbers
 log = logging.getLogger("pqcache.reader")
 
 Choose = Callable[[Iterable[pa.Table]], Ints]
+
+
+class Selected(NamedTuple):
+    """Which rows of a row group are selected: so many, whose positions ``choose`` returns.
+
+    It is called with all rows of ``columns``, which need not be among those that are read.
+    """
+
+    rows: int
+    columns: Sequence[str]
+    choose: Choose
+
 
 _BUFFER = 1 << 16  # bytes
 _FOOTERS = 256  # per process, as parsing one again takes time
@@ -107,49 +120,55 @@ class RowGroupReader:
         return [found.get(form.name) or self._column(path, table, form, number, low, high) for form in self.forms]
 
     def read_selected(
-        self, number: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
-    ) -> list[ColumnData]:
-        """Return rows ``low`` to ``high`` of the ``count`` selected rows of a row group.
+        self, number: int, span: tuple[int, int], selected: Selected, arenas: Mapping[str, Arena] = {}
+    ) -> tuple[list[ColumnData], Ints | None]:
+        """Return rows of a row group, and where among them are rows ``low`` to ``high`` (``span``) of those selected.
 
-        ``choose`` returns the positions of the selected rows, from all rows of ``columns``, which need not be among
-        the forms. Another number of rows than ``count`` raises ParquetError, as does what `read` raises it for.
+        Where few are selected, they are returned alone, and None. Another number of rows than was counted raises
+        ParquetError, as does what `read` raises it for.
         """
-        found, selected = self.read_around(number, low, high, count, columns, choose)
-        few = 2 * len(selected) < self.rows[number]  # without the bytes that the others point to
-        return [compact(take(column, selected)) if few else take(column, selected) for column in found]
+        found, rows = self.read_around(number, span, selected, arenas)
+        if 2 * len(rows) >= self.rows[number] or not found:
+            return found, rows if found else None
+        return [compact(take(column, rows)) for column in found], None  # without the bytes that the others point to
 
     def read_around(
-        self, number: int, low: int, high: int, count: int, columns: Sequence[str], choose: Choose
+        self, number: int, span: tuple[int, int], selected: Selected, arenas: Mapping[str, Arena] = {}
     ) -> tuple[list[ColumnData], Ints]:
-        """Return rows of a row group, and where among them are the rows that `read_selected` would return.
+        """Return rows of a row group, and where among them are rows ``low`` to ``high`` (``span``) of those selected.
 
-        ``choose`` may return positions in any order and more than once, and several for each row, as (rows, several).
+        Positions may come in any order and more than once, and several for each row, as (rows, several). ``arenas``
+        take long rows, as in `read`.
         """
         if not self.forms:
             return [], np.zeros(0, np.int64)
+        (low, high), (count, columns, choose) = span, selected
         names = [form.name for form in self.forms]
         rows = int(self.rows[number])
         with self.opened(number, [*names, *columns]) as (file, path):
             if self.piece_rows:
                 parts = self._parts(file, number, columns, rows)
                 positions = self._checked(path, number, choose(parts), count)[low:high]
-                needed, selected = np.unique(positions, return_inverse=True)
+                needed, places = np.unique(positions, return_inverse=True)
                 table = self._rows_at(file, number, self._present(file, number, path, names), needed)
                 found = [self._column(path, table, form, number, 0, len(needed)) for form in self.forms]
-                return found, selected.reshape(positions.shape)
-            table = file.read_row_group(
-                int(self.row_group[number]),
-                columns=self._present(file, number, path, list(dict.fromkeys([*names, *columns]))),
-                use_threads=False,
-            )
+                return found, places.reshape(positions.shape)
+            wanted = self._present(file, number, path, list(dict.fromkeys([*names, *columns])))
+            row_group = int(self.row_group[number])
+            paged = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
+            whole = {name: column for name, column in paged.items() if name not in columns and len(column) == rows}
+            whole = {name: column for name, column in whole.items() if self._path_value(number, name) is None}
+            wanted = [name for name in wanted if name not in whole]
+            table = file.read_row_group(row_group, columns=wanted, use_threads=False)
         if table.num_columns and table.num_rows != rows:
             raise self._replaced(path, number, table.num_rows)
         looked_at = table.select([name for name in columns if name in table.column_names])
         if not looked_at.num_columns:
             looked_at = _no_columns(rows)
         looked_at = self._with_path_values(looked_at, number, columns)
-        selected = self._checked(path, number, choose([looked_at]), count)[low:high]
-        return [self._column(path, table, form, number, 0, rows) for form in self.forms], selected
+        places = self._checked(path, number, choose([looked_at]), count)[low:high]
+        found = [whole.get(form.name) or self._column(path, table, form, number, 0, rows) for form in self.forms]
+        return found, places
 
     def parts(self, number: int, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
         """Yield all rows of a row group, ``rows`` at a time: those of ``columns`` that its file has, as it has them."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.row_filter import COUNTS
+from pqcache.reader.selection.stored_counts import COUNTS
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.system.disk import check_regular, write_durably
 

@@ -22,6 +22,7 @@ class Position:
 
     ``dataset`` is the number of the dataset that knows its rows; see ``batch_origins``. ``piece`` is 0, or the rows of
     the pieces in which row groups are read.
+    ``parts`` are the datasets of a batch that has rows of several, with their numbers of rows.
     """
 
     epoch: int = 0
@@ -31,6 +32,7 @@ class Position:
     source: str | None = None
     dataset: int = 0
     piece: int = 0
+    parts: tuple[tuple[str, int], ...] = ()
 
 
 class Batch(dict[str, Any]):
@@ -64,6 +66,11 @@ class Batch(dict[str, Any]):
     def source(self) -> str | None:
         """The name of the dataset that the batch comes from, in a Mix; else None."""
         return self.position.source
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """In a Mix with ``within_batch``, how many rows are of each dataset, in their order; else empty."""
+        return dict(self.position.parts)
 
     def rows(self) -> RowPlaces:
         """Return where each row of the batch lies: file, row group, and position in both; see ``rows_of``.

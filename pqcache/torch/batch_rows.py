@@ -25,8 +25,9 @@ def take_rows(batch: Batch, rows: Sequence[int], packed: bool = False) -> Batch:
     positions = np.array(rows, np.int64)
     taken = {name: _taken(value, positions) for name, value in batch.items() if not packed or name != CU_SEQLENS}
     if packed and CU_SEQLENS in batch:
-        count = row_count(taken)
-        taken = {name: taken[name] if name in taken else _ends(batch, positions, count) for name in batch}
+        length = len(next(iter(batch.values()))[0])
+        ends = sequence_ends(batch[CU_SEQLENS], length, positions)
+        taken = {name: taken.get(name, ends) for name in batch}
     return Batch(taken, batch.position)
 
 
@@ -53,11 +54,10 @@ def _taken(value: Any, rows: Ints) -> Any:
     return torch.from_numpy(value.numpy()[rows])  # torch does not take rows of all types
 
 
-def _ends(batch: Batch, rows: Ints, count: int) -> torch.Tensor:
+def sequence_ends(cu_seqlens: torch.Tensor, length: int, rows: Sequence[int] | Ints) -> torch.Tensor:
     """Return ``cu_seqlens`` of some sequences of a packed batch, which are all of one length."""
-    ends = batch[CU_SEQLENS].numpy()
-    length = int(ends[-1]) // row_count({name: value for name, value in batch.items() if name != CU_SEQLENS})
+    ends = cu_seqlens.numpy()
     sequence = ends[:-1] // length
-    lengths = [np.diff(ends)[sequence == row] for row in rows.tolist()]
+    lengths = [np.diff(ends)[sequence == row] for row in rows]
     found = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))])
     return torch.from_numpy(found.astype(np.int32))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
+from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
 
 FORMAT = 1
 
@@ -17,6 +18,8 @@ FORMAT = 1
 class State:
     """Where a training is in a dataset: all that its remaining batches depend on. ``batch`` is the next global index.
 
+    ``divisions`` are there where ranks x workers did not divide the lanes, and ``batch`` is a place then; see
+    ``reader/order/division.py``.
     ``worker`` is only in the states that torchdata's StatefulDataLoader takes inside each worker: its number,
     the number of workers, and the batch at which their epoch began.
     """
@@ -33,6 +36,7 @@ class State:
     epoch: int
     batch: int
     worker: list[int] | None = None
+    divisions: list[list[int]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as a dict of JSON values, with its format number."""
@@ -48,7 +52,9 @@ class State:
 class MixState:
     """Where a training is in a mix: the batches that each dataset gives in an epoch, and each one's state.
 
-    The datasets' states are without ``epoch`` and ``batch``.
+    The datasets' states are without ``epoch`` and ``batch``. ``periods`` is there where the mix was changed: the first
+    epoch of each period, and what its epochs have of each dataset, the last one being ``counts``. ``within_batch`` says
+    that batches have rows of all datasets.
     """
 
     counts: dict[str, int]
@@ -58,6 +64,9 @@ class MixState:
     epoch: int
     batch: int
     worker: list[int] | None = None
+    periods: list[Any] | None = None
+    within_batch: bool | None = None
+    divisions: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.datasets, Mapping) or not all(isinstance(s, Mapping) for s in self.datasets.values()):
@@ -73,14 +82,27 @@ class MixState:
         return _from_dict(MixState, state, "Mix")
 
 
+class Place(NamedTuple):
+    """Where a training goes on: at place ``batch`` of an epoch, which is the global batch without ``divisions``."""
+
+    epoch: int
+    batch: int
+    lanes: int
+    divisions: Divisions = ()
+
+    def in_state(self, worker: list[int] | None) -> dict[str, Any]:
+        """Return the place as a state has it; it names no division of which nothing was read, unless of a worker."""
+        found = [list(division) for division in self.divisions if worker is not None or division.start < self.batch]
+        return {"epoch": self.epoch, "batch": self.batch, "lanes": self.lanes, "divisions": found or None}
+
+
+_OPTIONAL = ("worker", "periods", "within_batch", "divisions")
 _S = TypeVar("_S", State, MixState)
 
 
 def _to_dict(state: State | MixState) -> dict[str, Any]:
     fields = {"format": FORMAT, **asdict(state)}
-    if state.worker is None:
-        del fields["worker"]
-    return fields
+    return {name: value for name, value in fields.items() if value is not None or name not in _OPTIONAL}
 
 
 def _from_dict(kind: type[_S], state: Mapping[str, Any], owner: str) -> _S:
@@ -106,6 +128,16 @@ def check_options(state: State | MixState, options: Mapping[str, Any], owner: st
             )
 
 
+def check_rows_of_state(state: State, row_groups: str) -> None:
+    """Raise UsageError unless a state is of the rows that ``row_groups`` names."""
+    if state.row_groups != row_groups:
+        raise UsageError(
+            "state",
+            "it was taken with other filters or rows, or another split, sequence, pack or weights",
+            "construct the dataset with the same ones",
+        )
+
+
 def check_worker(saved: list[int] | None) -> None:
     """Raise UsageError where another process loads the state of one worker; see ``State.worker``."""
     info = get_worker_info()
@@ -116,6 +148,19 @@ def check_worker(saved: list[int] | None) -> None:
             "StatefulDataLoader must have the same num_workers again. To change it, save "
             "state_dict(after=batch) instead",
         )
+
+
+def divisions_in(state: State | MixState) -> Divisions:
+    """Return the divisions of a state; UsageError where they are none."""
+    wrong = UsageError("state", f"its divisions are {state.divisions!r}", "load what state_dict() returned")
+    try:
+        found = tuple(Division(*map(int, numbers)) for numbers in state.divisions or ())
+    except (TypeError, ValueError) as error:
+        raise wrong from error
+    sound = all(division.start >= 0 and division.ranks > 0 and division.workers > 0 for division in found)
+    if len(found) > MOST_DIVISIONS or not sound:
+        raise wrong
+    return found
 
 
 def check_lanes(lanes: int, ranks: int) -> None:

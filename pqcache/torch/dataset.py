@@ -23,11 +23,12 @@ from pqcache.store.arriving.start_run import fill_request
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch
-from pqcache.torch.checkpoint import State, check_lanes, check_options, check_worker
-from pqcache.torch.dataset_reader import DatasetReader, ReadOptions
+from pqcache.torch.checkpoint import Place, State, check_lanes, check_options, check_worker
+from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.failed_rows import FailedRow
 from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
-from pqcache.torch.resumable import Count, Place, ResumableDataset, count_or_none
+from pqcache.torch.read_options import ReadOptions
+from pqcache.torch.resumable import Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform
 from pqcache.units import parse_size
@@ -75,6 +76,12 @@ class ParquetDataset(ResumableDataset):
                       those of them that meet it
     ``split``         a ``Split``: the part of these rows whose key has a hash in an interval. A row is in the same part
                       every night and in every layout
+    ``sample``        a share of these rows, chosen by ``seed``, for a quick look: complete row groups, or rows of 16
+    ``limit``         only the first so many of these rows, in the order of the files
+    ``weights``       how often a row comes in an epoch: a column of numbers, or weights by value, like
+                      ``{"label": {0: 1.0, 1: 5.0}}``, or a function of the epoch that returns one of these (None: all
+                      rows once). A row of weight 2.3 comes twice, and in three of ten epochs once more
+    ``balance``       a column of labels: all come equally often, in an epoch of about as many rows as there are
     ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                       ``batch_size`` then counts sequences, and columns have an axis more
     ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
@@ -131,6 +138,10 @@ class ParquetDataset(ResumableDataset):
         ragged: Sequence[str] = (),
         rows: SelectedRows | None = None,
         split: Split | None = None,
+        sample: float | None = None,
+        limit: Count | None = None,
+        weights: Any = None,
+        balance: str | None = None,
         sequence: SequenceOf | None = None,
         pack: Pack | TokenBatches | None = None,
         as_files: bool = False,
@@ -147,7 +158,14 @@ class ParquetDataset(ResumableDataset):
             path=Path(path),
             filters=filters,
             rows=rows,
-            choice=RowChoice(split=split),
+            choice=RowChoice(
+                split=split,
+                sample=sample,
+                limit=count_or_none(limit),
+                weights=weights,
+                balance=balance,
+                seed=seed,
+            ),
             sequence=sequence,
             pack=pack,
             batch_size=1 if isinstance(pack, TokenBatches) else batch_rows,
@@ -166,7 +184,7 @@ class ParquetDataset(ResumableDataset):
         )
         check_packing(self.options, columns, batch_rows)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
-        check_rank(*self._ranks(), self._lanes)
+        check_rank(*self._ranks(), None if self._can_divide or not shuffle else self._lanes)
 
     @property
     def schema(self) -> pa.Schema:
@@ -199,12 +217,13 @@ class ParquetDataset(ResumableDataset):
         the same on every rank: it counts all ranks' batches of that step as consumed.
         """
         place, (ranks, _) = self._place(after), self._ranks()
-        return self._reader.state(place.lanes, ranks, place.epoch, place.batch, self._worker_state()).to_dict()
+        return self._reader.state(place, ranks, self._worker_state()).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
-        The numbers of ranks and workers may be others that divide its lanes.
+        The numbers of ranks and workers may be others. Where their product does not divide the lanes of the state, the
+        batches that are left come in another sequence; see docs/loading.md.
 
         A state from the end of an epoch goes on with the next one. Lanes and window that were not chosen here are the
         state's. A snapshot that is no longer the current one is opened if it is still kept. What does not fit raises
@@ -213,7 +232,8 @@ class ParquetDataset(ResumableDataset):
         loaded = State.from_dict(state)
         check_worker(loaded.worker)
         check_options(loaded, {"lanes": self._lanes or loaded.lanes}, "dataset")
-        check_lanes(loaded.lanes, self._ranks()[0])
+        if not self._can_divide and loaded.shuffle:
+            check_lanes(loaded.lanes, self._ranks()[0])
         self._reader.load_state(loaded)
         self._lanes = loaded.lanes
         self._resume(loaded)
@@ -228,15 +248,18 @@ class ParquetDataset(ResumableDataset):
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
         if self.options.transform.threads is not None:
             raise UsageError("transform_workers", "a mix calls transforms without threads", "use DataLoader's workers")
+        if callable(self.options.choice.weights):
+            raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
         if not self.pad:
             raise UsageError("pad=False", "the mix decides how its ranks end", "give it to the mix instead")
         return self._reader
 
     def rows_of_batches(self) -> tuple[int, int] | None:
-        size = self.options.batch_size
-        if size is None or self._reader.nodes is not None or isinstance(self.options.pack, TokenBatches):
+        size, rows = self.options.batch_size, self._reader.rows
+        differ = rows is None or isinstance(self.options.pack, TokenBatches)
+        if size is None or rows is None or differ or self._reader.nodes is not None:
             return None
-        return size, size if self.drop_last else (self._reader.rows - 1) % size + 1
+        return size, size if self.drop_last else (rows - 1) % size + 1
 
     @property
     def yields_batches(self) -> bool:
@@ -253,8 +276,16 @@ class ParquetDataset(ResumableDataset):
         nodes.check(self._ranks_of_all())
         return nodes.ranks, nodes.rank
 
-    def _total(self, ranks: int, start: int = 0) -> int:
-        return self._reader.total(ranks, start, self.pad)
+    @property
+    def _can_divide(self) -> bool:
+        return super()._can_divide and self._reader.nodes is None
+
+    @property
+    def epochs_differ(self) -> bool:
+        return self._reader.rows is None
+
+    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
+        return self._reader.total(epoch, ranks, start, self.pad)
 
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int) -> RowPlaces:
         return self._reader.rows_at(self._reader.place_of(epoch, index, lanes, ranks))

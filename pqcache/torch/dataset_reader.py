@@ -6,8 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from pqcache.reader.arrival_stats import DatasetStats, stats_of
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
+from pqcache.reader.epoch_loaders import EpochLoaders
 from pqcache.reader.memory_budget import (
     DecodeBudget,
     Window,
@@ -36,52 +36,26 @@ from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
-from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
+from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
-from pqcache.reader.selection.row_choice import RowChoice
-from pqcache.reader.selection.row_filter import Counts
-from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.store.arriving.start_run import FillRequest
-from pqcache.store.selected_rows import SelectedRows
+from pqcache.reader.selection.stored_counts import Counts
 from pqcache.store.snapshot import Lease
-from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
 from pqcache.torch.batch_values import values_of
-from pqcache.torch.checkpoint import State, check_options
+from pqcache.torch.checkpoint import Place, State, check_options, check_rows_of_state
 from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
+from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, null_error
+from pqcache.torch.streams import merged
+from pqcache.torch.tensors import null_error
 from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, Transform, TransformRunner
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """What of a dataset is read, and how; see ``ParquetDataset``. ``memory`` is in bytes."""
-
-    path: Path
-    filters: Any
-    rows: SelectedRows | None
-    choice: RowChoice
-    sequence: SequenceOf | None
-    pack: Pack | TokenBatches | None
-    batch_size: int | None
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    memory: int
-    window: int | None
-    transform: Transform
-    nulls: Nulls
-    ragged: tuple[str, ...]
-    rules: FileRules
-    fill: FillRequest | None = None
+from pqcache.torch.transforms import Item, TransformRunner
 
 
 class DatasetReader:
@@ -122,9 +96,9 @@ class DatasetReader:
         return self._data.snapshot
 
     @property
-    def rows(self) -> int:
-        """The number of rows (or sequences) of an epoch; of this node's share."""
-        return int(self._plan.counts.sum())
+    def rows(self) -> int | None:
+        """The number of rows (or sequences) of an epoch, of this node's share; None where epochs differ."""
+        return int(self._plan.counts.sum()) if self._plan.weights is None else None
 
     @property
     def fill(self) -> float | None:
@@ -135,7 +109,7 @@ class DatasetReader:
         """Return what has arrived of what is read."""
         return stats_of(self._plan)
 
-    def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
+    def total(self, epoch: int, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
 
         Without ``pad`` that is what the node's own share has; other nodes may have more.
@@ -143,7 +117,11 @@ class DatasetReader:
         options = self.options
         if self.nodes is not None and pad:
             return self.nodes.total(options.batch_size or 1, start, ranks, options.drop_last)
-        return self._order(self._plan, 0, 1, 1).batches(options.drop_last)
+        return self.batches_at(epoch)
+
+    def batches_at(self, epoch: int, of_mix: bool = False) -> int:
+        """Return the number of batches (or rows) of an epoch, or of each pass of a mix."""
+        return self._order(self._loaders.at(epoch, of_mix).plan, epoch, 1, 1).batches(self.options.drop_last)
 
     def check_nulls(self) -> None:
         """Raise ParquetError before anything is decoded, where the files say that columns without a fill hold nulls."""
@@ -155,26 +133,33 @@ class DatasetReader:
                 raise null_error(name, count, "the dataset", self.options.nulls)
 
     def read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        """Yield (global index, transformed batch) for ``indices`` of a share of an epoch; rows without a batch size."""
+        """Yield (place, transformed batch) for ``indices``, the places of a share; rows without a batch size."""
         loader, order, budget = self._prepare(share, epoch)
         make = self._batches if self.options.batch_size is not None else self._rows
-        total = order.batches(self.options.drop_last)
+        batches, total = share.batches(indices), order.batches(self.options.drop_last)
 
         def read(index: int) -> Any:
             with closing(make(loader, order, [index], total, budget)) as found:
                 return next(found)[1]
 
-        with closing(make(loader, order, indices, total, budget)) as found:
+        with closing(make(loader, order, batches, total, budget)) as found:
             items = (Item(value=batch, position=at, place=at.index, numbers=(epoch, at.index)) for at, batch in found)
-            with closing(self.transforms(self._origin(loader, order)).run(items, order.lanes, total, read)) as results:
-                yield from results
+            runner = self.transforms(self._origin(loader, order))
+            with closing(runner.run(items, batches, order.lanes, total, read)) as results:
+                yield from zip(indices, results, strict=True)
 
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
-        loader, order, budget = self._prepare(share, reading.number)
+        loader, order, budget = self._prepare(share, reading.number, of_mix=True)
         order = self._order_of_pass(order, reading)
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
-        with closing(self._batches(loader, order, indices.tolist(), int(indices.max()) + 1, budget)) as found:
+        streams = reading.lanes * 0 if reading.readers is None else reading.readers
+        total = int(indices.max()) + 1
+
+        def read(stream: int) -> Generator[tuple[Position, Batch]]:
+            return self._batches(loader, order, indices[streams == stream].tolist(), total, budget)
+
+        with closing(merged(streams.tolist(), read)) as found:
             for _, batch in found:
                 yield self._origin(loader, order), batch
 
@@ -189,36 +174,34 @@ class DatasetReader:
         node = () if self.nodes is None else (self.nodes.node,)
         return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node)
 
-    def place_of(self, epoch: int, index: int, lanes: int, ranks: int) -> Position:
+    def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
         """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
-        index = checked_index(index, self._order(self._plan, epoch, 1, 1).batches(self.options.drop_last))
+        index = checked_index(index, self.batches_at(epoch, of_mix))
         window, piece_rows = self._shape(lanes, ranks)
         return Position(epoch=epoch, index=index, lanes=lanes, window=window, piece=piece_rows)
 
     def rows_at(self, position: Position, reading: DatasetPass | None = None) -> RowPlaces:
         """Return the rows of the batch at a position; with ``reading`` it is one of a pass of a mix."""
-        plan = self._plan.split(position.piece)
+        plan = self._loaders.at(position.epoch, reading is not None).plan.split(position.piece)
         order = self._order(plan, position.epoch, position.lanes, position.window)
         if reading is not None:
             return rows_of_batch(plan, self._order_of_pass(order, reading), position.index)
         return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
-    def state(self, lanes: int, ranks: int, epoch: int = 0, batch: int = 0, worker: list[int] | None = None) -> State:
-        """Return the state of a training that goes on at a batch of an epoch; a mix keeps its own place."""
-        window, piece_rows = self._shape(lanes, ranks)
+    def state(self, place: Place, ranks: int, worker: list[int] | None = None) -> State:
+        """Return the state of a training that goes on at a place; a mix keeps its own."""
+        window, piece_rows = self._shape(place.lanes, ranks)
         return State(
-            snapshot=self._content[0],
-            row_groups=self._content[1],
+            snapshot=self._content,
+            row_groups=self._row_groups_at(place.epoch),
             columns=list(self._plan.columns),
             shuffle=self.options.shuffle,
             seed=self.options.seed,
             batch_size=self.options.batch_size,
-            lanes=lanes,
             window=window,
             piece=piece_rows,
-            epoch=epoch,
-            batch=batch,
             worker=worker,
+            **place.in_state(worker),
         )
 
     def load_state(self, state: State) -> None:
@@ -226,24 +209,15 @@ class DatasetReader:
 
         Options that differ raise UsageError; a snapshot that is no longer kept raises CacheError.
         """
-        if state.snapshot != self._content[0]:
+        if state.snapshot != self._content:
             self._open(self._plan.columns, self._snapshot_in(state))
             self._gather_shares()
             self.token = register(self)
-        options = {
-            "seed": self.options.seed,
-            "batch_size": self.options.batch_size,
-            "shuffle": self.options.shuffle,
-            "columns": list(self._plan.columns),
-            "window": state.window if self._window is None else self._window.row_groups,
-        }
+        options = {name: getattr(self.options, name) for name in ("seed", "batch_size", "shuffle")}
+        options["columns"] = list(self._plan.columns)
+        options["window"] = state.window if self._window is None else self._window.row_groups
         check_options(state, options, "dataset")
-        if state.row_groups != self._content[1]:
-            raise UsageError(
-                "state",
-                "it was taken with other filters or rows, or another split, sequence or pack",
-                "construct the dataset with the same ones",
-            )
+        check_rows_of_state(state, self._row_groups_at(state.epoch))
         self._window = Window(state.window, state.piece)
 
     def _snapshot_in(self, state: State) -> str:
@@ -256,15 +230,17 @@ class DatasetReader:
             )
         return state.snapshot if self.nodes is None else snapshot_of(self._data.cache, state.snapshot)
 
-    def _prepare(self, share: EpochShare, epoch: int) -> tuple[RowGroupLoader, Order, DecodeBudget]:
+    def _prepare(
+        self, share: EpochShare, epoch: int, of_mix: bool = False
+    ) -> tuple[RowGroupLoader, Order, DecodeBudget]:
         window, piece_rows = self._shape(share.lanes, share.ranks)
-        loader = self._loader.split(piece_rows)
+        loader = self._loaders.at(epoch, of_mix).split(piece_rows)
         if self.options.shuffle:
             loader = loader.in_order(self.options.seed, epoch)
         order = self._order(loader.plan, epoch, share.lanes, window)
         processes = share.workers * max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         threads = max(1, cpu_count() // processes)
-        lanes = -(-share.lanes // (share.ranks * share.workers))
+        lanes = share.worker_lanes
         memory = self.options.memory / share.workers
         loader.most = most_decoded(loader.sizes, memory, lanes if order.shuffle else 1)
         if not self.options.shuffle:
@@ -325,23 +301,27 @@ class DatasetReader:
             return self._window
         of_rank = -(-lanes // ranks) if self.options.shuffle else 1
         if of_rank not in self._fitted:
-            sizes, memory, path = (self.nodes or self._loader).sizes, self.options.memory, self.options.path
-            density = self._loader.density if self.nodes is None else even
+            sizes, memory, path = (self.nodes or self._loaders.first).sizes, self.options.memory, self.options.path
+            density = self._loaders.first.density if self.nodes is None else even
             if self.options.pack is not None:
                 check_complete(sizes, memory, of_rank, self.options.shuffle, path)
             self._fitted[of_rank] = fit(sizes, memory, of_rank, self.options.shuffle, path, density)
         return self._fitted[of_rank]
 
     @property
-    def _content(self) -> tuple[str, str]:
-        """The names of the snapshot and of the row groups that are read, over all nodes."""
-        if self.nodes is not None:
-            return self.nodes.listing, self.nodes.row_groups
-        return self._data.snapshot, self._plan.fingerprint
+    def _content(self) -> str:
+        """The name of the snapshot that is read, over all nodes."""
+        return self._data.snapshot if self.nodes is None else self.nodes.listing
+
+    def _row_groups_at(self, epoch: int) -> str:
+        """Return the name of the rows that are read in an epoch, over all nodes."""
+        return self._plan.fingerprint_at(epoch) if self.nodes is None else self.nodes.row_groups
 
     def _gather_shares(self) -> None:
         if self.nodes is not None or not self._share_alone:
-            self.nodes = gather_shares(self._data, self._loader)
+            self.nodes = gather_shares(self._data, self._loaders.first)
+        if self.nodes is not None and self._plan.weights is not None:
+            raise UsageError("weights", "nodes that each hold a share have epochs of one length", "leave them out")
 
     def _open(
         self,
@@ -377,12 +357,12 @@ class DatasetReader:
         if not isinstance(pack, Pack):
             plan = with_dense_lists(plan, (*options.ragged, *filled, *(pack.columns if pack else ())))
         self._plan = plan if pack is None else pack_plan(plan, pack, packs)
-        self._loader = RowGroupLoader(self._plan)
+        self._loaders = EpochLoaders(self._plan, options.seed)
         self._fitted: dict[int, Window] = {}  # by lanes of a rank
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
-        del kept["_plan"], kept["_loader"], kept["_release"], kept["_fitted"]
+        del kept["_plan"], kept["_loaders"], kept["_release"], kept["_fitted"]
         kept["_columns"], kept["_packs"] = self._plan.columns, self._plan.packs
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled

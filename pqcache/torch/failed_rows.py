@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+log = logging.getLogger("pqcache.torch")
 
 _MOST_TEXT = 500  # characters of an error that are kept
 
@@ -17,9 +20,9 @@ _MOST_TEXT = 500  # characters of an error that are kept
 class FailedRow:
     """A row for which the transform raised ``error``, in batch (or row) ``index`` of ``epoch``.
 
-    ``row`` is its position in row group ``row_group`` of ``file``; with a filter it counts the rows that meet it, and
-    of packed documents it is the sequence. It is -1 where no row failed by itself, but all of the batch together; then
-    file and row group are those of its first row.
+    ``row`` is its position in row group ``row_group`` of ``file``; with a filter it counts the rows that meet it, with
+    weights each as often as it comes, and of packed documents it is the sequence. It is -1 where no row failed by
+    itself, but all of the batch together; then file and row group are those of its first row.
     """
 
     epoch: int
@@ -46,7 +49,11 @@ class FailureLog:
     def append(self, rows: Sequence[FailedRow]) -> None:
         """Add rows; what several processes add at the same time does not mix."""
         text = "".join(f"{json.dumps(asdict(row))}\n" for row in rows)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:
+            log.debug("%s: the process that made it has ended, or its dataset is gone: not reported there", self.path)
+            return
         try:
             os.write(descriptor, text.encode())
         finally:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.batch import Batch
+from pqcache.torch.batch_rows import CU_SEQLENS, sequence_ends
 from pqcache.torch.ragged import Ragged, change_inside, part
 
 
@@ -70,7 +72,12 @@ def filled(value: Any, rows: int, size: int) -> Any:
         times = -(-size // rows)
         return (inner * times)[:size] if isinstance(inner, list) else part(_repeated(inner, times), 0, size)
 
-    return change_inside(value, has_rows, fill)
+    if not isinstance(value, Batch) or CU_SEQLENS not in value:
+        return change_inside(value, has_rows, fill)
+    others = Batch({name: inner for name, inner in value.items() if name != CU_SEQLENS}, value.position)
+    found, ends = change_inside(others, has_rows, fill), value[CU_SEQLENS]
+    found[CU_SEQLENS] = sequence_ends(ends, int(ends[-1]) // rows, [row % rows for row in range(size)])
+    return Batch({name: found[name] for name in value}, value.position)
 
 
 def _repeated(value: Any, times: int) -> Any:

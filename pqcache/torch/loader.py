@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, Sampler
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.torch.checkpoint import Place
 from pqcache.torch.foreign_loaders import check_skipping, reads_ahead
 from pqcache.torch.last_batch import filled, is_last, rows_of_last_round, shown_to_accelerate
 from pqcache.torch.lightning_loaders import begins_epoch, counts_iterations
 from pqcache.torch.ragged import to_device
-from pqcache.torch.resumable import Place, ResumableDataset
+from pqcache.torch.resumable import ResumableDataset
 
 PREFETCH = 4  # batches for each worker: torch's 2 leave workers idle where batches are small
 
@@ -100,7 +101,7 @@ class Loader(DataLoader[Any]):
         self._share: EpochShare | None = None  # of the latest iteration; None where none has begun since set_epoch
         self._share_epoch, self._given = 0, 0
         self._held_back = 0  # the batches that a wrapper has taken and not yielded
-        self._iteration = object()
+        self._iteration, self._iterates = object(), False
         super().__init__(
             dataset,
             batch_size=None,
@@ -139,6 +140,14 @@ class Loader(DataLoader[Any]):
     def sampler(self, value: Any) -> None:
         """Keep the loader's own: DataLoader sets one for datasets that have none."""
 
+    def __len__(self) -> int:
+        """Return the number of batches of this iteration; where none runs, of the next one."""
+        if not self._dataset.epochs_differ:
+            return super().__len__()
+        if self._iterates:
+            return self._dataset.batches_of(self._share_epoch)
+        return self._dataset.batches_of(self.epoch)
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration; see ``ParquetDataset.set_epoch``.
 
@@ -165,7 +174,7 @@ class Loader(DataLoader[Any]):
         if share is None:
             share, epoch, given = *self._dataset.begin_pass(self.num_workers), 0
         batch = min(share.start + given * share.ranks, share.end)
-        return self._dataset.state_dict(after=Place(epoch, batch, share.lanes))
+        return self._dataset.state_dict(after=Place(epoch, batch, share.lanes, share.divisions))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, also with another number of workers or ranks that divides its lanes.
@@ -185,23 +194,26 @@ class Loader(DataLoader[Any]):
         """
         if self._begun:
             self._dataset.set_epoch(self._dataset.epoch + 1)
-        self._begun = True
+        self._begun = self._iterates = True
         self._share, self._share_epoch = self._dataset.begin_pass(self.num_workers)
         self._given, self._held_back = 0, held_back
         this = self._iteration = object()
         count = self._share.count()
         if not self._share.pad and self._share.left % self._share.ranks and torch.is_grad_enabled():
             warnings.warn(_UNEVEN, UserWarning, stacklevel=2)
-        with shown_to_accelerate(self) as is_shown:
-            for batch in super().__iter__():
+        try:
+            with shown_to_accelerate(self) as is_shown:
+                for batch in super().__iter__():
+                    self._check_current(this)
+                    self._given += 1
+                    if self._given == count:
+                        self.end_of_dataloader = True
+                        if is_shown:
+                            batch = self._last(batch, self._share)
+                    yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
                 self._check_current(this)
-                self._given += 1
-                if self._given == count:
-                    self.end_of_dataloader = True
-                    if is_shown:
-                        batch = self._last(batch, self._share)
-                yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
-            self._check_current(this)
+        finally:
+            self._iterates = self._iterates and self._iteration is not this
         self._given = self._share.rounds()  # with pad=False another rank may have had one batch more
         self._held_back = 0
 
@@ -211,7 +223,7 @@ class Loader(DataLoader[Any]):
         Without ``pad`` it is left as it is: every row once is what was asked for.
         """
         rows = self._dataset.rows_of_batches()
-        if rows is None or not share.pad:
+        if rows is None or not share.pad or share.divisions:
             return batch
         self.remainder = rows_of_last_round(share, *rows)
         size, last = rows

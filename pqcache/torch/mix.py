@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -12,16 +12,17 @@ import numpy as np
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index
 from pqcache.reader.options import check_rank, check_seed
+from pqcache.reader.order.division import batches_at
 from pqcache.reader.order.epoch_share import EpochShare
-from pqcache.reader.order.mixture_schedule import DatasetPass, MixSchedule, batches_per_epoch
+from pqcache.reader.order.mixture_history import MixHistory, MixPeriod
+from pqcache.reader.order.mixture_schedule import DatasetPass, batches_of_all, batches_per_epoch
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
-from pqcache.torch.checkpoint import MixState, State, check_lanes, check_options, check_worker
+from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
-from pqcache.torch.resumable import Count, Place, ResumableDataset
-from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, TransformRunner
+from pqcache.torch.pass_reader import PassReader
+from pqcache.torch.resumable import Count, ResumableDataset
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -43,6 +44,9 @@ class Mix(ResumableDataset):
                       that an epoch is each row of each dataset exactly once
     ``epoch_length``  "first_exhausted": an epoch ends when one dataset has been read once, and no other more often.
                       "all_exhausted": when each has been read at least once. Or a number of batches, of all ranks.
+    ``within_batch``  True: each batch has rows of every dataset, as many as that dataset's ``batch_size``: these are
+                      the proportions. Columns have to be the same. ``batch.parts`` says how many, in their order.
+                      False: a batch is of one dataset
     ``seed``          selects the order of draws among ranks and workers; the datasets have seeds of their own
     ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the remainder of an
                       epoch is dropped.
@@ -57,6 +61,7 @@ class Mix(ResumableDataset):
         weights: Mapping[str, float] | None = None,
         epoch_length: str | int = "first_exhausted",
         *,
+        within_batch: bool = False,
         seed: int = 0,
         drop_last: bool = False,
         pad: bool = True,
@@ -66,7 +71,7 @@ class Mix(ResumableDataset):
     ) -> None:
         super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
         check_seed(seed)
-        check_rank(*self._ranks(), self._lanes)
+        check_rank(*self._ranks(), None)
         if not isinstance(datasets, Mapping) or not datasets:
             raise UsageError("datasets", 'give at least one by name, like {"web": ParquetDataset(...)}')
         for name, dataset in datasets.items():
@@ -74,8 +79,11 @@ class Mix(ResumableDataset):
                 raise UsageError("datasets", f"{name!r} is no ParquetDataset")
         if len({id(dataset) for dataset in datasets.values()}) < len(datasets):
             raise UsageError("datasets", "one of them is there under two names", "construct it twice")
+        if within_batch and weights is not None:
+            reason = "with within_batch=True the batch sizes of the datasets are their shares of each batch"
+            raise UsageError("weights", reason, "leave it out")
         self.datasets = dict(datasets)
-        self.weights, self.epoch_length, self.seed = weights, epoch_length, seed
+        self.weights, self.epoch_length, self.seed, self.within_batch = weights, epoch_length, seed, within_batch
         self._readers = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
         self.token = register(self)
         self._count()
@@ -83,41 +91,60 @@ class Mix(ResumableDataset):
     @property
     def counts(self) -> dict[str, int]:
         """How many batches of an epoch come from each dataset, over all ranks."""
-        return dict(zip(self.datasets, self._schedule.counts, strict=True))
+        return dict(self._history.periods[-1].counts)
+
+    def drawn(self, after: Batch | int | Place | None = None) -> dict[str, float]:
+        """Return how often each dataset was read until ``after``, a place as for ``state_dict``.
+
+        1.5 is one pass and a half. It counts all ranks' batches, of all epochs since the dataset is in the mix.
+        """
+        place = self._place(after)
+        history, total = replace(self._history, lanes=place.lanes), self._history.total
+        done = np.arange(min(place.batch, total))
+        if place.divisions:
+            done = batches_at(total, place.lanes, place.divisions)[: len(done)]
+        return {name: history.drawn(name, place.epoch, done) / size for name, size in self._sizes.items()}
 
     def state_dict(self, after: Batch | int | Place | None = None) -> dict[str, Any]:
         """Return the state after ``after``, as a small dict of JSON values; see ``ParquetDataset.state_dict``."""
         place, (ranks, _) = self._place(after), self._ranks()
-        states = {name: reader.state(place.lanes, ranks).to_dict() for name, reader in self._readers.items()}
+        of_datasets = Place(0, 0, place.lanes)
+        states = {name: reader.state(of_datasets, ranks).to_dict() for name, reader in self._readers.items()}
+        worker = self._worker_state()
         return MixState(
             counts=self.counts,
             datasets={name: {k: v for k, v in state.items() if k not in _NO_PLACE} for name, state in states.items()},
             seed=self.seed,
-            lanes=place.lanes,
-            epoch=place.epoch,
-            batch=place.batch,
-            worker=self._worker_state(),
+            worker=worker,
+            periods=[[since, dict(counts)] for since, counts in self._history.periods] if self._is_changed else None,
+            within_batch=self.within_batch or None,
+            **place.in_state(worker),
         ).to_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], changed: bool = False) -> None:
         """Restore epoch, next batch, lanes, window and snapshot from ``state``.
 
-        The numbers of ranks and workers may be others that divide its lanes.
+        The numbers of ranks and workers may be others; see ``ParquetDataset.load_state_dict``.
+
+        With ``changed`` this mix may have other weights, another epoch_length, and other datasets than the one whose
+        state it is; that holds from the next epoch on. Datasets of both go on in their passes where they stopped. The
+        state has to be from the end of an epoch, or from before its first batch, else UsageError.
 
         Each dataset's snapshot is opened if it is still kept. What does not fit raises UsageError, or CacheError for a
         snapshot that is gone, and says why.
         """
         loaded = MixState.from_dict(state)
         check_worker(loaded.worker)
-        check_lanes(loaded.lanes, self._ranks()[0])
-        if list(loaded.datasets) != list(self.datasets):
+        if not changed and list(loaded.datasets) != list(self.datasets):
             raise UsageError(
                 "state",
                 f"it is of a mix of {', '.join(loaded.datasets)}, this one is of {', '.join(self.datasets)}",
-                "construct it with the same datasets in the same order",
+                "construct it with the same datasets in the same order, or give changed=True at the end of an epoch",
             )
         before = [reader.token for reader in self._readers.values()]
         for name, reader in self._readers.items():
+            if name not in loaded.datasets:
+                continue
             try:
                 reader.load_state(State.from_dict({**loaded.datasets[name], **_NO_PLACE}))
             except UsageError as error:
@@ -125,10 +152,41 @@ class Mix(ResumableDataset):
         if [reader.token for reader in self._readers.values()] != before:  # of other snapshots
             self.token = register(self)
         self._count()
-        options = {"seed": self.seed, "lanes": self._lanes or loaded.lanes, "counts": self.counts}
-        check_options(loaded, options, "mix")
+        options = {
+            "seed": self.seed,
+            "lanes": self._lanes or loaded.lanes,
+            "within_batch": self.within_batch or None,
+        }
+        check_options(loaded, options | ({} if changed else {"counts": self.counts}), "mix")
+        periods = periods_of(loaded)
+        self._history = replace(self._history, periods=self._continued(periods, loaded) if changed else periods)
         self._lanes = loaded.lanes
-        self._resume(loaded)
+        begun = self._history.periods[-1].since
+        self._resume(replace(loaded, epoch=begun, batch=0, divisions=None) if begun > loaded.epoch else loaded)
+
+    def _continued(self, periods: tuple[MixPeriod, ...], state: MixState) -> tuple[MixPeriod, ...]:
+        """Return the periods of a state, and after them that of this mix."""
+        counts = self.counts
+        if list(counts.items()) == list(periods[-1].counts.items()):
+            return periods
+        ended = state.batch > 0
+        if ended:
+            before = MixHistory(periods, self.seed, together=self.within_batch).total
+            left = before - state.batch
+            if left > 0 and not (self.drop_last and left < self._ranks()[0]):
+                raise UsageError(
+                    "state",
+                    f"it is within epoch {state.epoch}, before batch {state.batch} of {before}",
+                    "go on with the mix as it was, and change it with the state from the end of an epoch",
+                )
+        since = state.epoch + ended
+        return (*(period for period in periods if period.since < since), MixPeriod(since, counts))
+
+    @property
+    def _is_changed(self) -> bool:
+        return len(self._history.periods) > 1 or self._history.periods[0].since > 0
+
+    _history: MixHistory
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, token=register(self, state["token"]))
@@ -143,43 +201,60 @@ class Mix(ResumableDataset):
 
     def rows_at(self, position: Position) -> RowPlaces:
         """Return the rows of the batch at a position; it is one of the dataset ``position.source``."""
-        return self._rows_of(position.epoch, position.index % self._schedule.total, position.lanes, 0, position)
+        return self._rows_of(position.epoch, position.index % self._history.total, position.lanes, 0, position)
 
     def _rows_of(self, epoch: int, index: int, lanes: int, ranks: int, position: Position | None = None) -> RowPlaces:
-        wanted = np.array([checked_index(index, self._schedule.total)])
-        schedule = replace(self._schedule, lanes=lanes)
-        (number,) = schedule.datasets(epoch, wanted)
-        reader = list(self._readers.values())[int(number)]
-        (reading,) = schedule.passes(int(number), self._sizes[number], epoch, wanted)
-        at = reader.place_of(reading.number, int(reading.batches[0]), lanes, ranks) if position is None else position
+        if self.within_batch:
+            raise UsageError(
+                "rows_of()",
+                "with within_batch=True the rows of a batch are in several datasets",
+                "keep a column that names the row",
+            )
+        name, reading = self._drawn_at(epoch, checked_index(index, self._history.total), lanes)
+        reader = self._readers[name]
+        batch = int(reading.batches[0])
+        at = position or reader.place_of(reading.number, batch, lanes, ranks, of_mix=True)
         index_in_pass = int(reading.lane_batches[0] * lanes + reading.lanes[0])
         if not reader.options.shuffle:
-            index_in_pass = int(reading.batches[0])
+            index_in_pass = batch
         at = replace(at, epoch=reading.number, index=index_in_pass)
         return replace(reader.rows_at(at, reading), epoch=epoch, index=index)
 
-    def _total(self, ranks: int, start: int = 0) -> int:
-        return self._schedule.total
+    def _drawn_at(self, epoch: int, index: int, lanes: int) -> tuple[str, DatasetPass]:
+        """Return the dataset that a batch of an epoch is drawn from, and what it takes of which pass."""
+        history, wanted = replace(self._history, lanes=lanes), np.array([index])
+        passes = {name: history.passes(name, size, epoch, wanted) for name, size in self._sizes.items()}
+        ((name, (reading,)),) = ((name, found) for name, found in passes.items() if found)
+        return name, reading
+
+    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
+        return self._history.total
 
     def _check(self) -> None:
         for reader in self._readers.values():
             reader.check_nulls()
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
-        schedule = replace(self._schedule, lanes=share.lanes)
-        passes = _PassReader(self._readers, schedule, self._sizes, share, (epoch, self.token))
+        history = replace(self._history, lanes=share.lanes)
+        passes = PassReader(self._readers, history, self._sizes, share, (epoch, self.token))
         with closing(passes):
-            unpadded = [index for index in indices if index < share.total]
-            yield from passes.read(unpadded, unpadded)
+            unpadded = range(indices.start, min(indices.stop, max(share.total, indices.start)), indices.step)
+            batches = list(share.batches(unpadded))
+            for place, (_, batch) in zip(unpadded, passes.read(batches, batches), strict=True):
+                yield place, batch
             for index in indices[len(unpadded) :]:  # padding: single batches from the epoch's start
                 passes.close()
                 yield from passes.read([index % share.total], [index])
 
     def _count(self) -> None:
         """Set how many batches a pass over each dataset has, and how many of them an epoch takes."""
-        sizes = {name: reader.total(1) for name, reader in self._readers.items()}
-        self._sizes = list(sizes.values())
-        self._schedule = MixSchedule(batches_per_epoch(sizes, self.weights, self.epoch_length), 1, self.seed)
+        self._sizes = {name: reader.batches_at(0, of_mix=True) for name, reader in self._readers.items()}
+        if self.within_batch:
+            counts = dict.fromkeys(self._sizes, batches_of_all(self._sizes, self.epoch_length))
+        else:
+            found = batches_per_epoch(self._sizes, self.weights, self.epoch_length)
+            counts = dict(zip(self._sizes, found, strict=True))
+        self._history = MixHistory((MixPeriod(0, counts),), self.seed, together=self.within_batch)
 
 
 def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
@@ -189,54 +264,10 @@ def _reader_of(name: str, dataset: ParquetDataset) -> DatasetReader:
         raise error.within(f"dataset {name!r}") from error
 
 
-class _PassReader:
-    """Reads the current pass of each dataset; at the end of one, also the next."""
-
-    def __init__(
-        self,
-        readers: Mapping[str, DatasetReader],
-        schedule: MixSchedule,
-        sizes: list[int],
-        share: EpochShare,
-        of_mix: tuple[int, int],  # the epoch, and the number by which batches name the mix
-    ) -> None:
-        self._readers, self._schedule, self._sizes, self._share = readers, schedule, sizes, share
-        self._epoch, self._token = of_mix
-        self._open: dict[tuple[int, int], Generator[tuple[BatchOrigin, Batch]]] = {}
-        self._transforms: dict[tuple[int, int], TransformRunner] = {}
-
-    def read(self, indices: list[int], numbers: list[int]) -> Iterator[tuple[int, Any]]:
-        """Yield (number, transformed batch) for batches ``indices`` of the epoch, in order."""
-        wanted = np.array(indices, np.int64)
-        names = list(self._readers)
-        drawn = np.zeros((3, len(wanted)), np.int64)  # dataset, pass, batch in the pass
-        passes: dict[tuple[int, int], DatasetPass] = {}
-        for source, size in enumerate(self._sizes):
-            for reading in self._schedule.passes(source, size, self._epoch, wanted):
-                drawn[:, reading.positions] = source
-                drawn[1, reading.positions] = reading.number
-                drawn[2, reading.positions] = reading.batches
-                passes[source, reading.number] = reading
-        remaining = {key: len(reading.positions) for key, reading in passes.items()}
-        for number, source, pass_number, index in zip(numbers, *drawn.tolist(), strict=True):
-            key, reader = (source, pass_number), self._readers[names[source]]
-            if key not in self._open:
-                self._open[key] = reader.read_pass(passes.pop(key), self._share)
-            origin, batch = next(self._open[key])
-            remaining[key] -= 1
-            if not remaining[key]:
-                self._open.pop(key).close()
-            position = replace(
-                batch.position, epoch=self._epoch, index=number, source=names[source], dataset=self._token
-            )
-            seed = (pass_number, index)
-            item = Item(value=Batch(batch, position), position=position, place=batch.index, numbers=seed)
-            if key not in self._transforms:
-                self._transforms[key] = reader.transforms(origin)
-            yield number, self._transforms[key].one(item)
-
-    def close(self) -> None:
-        """Stop reading."""
-        for batches in self._open.values():
-            batches.close()
-        self._open.clear()
+def periods_of(state: MixState) -> tuple[MixPeriod, ...]:
+    """Return the periods of a state; a mix that was never changed has one."""
+    try:
+        found = tuple(MixPeriod(int(since), dict(counts)) for since, counts in state.periods or [[0, state.counts]])
+    except (TypeError, ValueError) as error:
+        raise UsageError("state", f"it is not a state of Mix ({error})") from error
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pqcache.errors import UsageError
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.torch.dataset_reader import ReadOptions
+from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.tensors import Nulls
 
 DEFAULT_BATCH_SIZE = 256
@@ -22,6 +22,9 @@ def check_packing(options: ReadOptions, columns: Sequence[str] | None, batch_siz
         raise UsageError(f"pack={pack!r}", "give a Pack, like Pack('tokens', length=4096), or TokenBatches")
     if options.sequence is not None:
         raise UsageError("sequence and pack", "both make something of several rows", "choose one of them")
+    if options.choice.weights is not None or options.choice.balance is not None:
+        reason = "the sequences of an epoch are packed once, of each document once"
+        raise UsageError("weights and pack", reason, "mix packed datasets with Mix(..., weights=...) instead")
     if isinstance(pack, TokenBatches):
         _check_token_batches(pack, columns, batch_size)
     else:

@@ -10,10 +10,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.torch.checkpoint import MixState, State
+from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
+from pqcache.torch.checkpoint import MixState, State, divisions_in
 from pqcache.torch.foreign_loaders import keeps_order, restored_by_torchdata
 
 _MAX_WORKERS = 4096
+_OF_DIVISIONS = 1 + 3 * MOST_DIVISIONS  # values: their number, and the numbers of each
 # what each value of the shared tensor is; after _FINISHED there is one for each worker
 _VERSION, _EPOCH, _START, _GENERATION, _WORKERS, _ENDED_EPOCH, _ENDED_AT, *_PASS = range(12)
 _CHOSEN, _WARNED, _UNORDERED, _FINISHED_VERSION, _FINISHED = range(12, 17)
@@ -26,14 +28,19 @@ class IterationStart(NamedTuple):
     epoch: int
     start: int
     next: int | None
+    divisions: Divisions = ()
 
 
 class _Reading(NamedTuple):
-    """What all workers of a pass read: ``epoch`` from ``start`` on; its ``generation`` changes when either is set."""
+    """What all workers of a pass read: ``epoch`` from ``start`` on; its ``generation`` changes when either is set.
+
+    ``divisions`` are those of the batches before ``start``.
+    """
 
     epoch: int
     start: int
     generation: int
+    divisions: Divisions
 
 
 class Progress:
@@ -56,7 +63,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._shared = torch.zeros(_FINISHED + _MAX_WORKERS, dtype=torch.int64)
+        self._shared = torch.zeros(_FINISHED + _MAX_WORKERS + 2 * _OF_DIVISIONS, dtype=torch.int64)
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
         self._shared[_FINISHED_VERSION] = -1
         self._restored: tuple[int, IterationStart] | None = None  # with the version at which it was restored
@@ -65,6 +72,7 @@ class Progress:
         self._passes = 0  # of this worker
         self._in_order = True  # in a pickle, whether the loader that makes it keeps the order of batches
         self.current = IterationStart(0, 0, None)  # where the latest iteration of this process began
+        self.read: IterationStart | None = None  # the same; None where an epoch or a state was set since
         self.next = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,17 +146,17 @@ class Progress:
                 "before it iterates; pqcache.torch.Loader and its epoch do",
             )
         if in_worker and state.worker is not None:
-            begin = IterationStart(state.epoch, state.worker[2], state.batch)
+            begin = IterationStart(state.epoch, state.worker[2], state.batch, divisions_in(state))
             self._restored = None if next_chosen else (int(self._shared[_VERSION]), begin)
             if not chosen:
                 self._shared[_EPOCH] = state.epoch
             return
         if chosen and ended and epoch == state.epoch:
-            self._set(epoch, state.batch)
+            self._set(epoch, state.batch, divisions_in(state))
             return
         self._shared[_VERSION] += 1
         self._shared[_CHOSEN] = 0
-        self._set(state.epoch + ended, 0 if ended else state.batch)
+        self._set(state.epoch + ended, 0 if ended else state.batch, () if ended else divisions_in(state))
         self._shared[_ENDED_EPOCH] = state.epoch + 1 if ended else 0
         self._shared[_ENDED_AT] = state.batch
 
@@ -166,19 +174,31 @@ class Progress:
         self._shared[_UNORDERED] = bool(workers) and not (self._in_order and keeps_order())
         self._reading = self._pass_of_worker() if workers else self._now()
         self._version = int(self._shared[_VERSION])
-        self.current = self._restored_begin() or self._begin_of(self._reading, workers)
+        self.current = self.read = self._restored_begin() or self._begin_of(self._reading, workers)
         return self.current
 
     def _begin_of(self, reading: _Reading, workers: int) -> IterationStart:
         if workers and int(self._shared[_ENDED_EPOCH]) == reading.epoch + 1:  # see note_end
             return IterationStart(reading.epoch, int(self._shared[_ENDED_AT]), None)
-        finished = self._has_finished(reading.generation, workers)
-        return IterationStart(reading.epoch, 0 if finished else reading.start, None)
+        if self._has_finished(reading.generation, workers):
+            return IterationStart(reading.epoch, 0, None)
+        return IterationStart(reading.epoch, reading.start, None, reading.divisions)
 
-    def next_start(self, workers: int) -> int:
-        """Return the batch at which the next iteration with so many workers begins."""
+    def next_start(self, workers: int) -> IterationStart:
+        """Return where the next iteration with so many workers begins."""
         now = self._now()
-        return 0 if self._has_finished(now.generation, workers) else now.start
+        if self._has_finished(now.generation, workers):
+            return IterationStart(now.epoch, 0, None)
+        return IterationStart(now.epoch, now.start, None, now.divisions)
+
+    def begin_of(self, epoch: int) -> IterationStart:
+        """Return where an epoch begins: where a state was taken, or at 0."""
+        restored, now = self._restored_begin(), self._now()
+        if restored is not None and restored.epoch == epoch:
+            return restored
+        if epoch != now.epoch:
+            return IterationStart(epoch, 0, None)
+        return IterationStart(epoch, now.start, None, now.divisions)
 
     def repeats(self, workers: int) -> bool:
         """Return, once, whether an iteration that begins now reads an epoch that was read, and not set since."""
@@ -188,14 +208,23 @@ class Progress:
         self._shared[_WARNED] = 1
         return True
 
-    def _set(self, epoch: int, start: int) -> None:
+    def _set(self, epoch: int, start: int, divisions: Divisions = ()) -> None:
         self._shared[_EPOCH], self._shared[_START] = epoch, start
+        at = self._shared[-_OF_DIVISIONS:]
+        numbers = [len(divisions), *(number for division in divisions for number in division)]
+        at[: len(numbers)] = torch.tensor(numbers)
         self._shared[_GENERATION] += 1
-        self.next = start
+        self.next, self.read = start, None
         self._at_fork = self._now()
 
     def _now(self) -> _Reading:
-        return _Reading(*map(int, self._shared[_EPOCH : _GENERATION + 1]))
+        return self._reading_at(_EPOCH, self._shared[-_OF_DIVISIONS:])
+
+    def _reading_at(self, first: int, divisions: torch.Tensor) -> _Reading:
+        epoch, start, generation = map(int, self._shared[first : first + 3])
+        numbers = divisions.tolist()
+        found = [Division(*numbers[3 * i + 1 : 3 * i + 4]) for i in range(numbers[0])]
+        return _Reading(epoch, start, generation, tuple(found))
 
     def _has_finished(self, generation: int, workers: int) -> bool:
         return bool((self._shared[_FINISHED : _FINISHED + max(1, workers)] == generation + 1).all())
@@ -210,13 +239,14 @@ class Progress:
             return self._at_fork
         if info.id == 0:
             shared[_PASS_EPOCH : _PASS_GENERATION + 1] = shared[_EPOCH : _GENERATION + 1].clone()
+            shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS] = shared[-_OF_DIVISIONS:].clone()
             shared[_LOADER], shared[_PASS_NUMBER] = loader, self._passes
         parent = os.getppid()
         while (int(shared[_LOADER]), int(shared[_PASS_NUMBER])) != (loader, self._passes):  # it may end a batch first
             if os.getppid() != parent:
                 raise UsageError("DataLoader", "the trainer has ended")
             time.sleep(0.001)
-        return _Reading(*map(int, shared[_PASS_EPOCH : _PASS_GENERATION + 1]))
+        return self._reading_at(_PASS_EPOCH, shared[-2 * _OF_DIVISIONS : -_OF_DIVISIONS])
 
     def finish(self, worker: int) -> None:
         """Note that a worker is about to yield its last batch of the epoch."""

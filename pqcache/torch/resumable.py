@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -15,13 +15,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
 from pqcache.reader.options import check_numbers
+from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.torch.batch import Batch
-from pqcache.torch.checkpoint import MixState, State
+from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead, warn_of_lost_place
 from pqcache.torch.lightning_loaders import check_fit, check_saving, restore_place
-from pqcache.torch.progress import Progress
+from pqcache.torch.progress import IterationStart, Progress
 from pqcache.torch.shared_memory import end_with_trainer
 from pqcache.units import parse_count
 
@@ -36,14 +37,6 @@ _REPEATS = (
 def count_or_none(value: Count | None) -> int | None:
     """Return a number that may be given as text; UsageError for other text."""
     return None if value is None else parse_count(value)
-
-
-class Place(NamedTuple):
-    """Where a training goes on: before the global batch ``batch`` of an epoch."""
-
-    epoch: int
-    batch: int
-    lanes: int
 
 
 class ResumableDataset(IterableDataset[Batch]):
@@ -94,12 +87,12 @@ class ResumableDataset(IterableDataset[Batch]):
             check_batching()
         self._check_started()
         check_fit(self._progress, self._is_shuffled, self._has_loader, self._ranks()[0])
-        return self._share(lanes=self._ranks()[0]).count()
+        return self._share(self.epoch, lanes=self._ranks()[0]).count()
 
     @property
     def batches_per_rank(self) -> tuple[int, ...]:
         """The number of batches (or rows) of a complete epoch on each rank: equal unless ``pad=False``."""
-        share = self._share(lanes=self._ranks()[0])
+        share = self._share(self.epoch, lanes=self._ranks()[0])
         return tuple(replace(share, rank=rank).count() for rank in range(share.ranks))
 
     def __iter__(self) -> Iterator[Any]:
@@ -118,7 +111,8 @@ class ResumableDataset(IterableDataset[Batch]):
         if worker == 0 and trains and self._is_shuffled and self._progress.repeats(workers if info else 0):
             warnings.warn(_REPEATS, UserWarning, stacklevel=2)
         begin = self._progress.begin(workers if info else 0)
-        share = self._share(lanes=self._lanes or ranks * workers, start=begin.start, worker=worker, workers=workers)
+        lanes = self._lanes or ranks * workers
+        share = self._share(begin.epoch, lanes=lanes, begin=begin, worker=worker, workers=workers)
         indices = share.indices(begin.next)
         self._progress.next = indices[0] if indices else share.end
         return self._iterate(share, indices, begin.epoch, in_worker=info is not None)
@@ -154,8 +148,11 @@ class ResumableDataset(IterableDataset[Batch]):
                     "Ray's prepare_data_loader reads one batch ahead of what the trainer has consumed",
                     "use pqcache.torch.Loader and its state_dict(), which knows that",
                 )
-            lanes = self._lanes or ranks * (worker.num_workers if worker else 1)
-            return Place(self._progress.current.epoch if worker else self.epoch, self._progress.next, lanes)
+            readers = worker.num_workers if worker else 1
+            lanes, epoch = self._lanes or ranks * readers, self._progress.current.epoch if worker else self.epoch
+            begin = self._progress.current if worker else self._progress.read or self._progress.begin_of(epoch)
+            share = self._share(epoch, lanes=lanes, begin=begin, readers=readers)
+            return Place(epoch, self._progress.next, lanes, share.divisions)
         if self._progress.unordered:
             raise UsageError(
                 "state_dict(after=batch)",
@@ -172,8 +169,9 @@ class ResumableDataset(IterableDataset[Batch]):
             epoch, index, lanes = after.epoch, after.index, after.position.lanes
         else:
             epoch, index, lanes = self.epoch, int(after), self._lanes or ranks * max(1, self._progress.workers)
-        share = self._share(lanes=lanes, start=self._progress.start if epoch == self.epoch else 0)
-        return Place(epoch, share.after(index), lanes)
+        begin = self._progress.begin_of(epoch)
+        share = self._share(epoch, lanes=lanes, begin=begin, readers=max(1, self._progress.workers))
+        return Place(epoch, share.after(share.place_of(index)), lanes, share.divisions)
 
     def _worker_state(self) -> list[int] | None:
         """Return what marks a state as one worker's; None in the trainer. See ``State.worker``."""
@@ -182,11 +180,13 @@ class ResumableDataset(IterableDataset[Batch]):
 
     def _resume(self, state: State | MixState) -> None:
         """Set the epoch and the first batch from ``state``; the caller has checked the rest."""
-        remaining = self._share(lanes=state.lanes, start=state.batch).rounds()
+        begin = IterationStart(state.epoch, state.batch, None, divisions_in(state))
+        remaining = self._share(state.epoch, lanes=state.lanes, begin=begin).rounds()
         in_worker = get_worker_info() is not None
         self._progress.resume(state, in_worker, ended=state.batch > 0 and not remaining)
         if in_worker and state.worker is not None:
-            share = self._share(lanes=state.lanes, start=state.worker[2])
+            begin = IterationStart(state.epoch, state.worker[2], None, divisions_in(state))
+            share = self._share(state.epoch, lanes=state.lanes, begin=begin, readers=state.worker[1])
             last = state.batch - share.ranks * state.worker[1]  # what this worker gave last
             if share.indices()[-1:] == range(last, last + 1):
                 self._progress.note_end(state.epoch, share.after(last))
@@ -208,7 +208,9 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return what this rank reads in the pass that begins next with so many workers, and the epoch's number."""
         self._check_started()
         lanes = self._lanes or self._ranks()[0] * max(1, workers)
-        return self._share(lanes=lanes, start=self._progress.next_start(workers)), self._progress.epoch
+        begin = self._progress.next_start(workers)
+        epoch = self._progress.epoch
+        return self._share(epoch, lanes=lanes, begin=begin, readers=max(1, workers)), epoch
 
     def rows_of(self, epoch: int, index: int) -> RowPlaces:
         """Return where each row of a batch lies: its file, row group, and position in both.
@@ -225,12 +227,43 @@ class ResumableDataset(IterableDataset[Batch]):
         """Return the rows of a batch and of the epoch's last one; None where that is not all there is to say."""
         return None
 
-    def _share(self, *, lanes: int, start: int = 0, worker: int = 0, workers: int = 1) -> EpochShare:
-        """Return what this rank, or one worker of it, reads of an epoch that begins at batch ``start``."""
+    def batches_of(self, epoch: int) -> int:
+        """Return the number of batches (or rows) of a complete epoch on this rank; weights make epochs differ."""
+        return self._share(epoch, lanes=self._ranks()[0]).count()
+
+    @property
+    def epochs_differ(self) -> bool:
+        """Whether epochs may differ in their number of batches."""
+        return False
+
+    @property
+    def _can_divide(self) -> bool:
+        """Whether ranks x workers need not divide the lanes."""
+        return self._is_shuffled and self.yields_batches
+
+    def _share(
+        self,
+        epoch: int,
+        *,
+        lanes: int,
+        begin: IterationStart | None = None,
+        worker: int = 0,
+        workers: int = 1,
+        readers: int | None = None,
+    ) -> EpochShare:
+        """Return what this rank, or one worker of it, reads of an epoch that begins at ``begin`` (None: at 0).
+
+        Of the rank, ``readers`` are the workers that it has.
+        """
         ranks, rank = self._ranks()
+        start, divisions = (0, ()) if begin is None else (begin.start, begin.divisions)
+        if self._can_divide:
+            divisions = next_divisions(divisions, lanes, Division(start, ranks, readers or workers))
         return EpochShare(
-            total=self._total(ranks, start),
+            total=self._total(epoch, ranks, start),
             lanes=lanes,
+            shuffled=self._is_shuffled,
+            divisions=divisions,
             ranks=ranks,
             rank=rank,
             workers=workers,
@@ -285,7 +318,7 @@ class ResumableDataset(IterableDataset[Batch]):
         """Whether epochs differ in their order."""
 
     @abstractmethod
-    def _total(self, ranks: int, start: int = 0) -> int:
+    def _total(self, epoch: int, ranks: int, start: int = 0) -> int:
         """Return the number of batches (or rows) of an epoch that begins at ``start``, over all these ranks."""
 
     @abstractmethod

@@ -39,13 +39,13 @@ from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_data import (
     Bools,
     ColumnData,
-    PackedBytes,
     from_arrow,
     is_views,
     pack_bytes,
     to_arrow,
 )
 from pqcache.reader.columns.column_forms import form_of, number_dtype, storage_type
+from pqcache.reader.columns.row_bytes import PackedBytes
 from pqcache.torch.ragged import Ragged
 
 Value = torch.Tensor | Ragged | dict[str, Any]

@@ -112,14 +112,14 @@ class TransformRunner:
         self._count = 0
 
     def run(
-        self, items: Iterable[Item], lanes: int, total: int, read: Callable[[int], Any]
-    ) -> Generator[tuple[int, Any]]:
-        """Yield (global index, transformed batch) for each item, in order.
+        self, items: Iterable[Item], indices: Sequence[int], lanes: int, total: int, read: Callable[[int], Any]
+    ) -> Generator[Any]:
+        """Yield what the transform makes of each item, in order.
 
-        ``read`` returns a batch by its index, of an epoch of ``total``, for what has no good row and is the last of
-        its lane.
+        ``indices`` are their global indices. ``read`` returns a batch by its index, of an epoch of ``total``, in place
+        of one that has no good row, where no later item is of its lane.
         """
-        coming = _Coming(iter(items))
+        coming = _Coming(iter(items), indices)
         with self._threads() as submit:
             while (item := coming.first(self._ahead)) is not None:
                 results = coming.results
@@ -129,7 +129,7 @@ class TransformRunner:
                 coming.items.popleft()
                 if isinstance(result, _Failed):
                     result = self._from_another(item, result, coming, lanes, total, read)
-                yield item.position.index, result
+                yield result
 
     def one(self, item: Item) -> Any:
         """Return what the transform makes of one batch; one without a good row raises its error."""
@@ -274,10 +274,10 @@ class TransformRunner:
 
 
 class _Coming:
-    """Items that are read and not yet yielded, and the results of the first of them."""
+    """Items that are read and not yet yielded, and the results of the first of them; ``indices`` are all that come."""
 
-    def __init__(self, source: Iterator[Item]) -> None:
-        self._source = source
+    def __init__(self, source: Iterator[Item], indices: Sequence[int]) -> None:
+        self._source, self._indices = source, indices
         self.items: deque[Item] = deque()
         self.results: deque[Callable[[], Any]] = deque()
 
@@ -289,6 +289,8 @@ class _Coming:
 
     def find(self, index: int) -> Any:
         """Return the value of the item with this index, which comes later; None if it does not."""
+        if index not in self._indices:  # another worker reads it, or nobody
+            return None
         for item in self.items:
             if item.position.index == index:
                 return item.value

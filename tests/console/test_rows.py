@@ -36,21 +36,23 @@ def save(path: Path, dataset: ParquetDataset) -> list[list[int]]:
         ({"filters": "price > 0.3"}, ["--filters", "price > 0.3"]),
         ({"split": Split("id", 0.0, 0.75, salt="a:b")}, ["--split", "id:0:0.75:a:b"]),
         ({"split": Split(None, 0.25, 1.0)}, ["--split", ":0.25:1"]),
+        ({"weights": "price"}, ["--weights", "price"]),
+        ({"balance": "dt"}, ["--balance", "dt"]),
     ],
 )
 def test_the_values_are_those_of_the_batch(cache: Path, tmp_path: Path, options: Any, named: list[str]) -> None:
     state = tmp_path / "state.json"
     batches = save(state, ParquetDataset(cache, ["id"], batch_size=16, **options))
     done = run_pqcache(
-        "rows", cache, "--state", state, "--batch", "3", *named, "--sample", "--columns", "id,image", "--json"
+        "rows", cache, "--state", state, "--batch", "2", *named, "--sample", "--columns", "id,image", "--json"
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [row["values"]["id"] for row in rows] == batches[3]
+    assert [row["values"]["id"] for row in rows] == batches[2]
     assert rows[0]["values"]["image"].startswith("<binary, ")
     assert list(rows[0]) == ["file", "row_group", "row", "row_in_file", "values"]
     assert [row["row_group"] * 30 + row["row"] for row in rows] == [row["row_in_file"] for row in rows]
-    assert [row["row_in_file"] + 100_000 * ("11-02" in row["file"]) for row in rows] == batches[3]
+    assert [row["row_in_file"] + 100_000 * ("11-02" in row["file"]) for row in rows] == batches[2]
 
 
 def test_as_text(cache: Path, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from pqcache import Cache
+from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import SourceDenied, UsageError
 from pqcache.reader.arrival_stats import DatasetStats
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.torch import Loader, Mix, ParquetDataset
+from pqcache.torch import Loader, Mix, ParquetDataset, Split
+from pqcache.torch.ragged import to_rows
 from tests.datasets import write_shop
 from tests.filling import Filler, FillingThread
 from tests.torch.ranks import Ranks
@@ -104,6 +105,39 @@ def test_rows_and_files_in_order(arriving: Path, published: Path) -> None:
     assert epoch(arriving, shuffle=False, workers=2, context="fork") == epoch(published, shuffle=False)
     rows = [row["id"].item() for row in ParquetDataset(arriving, columns=["id"], batch_size=None)]
     assert rows == [row["id"].item() for row in ParquetDataset(published, columns=["id"], batch_size=None)]
+
+
+@pytest.mark.usefixtures("few_cores_are_fine")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": "price"},
+        {"weights": {"dt": {"2026-11-01": 2.5, ...: 0.75}}, "filters": "price > 0.2"},
+        {"balance": "dt", "memory": "200kB"},
+        {"split": Split("id", 0.1, 0.6), "sample": 0.7},
+        {"split": Split("title", 0.0, 0.5), "limit": 500, "shuffle": False},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_rows_are_chosen_and_weighed_as_they_arrive(arriving: Path, published: Path, options: dict[str, Any]) -> None:
+    assert epoch(arriving, **options) == epoch(published, **options)
+
+
+def test_lanes_that_ranks_do_not_divide(arriving: Path, published: Path) -> None:
+    for rank in range(3):
+        options = {"num_replicas": 3, "rank": rank, "lanes": 4, "filters": "price > 0.3"}
+        assert epoch(arriving, **options) == epoch(published, **options)
+
+
+@pytest.mark.parametrize(
+    "pack", [Pack("tokens", length=64, strategy="best_fit"), TokenBatches("tokens", tokens_per_batch=1000)]
+)
+def test_documents_are_packed_as_they_arrive(arriving: Path, published: Path, pack: Pack | TokenBatches) -> None:
+    def batches(cache: Path) -> list[Any]:
+        dataset = ParquetDataset(cache, ["tokens"], pack=pack, split=Split("id", 0.0, 0.7), seed=2)
+        return [to_rows(batch["tokens"]) for batch in dataset]
+
+    assert batches(arriving) == batches(published)
 
 
 def test_a_mix_reads_two_that_arrive(source: Path, published: Path, tmp_path: Path) -> None:
@@ -225,7 +259,7 @@ def test_batches_without_torch_start_one_too(small_run: Path, source: Path, publ
 def test_of_several_processes_one_starts_the_run(small_run: Path, source: Path) -> None:
     program = textwrap.dedent("""
         import sys, pqcache.store.arriving.start_run as start_run
-        from pqcache import Cache
+        from pqcache import Cache, Pack, TokenBatches
         start_run.MODULE = "tests.filling"
         batches = Cache(sys.argv[2]).batches(["id"], source=sys.argv[1], source_options={"delay": "0.01"})
         print(sum(batch.num_rows for batch in batches))
@@ -255,7 +289,7 @@ def test_the_error_of_a_run_is_raised(small_run: Path, source: Path) -> None:
 def test_a_run_ends_with_the_process_that_started_it_if_asked_to(small_run: Path, source: Path) -> None:
     program = textwrap.dedent("""
         import sys
-        from pqcache import Cache
+        from pqcache import Cache, Pack, TokenBatches
         options = {"endpoint": sys.argv[1], "region": "local"}
         Cache(sys.argv[2]).batches(["id"], source="s3://b/x", source_options=options, keep_filling=False)
     """)

@@ -65,3 +65,16 @@ def test_the_rows_of_the_last_round_are_counted(share: dict[str, int], rows: int
     shares = [EpochShare(lanes=ranks, rank=rank, **share) for rank in range(ranks)]  # type: ignore[arg-type]
     assert {rows_of_last_round(share, 10, 4) for share in shares} == {rows}
     assert [is_last(share) for share in shares] == last
+
+
+def test_a_packed_batch_is_filled_with_its_sequences() -> None:
+    packed = {
+        "tokens": torch.arange(12).reshape(3, 4),
+        "position_ids": torch.tensor([[0, 1, 2, 3], [0, 1, 0, 1], [0, 0, 1, 2]]),
+        "cu_seqlens": torch.tensor([0, 4, 6, 8, 9, 12], dtype=torch.int32),
+    }
+    batch = filled(Batch(packed, Position(index=5)), 3, 5)
+    assert batch["tokens"].tolist() == [packed["tokens"][row].tolist() for row in (0, 1, 2, 0, 1)]
+    assert batch["cu_seqlens"].tolist() == [0, 4, 6, 8, 9, 12, 16, 18, 20]
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert (list(batch), batch.index) == (list(packed), 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun starts a process."""
+    """As torchrun starts a process; a fork server that other tests use too starts without it."""
+    forkserver.ensure_running()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
 

@@ -209,6 +209,15 @@ def test_in_a_mix(root: Path, lengths: list[int]) -> None:
     assert all(sorted(found) == tokens_of(lengths) for found in pieces.values())
 
 
+def test_sequences_of_several_datasets_in_one_batch(root: Path, lengths: list[int]) -> None:
+    mix = Mix({name: packed(root, name) for name in STRATEGIES}, within_batch=True, epoch_length="all_exhausted")
+    found = []
+    for batch in mix:
+        assert len(batch["tokens"]) == sum(batch.parts.values())
+        found += [t for piece in check(batch) for t in piece]
+    assert set(found) == set(tokens_of(lengths))
+
+
 def test_lengths_are_counted_once(
     tmp_path: Path, root: Path, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +253,7 @@ def test_files_with_other_lengths_than_were_counted_are_refused(tmp_path: Path) 
 def test_a_state_belongs_to_its_pack(root: Path) -> None:
     state = packed(root, "concat").state_dict()
     for other in (packed(root, "best_fit"), ParquetDataset(root, columns=["tokens", "labels"], batch_size=4)):
-        with pytest.raises(UsageError, match="sequence or pack"):
+        with pytest.raises(UsageError, match="sequence, pack or weights"):
             other.load_state_dict(state)
 
 

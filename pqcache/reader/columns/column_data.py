@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pqcache.parquet.dense_columns import dense_to_lists
 from pqcache.parquet.schema_merge import is_text
 from pqcache.reader.columns.column_forms import ColumnForm, fixed_width, storage_type
+from pqcache.reader.columns.row_bytes import PackedBytes, ViewEnds, ViewLists
 from pqcache.system.buffer_pool import BufferPool
 
 Bools = npt.NDArray[np.bool_]
@@ -45,17 +46,6 @@ class ColumnData:
 
     def __len__(self) -> int:
         return len(self.values)
-
-
-@dataclass(frozen=True)
-class PackedBytes:
-    """The bytes of all rows end to end: row i is ``data[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0."""
-
-    ends: npt.NDArray[np.int64]
-    data: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
 
 
 class NotConstant(ValueError):
@@ -117,9 +107,14 @@ def take(column: ColumnData, rows: npt.NDArray[np.int64]) -> ColumnData:
 
 def cut(column: ColumnData, start: int, stop: int) -> ColumnData:
     """Return a range of rows without copying."""
+    values: Any
     if isinstance(column.values, PackedBytes):
         ends = column.values.ends[start : stop + 1]
-        values = PackedBytes(ends - ends[0], column.values.data[ends[0] : ends[-1]])
+        views = None if column.values.views is None else column.values.views.cut(start, stop)
+        values = PackedBytes(ends - ends[0], column.values.data[ends[0] : ends[-1]], views)
+    elif isinstance(column.values, ViewLists):
+        ends = column.values.ends[start : stop + 1]
+        values = ViewLists(ends - ends[0], column.values.views.slice(ends[0], ends[-1] - ends[0]))
     elif isinstance(column.values, pa.Array):
         values = column.values.slice(start, stop - start)
     else:
@@ -131,6 +126,9 @@ def compact(column: ColumnData) -> ColumnData:
     """Return the same rows with the bytes they point to copied, so that the decoded data can be freed."""
     if not is_views(column):
         return column
+    if isinstance(column.values, ViewLists):
+        views = column.values.views.cast(pa.large_binary()).cast(pa.binary_view())
+        return ColumnData(column.form, ViewLists(column.values.ends, views))
     return ColumnData(column.form, column.values.cast(pa.large_binary()).cast(pa.binary_view()), column.valid)
 
 
@@ -140,6 +138,9 @@ def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:
         return columns[0]
     if not columns:
         return from_arrow(pa.array([], storage_type(form.type)), form)
+    if isinstance(columns[0].values, ViewLists):
+        sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(c.values.ends) for c in columns)])
+        return ColumnData(form, ViewLists(np.cumsum(sizes), pa.concat_arrays([c.values.views for c in columns])))
     kinds = {c.values.type if isinstance(c.values, pa.Array) else None for c in columns}
     if len(kinds) > 1:  # some row groups have nulls inside lists, so that all must be Arrow arrays
         arrays = [to_arrow(c) for c in columns]
@@ -156,12 +157,19 @@ def join(columns: Sequence[ColumnData], form: ColumnForm) -> ColumnData:
 
 def is_views(column: ColumnData) -> bool:
     """Return whether a column's rows are views into decoded data."""
+    if isinstance(column.values, ViewLists):
+        return True
     return isinstance(column.values, pa.Array) and bool(pa.types.is_binary_view(column.values.type))
 
 
 def ends_of_views(column: ColumnData) -> npt.NDArray[np.int64]:
     """Return where the rows of a column of views end if they lie end to end, after a 0 for where the first begins."""
-    array = column.values
+    if isinstance(column.values, ViewLists):
+        return _ends(column.values.views)[column.values.ends]
+    return _ends(column.values)
+
+
+def _ends(array: pa.Array) -> npt.NDArray[np.int64]:
     lengths = np.frombuffer(array.buffers()[1], np.int32, len(array) * 4, array.offset * 16)[::4]
     ends = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
@@ -177,6 +185,10 @@ def pack_bytes(column: ColumnData, memory: BufferPool | None = None) -> PackedBy
     """Return a ``bytes`` column's rows end to end; their bytes are copied, to ``memory`` if they are many."""
     if isinstance(column.values, PackedBytes):
         return column.values
+    if isinstance(column.values, ViewLists):
+        parts = pack_bytes(ColumnData(column.form, column.values.views), memory)
+        ends = column.values.ends
+        return PackedBytes(parts.ends[ends], parts.data, ViewEnds(ends, parts.ends))
     if memory is not None:
         ends = ends_of_views(column)
         if ends[-1] > NEAR:
@@ -229,6 +241,11 @@ def to_arrow(column: ColumnData) -> pa.Array:
 def _take(values: Any, rows: npt.NDArray[np.int64]) -> Any:
     if isinstance(values, np.ndarray):
         return values.take(rows, axis=0, mode="clip")  # "clip" because it neither checks nor buffers
+    if isinstance(values, ViewLists):
+        sizes = np.diff(values.ends)[rows]
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        views = np.repeat(values.ends[rows] - ends[:-1], sizes) + np.arange(ends[-1])
+        return ViewLists(ends, _take(values.views, views))
     if pa.types.is_binary_view(values.type):
         _, views, *data = values.buffers()
         pointers = np.frombuffer(views, "V16", len(values), values.offset * 16).take(rows, mode="clip")

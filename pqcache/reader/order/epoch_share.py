@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from pqcache.errors import UsageError
+from pqcache.reader.order.division import Divisions, batches_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +18,8 @@ class EpochShare:
     ``total`` is the epoch's number of batches (``Order.batches``). All ranks get the same number: the last
     round is filled up by repeating the epoch's first batches, as torch's DistributedSampler does with rows,
     or left out with ``drop_last``. Without ``pad`` it is given as it is, so that some ranks get one less.
-    ``start`` is the first global batch that no rank has consumed.
+    ``start`` is the first place that no rank has consumed. The batch at a place has the same number, unless there are
+    ``divisions``: then ranks x workers need not divide the lanes. They need not for ``shuffled=False`` either.
     """
 
     total: int
@@ -27,13 +31,15 @@ class EpochShare:
     start: int = 0
     drop_last: bool = False
     pad: bool = True
+    shuffled: bool = True
+    divisions: Divisions = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.ranks:
             raise UsageError(
                 f"rank={self.rank}", f"with num_replicas={self.ranks} it must be from 0 to {self.ranks - 1}"
             )
-        if self.lanes % (self.ranks * self.workers):
+        if self.shuffled and not self.divisions and self.lanes % (self.ranks * self.workers):
             raise UsageError(
                 f"lanes={self.lanes}",
                 f"cannot be shared by {self.ranks} ranks x {self.workers} workers",
@@ -62,8 +68,27 @@ class EpochShare:
         """The place after the last round."""
         return max(self.total, self.start)
 
+    @property
+    def worker_lanes(self) -> int:
+        """The lanes that a worker reads at once, at most."""
+        units = self.ranks * self.workers
+        return min(self.lanes, -(-self.lanes // units) + bool(self.divisions))
+
+    def batches(self, places: range) -> Sequence[int]:
+        """Return the global indices of the batches at ``places``; padding has its place for an index."""
+        if not self.divisions:
+            return places
+        known = batches_at(self.total, self.lanes, self.divisions)
+        return [int(known[place]) if place < self.total else place for place in places]
+
+    def place_of(self, index: int) -> int:
+        """Return the place of a batch by its global index."""
+        if not self.divisions or not 0 <= index < self.total:
+            return index
+        return int(np.flatnonzero(batches_at(self.total, self.lanes, self.divisions) == index)[0])
+
     def indices(self, begin: int | None = None) -> range:
-        """Return the global indices of the worker's batches, in order; those from ``total`` on are padding.
+        """Return the places of the worker's batches, in order; those from ``total`` on are padding.
 
         With ``begin`` those before it are left out.
 
@@ -79,7 +104,7 @@ class EpochShare:
         return range(first, last if self.pad else min(last, max(self.total, first)), self.ranks)
 
     def after(self, index: int) -> int:
-        """Return the first global batch that is left when every rank has consumed the round of ``index``."""
+        """Return the first place that is left when every rank has consumed the round of place ``index``."""
         done = (index - self.start) // self.ranks + 1
         return min(self.start + done * self.ranks, self.end)
 

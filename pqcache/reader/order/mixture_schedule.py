@@ -72,6 +72,16 @@ def batches_per_epoch(
     return tuple(counts)
 
 
+def batches_of_all(sizes: Mapping[str, int], length: str | int) -> int:
+    """Return the batches of an epoch of which each has a batch of every dataset; see `batches_per_epoch`."""
+    return batches_per_epoch(sizes, dict.fromkeys(sizes, 1), _of_all(length, len(sizes)))[0]
+
+
+def _of_all(length: Any, datasets: int) -> Any:
+    is_number = isinstance(length, int) and not isinstance(length, bool)
+    return length * datasets if is_number else length
+
+
 def _shares(sizes: Mapping[str, int], weights: Mapping[str, float] | None) -> dict[str, Fraction]:
     """Return the weights as fractions of 1."""
     if weights is None:
@@ -126,6 +136,7 @@ class DatasetPass(NamedTuple):
     ``batches``        their numbers in the pass, ``lanes`` their lanes, and ``lane_batches`` their numbers in these
     ``lane_sizes``     the batches of each lane in the complete pass
     ``last_lane``      the lane of the pass's last batch
+    ``readers``        the lanes of the mix that read them, where these are others than ``lanes``
     """
 
     number: int
@@ -135,6 +146,7 @@ class DatasetPass(NamedTuple):
     lane_batches: Ints
     lane_sizes: Ints
     last_lane: int
+    readers: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -173,18 +185,24 @@ class MixSchedule:
         wanted = np.arange(self.total) if indices is None else indices
         return np.asarray(self.interleaved[self._rotated(wanted, epoch, 1)], np.int64)
 
-    def passes(self, dataset: int, size: int, epoch: int, indices: Ints) -> list[DatasetPass]:
-        """Return what batches ``indices`` of an epoch read of one dataset, whose passes have ``size`` batches."""
+    def passes(
+        self, dataset: int, size: int, epoch: int, indices: Ints, drawn: int = 0, since: int = 0
+    ) -> list[DatasetPass]:
+        """Return what batches ``indices`` of an epoch read of one dataset, whose passes have ``size`` batches.
+
+        ``epoch`` is counted from epoch ``since`` on, before which ``drawn`` batches of the dataset were read.
+        """
         slots = np.flatnonzero(self.interleaved == dataset)
-        rotated = self._rotated(indices, epoch, 1)
+        rotated = self._rotated(indices, epoch + since, 1)
         positions = np.flatnonzero(self.interleaved[rotated] == dataset)
-        batches = epoch * self.counts[dataset] + np.searchsorted(slots, rotated[positions])  # counted over all passes
+        nth = np.searchsorted(slots, rotated[positions])
+        batches = drawn + epoch * self.counts[dataset] + nth  # counted over all passes
         passes = batches // size
         order = np.argsort(passes, kind="stable")
         numbers, firsts = np.unique(passes[order], return_index=True)
         found = []
         for number, some in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=False):  # none splits into one
-            lanes, lane_batches = self._lanes_of_pass(dataset, slots, number, size)
+            lanes, lane_batches = self._lanes_of_pass(dataset, number * size - drawn, size, since)
             in_pass = batches[some] - number * size
             found.append(
                 DatasetPass(
@@ -199,13 +217,15 @@ class MixSchedule:
             )
         return found
 
-    def _lanes_of_pass(self, dataset: int, slots: Ints, number: int, size: int) -> tuple[Ints, Ints]:
-        """Return the lane of each batch of a pass, and its number in the lane.
+    def lanes_of(self, dataset: int, first: int, last: int, since: int = 0) -> Ints:
+        """Return the lanes of a dataset's batches ``first`` to ``last``, counted from epoch ``since`` on."""
+        slots = np.flatnonzero(self.interleaved == dataset)
+        epochs, nth = np.divmod(np.arange(first, last), self.counts[dataset])
+        return np.asarray(self._rotated(slots[nth], epochs + since, -1) % self.lanes, np.int64)
 
-        ``slots`` are where the dataset's batches are among those of an epoch.
-        """
-        epochs, nth = np.divmod(np.arange(number * size, (number + 1) * size), self.counts[dataset])
-        lanes = self._rotated(slots[nth], epochs, -1) % self.lanes
+    def _lanes_of_pass(self, dataset: int, first: int, size: int, since: int) -> tuple[Ints, Ints]:
+        """Return the lane of each batch of a pass, and its number in the lane."""
+        lanes = self.lanes_of(dataset, first, first + size, since)
         lane_sizes = np.bincount(lanes, minlength=self.lanes)
         order = np.argsort(lanes, kind="stable")
         lane_batches = np.empty(size, np.int64)

@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pqcache.errors import ParquetError
-from pqcache.reader.columns.column_data import ColumnData, PackedBytes, as_rows, from_arrow, is_views, pack_bytes, take
+from pqcache.reader.columns.column_data import ColumnData, as_rows, from_arrow, is_views, pack_bytes, take
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.row_bytes import PackedBytes
 from pqcache.reader.order.epoch_order import Ints
 
 

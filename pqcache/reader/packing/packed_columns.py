@@ -1,7 +1,6 @@
 """Packed sequences as columns: assembled when a row group is decoded, with ids of their documents in a batch.
 
-A sequence is held as a list, padded. How many tokens each document has in it is in a second column: two int32 for each
-piece, its tokens and its number in the sequence from 1 on, and for padding 0.
+A sequence is held as a list of views, one of each piece of a document, and one of its padding, which may be empty.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from pqcache.reader.columns.column_data import (
     take,
 )
 from pqcache.reader.columns.column_forms import ColumnForm, number_dtype, storage_type
+from pqcache.reader.columns.row_bytes import ViewLists
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows, Pieces
 from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.system.buffer_pool import BufferPool
 
-PIECES = ColumnForm(name="\0pieces", type=pa.large_binary(), kind="bytes", width=1)
 _CU_SEQLENS = ColumnForm(name="cu_seqlens", type=pa.int32(), kind="fixed", width=4)
 _BYTES = ColumnForm(name="\0bytes", type=pa.large_binary(), kind="bytes", width=1)
 
@@ -68,8 +67,8 @@ def document_form(form: ColumnForm) -> ColumnForm:
 
 
 def packed_forms(forms: Sequence[ColumnForm]) -> tuple[ColumnForm, ...]:
-    """Return how sequences of columns of ``forms`` are held until they are in a batch, and the pieces in them."""
-    return (*map(_packed_form, forms), PIECES)
+    """Return how sequences of columns of ``forms`` are held until they are in a batch."""
+    return tuple(map(_packed_form, forms))
 
 
 def _packed_form(form: ColumnForm) -> ColumnForm:
@@ -120,22 +119,8 @@ def pack_columns(
         form = _packed_form(column.form)
         dtype = number_dtype(form.type, True)
         fill = np.full(int(pads.sum()), packs.spec.fill(form.name, dtype), dtype)
-        values = _assembled(_data_of(column), form.width, parts, pieces.sequence, pads, fill)
-        ends = np.arange(sequences + 1, dtype=np.int64) * (form.width * packs.spec.length)
-        packed.append(ColumnData(form, from_arrow(_binary(ends, values), _BYTES).values))
-    packed.append(_numbered(pieces, pads))
+        packed.append(ColumnData(form, _assembled(_data_of(column), form.width, parts, pieces.sequence, pads, fill)))
     return packed
-
-
-def _numbered(pieces: Pieces, pads: Ints) -> ColumnData:
-    """Return the pieces and the padding of each sequence, as ``PIECES``."""
-    first = np.searchsorted(pieces.sequence, np.arange(len(pads)))
-    numbers = np.arange(1, len(pieces.sequence) + 1) - first[pieces.sequence]
-    padded = np.flatnonzero(pads)
-    behind = np.searchsorted(pieces.sequence, padded, "right")
-    pairs = np.stack([np.insert(pieces.tokens, behind, pads[padded]), np.insert(numbers, behind, 0)], axis=1)
-    ends = np.concatenate([first, [len(pieces.sequence)]]) + np.concatenate([[0], np.cumsum(pads > 0)])
-    return from_arrow(_binary(8 * ends, pairs.astype("<i4").reshape(-1).view(np.uint8)), PIECES)
 
 
 def check_lengths(pack: Pack | TokenBatches, columns: Sequence[ColumnData], lengths: Ints, path: Path) -> None:
@@ -178,23 +163,18 @@ def _source_parts(pieces: Pieces) -> _SourceParts:
 
 def _assembled(
     data: npt.NDArray[np.uint8], width: int, parts: _SourceParts, sequence: Ints, pads: Ints, fill: npt.NDArray[Any]
-) -> npt.NDArray[np.uint8]:
+) -> ViewLists:
     """Return pieces of ``data`` sequence after sequence, each with so many ``pads`` of ``fill`` behind it.
 
-    Arrow copies each piece by one call, which is faster than taking tokens one by one.
+    They are views, so that tokens are copied once, when a batch is made.
     """
-    if not len(sequence):
-        return np.zeros(0, np.uint8)
     source = from_arrow(_binary(parts.bounds * width, data), _BYTES).values
-    order = parts.where
-    padded = np.flatnonzero(pads)
-    if len(padded):
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads[padded])]) * width
-        padding = from_arrow(_binary(ends, fill.view(np.uint8)), _BYTES).values
-        behind = np.searchsorted(sequence, padded, "right")
-        order = np.insert(order, behind, len(source) + np.arange(len(padded)))
-        source = pa.concat_arrays([source, padding])
-    return pack_bytes(take(ColumnData(_BYTES, source), order)).data
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(pads)]) * width
+    padding = from_arrow(_binary(ends, fill.view(np.uint8)), _BYTES).values
+    first = np.searchsorted(sequence, np.arange(len(pads) + 1))
+    order = np.insert(parts.where, first[1:], len(source) + np.arange(len(pads)))
+    views = take(ColumnData(_BYTES, pa.concat_arrays([source, padding])), order).values
+    return ViewLists(first + np.arange(len(first)), views)
 
 
 def _binary(ends: Ints, data: npt.NDArray[np.uint8]) -> pa.Array:
@@ -204,28 +184,34 @@ def _binary(ends: Ints, data: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def ids_of(
-    pack: Pack, pieces: ColumnData, rows: int, memory: BufferPool
+    pack: Pack, column: ColumnData, rows: int, memory: BufferPool
 ) -> tuple[list[NumberColumns], dict[str, ColumnData]]:
-    """Return the columns that ``pack.ids`` names, of a batch of ``rows`` sequences; long ones are in ``memory``."""
-    tokens, numbers = pack_bytes(pieces).data.view("<i4").reshape(-1, 2).T
+    """Return the columns that ``pack.ids`` names, of a batch of ``rows`` sequences; long ones are in ``memory``.
+
+    ``column`` is one of those that are packed.
+    """
+    views = pack_bytes(column).views
+    assert views is not None
+    tokens = np.diff(views.ends) // column.form.width
+    numbers = np.arange(1, len(tokens) + 1, dtype=np.int32)
+    numbers -= np.repeat(views.rows[:-1], np.diff(views.rows)).astype(np.int32)
+    numbers[views.rows[1:] - 1] = 0  # padding
+    if not tokens.all():
+        tokens, numbers = tokens[tokens > 0], numbers[tokens > 0]
     ends = np.zeros(len(tokens) + 1, np.int32)
     np.cumsum(tokens, out=ends[1:])
-    found = []
-    if "document_ids" in pack.ids:
-        place, column = _ids_column("document_ids", rows, pack.length, memory)
-        np.copyto(place, np.repeat(numbers, tokens))
-        found.append(column)
-    if "position_ids" in pack.ids:
-        place, column = _ids_column("position_ids", rows, pack.length, memory)
-        np.subtract(_places(len(place)), np.repeat(ends[:-1], tokens), out=place)
-        found.append(column)
-    return found, {"cu_seqlens": ColumnData(_CU_SEQLENS, ends.view(np.uint32))} if "cu_seqlens" in pack.ids else {}
-
-
-def _ids_column(name: str, rows: int, length: int, memory: BufferPool) -> tuple[npt.NDArray[np.int32], NumberColumns]:
-    """Return a new column, and its numbers to be written."""
-    place: npt.NDArray[np.int32] = memory.borrow(4 * rows * length).view(np.int32)
-    return place, NumberColumns({name: _ids_form(name, length)}, place.reshape(1, rows, length))
+    others = {"cu_seqlens": ColumnData(_CU_SEQLENS, ends.view(np.uint32))} if "cu_seqlens" in pack.ids else {}
+    names = [name for name in ("document_ids", "position_ids") if name in pack.ids]
+    if not names:
+        return [], others
+    size = rows * pack.length
+    places: npt.NDArray[np.int32] = memory.borrow(4 * len(names) * size).view(np.int32).reshape(len(names), size)
+    if "document_ids" in names:
+        np.copyto(places[0], np.repeat(numbers, tokens))
+    if "position_ids" in names:
+        np.subtract(_counted(size), np.repeat(ends[:-1], tokens), out=places[-1])
+    forms = {name: _ids_form(name, pack.length) for name in names}
+    return [NumberColumns(forms, places.reshape(len(names), rows, pack.length))], others
 
 
 @cache
@@ -234,5 +220,5 @@ def _ids_form(name: str, length: int) -> ColumnForm:
 
 
 @lru_cache(maxsize=4)
-def _places(count: int) -> npt.NDArray[np.int32]:
+def _counted(count: int) -> npt.NDArray[np.int32]:
     return np.arange(count, dtype=np.int32)

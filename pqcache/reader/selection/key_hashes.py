@@ -13,20 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import xxhash
 
 from pqcache.errors import UsageError
 from pqcache.parquet.schema_merge import is_text, without_views
+from pqcache.reader.selection.xxh3 import LONGEST, hash_of, hash_short, hash_words
 
 Hashes = npt.NDArray[np.uint64]
 
 _MICROS = {"s": 10**6, "ms": 10**3, "us": 1}  # in one of the unit; nanoseconds are divided
 _DAY = 86_400 * 10**6
 _NAN = np.uint64(0x7FF8000000000000)
-_BLOCK = 1 << 14  # numbers hashed at once: what is made of them fits into the processor's cache
-_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-_SECRET = 0xC73AB174C5ECD5A2  # of XXH3, for inputs of 4 to 8 bytes
-_PRIME = np.uint64(0x9FB21C651E98DF25)
 
 
 def check_key(name: str, kind: pa.DataType) -> None:
@@ -40,28 +36,6 @@ def check_key(name: str, kind: pa.DataType) -> None:
             f"it is {kind}",
             "choose a column of numbers, booleans, text, binary, dates or times, or a field of a struct",
         )
-
-
-def hash_of(data: bytes, seed: int = 0) -> int:
-    """Return XXH3-64 of some bytes."""
-    return xxhash.xxh3_64_intdigest(data, seed)
-
-
-def hash_words(words: Hashes, seed: int = 0) -> Hashes:
-    """Return XXH3-64 of the 8 bytes of each number, little-endian."""
-    seed ^= int.from_bytes((seed & 0xFFFFFFFF).to_bytes(4, "little"), "big") << 32
-    flip = np.uint64((_SECRET - seed) & (1 << 64) - 1)
-    found = np.empty(len(words), np.uint64)
-    for low in range(0, len(words), _BLOCK):
-        word = words[low : low + _BLOCK]
-        h: Hashes = (word << _HALF | word >> _HALF) ^ flip
-        h ^= (h << np.uint64(49) | h >> np.uint64(15)) ^ (h << np.uint64(24) | h >> np.uint64(40))
-        h *= _PRIME
-        h ^= (h >> np.uint64(35)) + np.uint64(8)
-        h *= _PRIME
-        h ^= h >> np.uint64(28)
-        found[low : low + _BLOCK] = h
-    return found
 
 
 def key_hashes(column: pa.ChunkedArray | pa.Array, seed: int = 0) -> Hashes:
@@ -102,10 +76,27 @@ def _hashes(values: pa.Array, seed: int) -> Hashes:
 
 
 def _hashes_of_bytes(values: pa.Array, seed: int) -> Hashes:
-    bare = values.cast(without_views(values.type)).cast(pa.large_binary()).fill_null(b"").to_numpy(zero_copy_only=False)
-    if not seed:
-        return np.fromiter(map(xxhash.xxh3_64_intdigest, bare), np.uint64, len(bare))
-    return np.fromiter((xxhash.xxh3_64_intdigest(value, seed) for value in bare), np.uint64, len(bare))
+    """Return the hashes of texts; those of nulls are anything."""
+    values = values.cast(without_views(values.type))
+    if pa.types.is_fixed_size_binary(values.type):
+        values = values.cast(pa.binary())
+    _, offsets, data = values.buffers()
+    large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    numbers = np.frombuffer(offsets, np.int64 if large else np.int32)[values.offset : values.offset + len(values) + 1]
+    lengths = np.diff(numbers)
+    if not len(values):
+        return np.zeros(0, np.uint64)
+    short = lengths <= LONGEST
+    found = np.empty(len(values), np.uint64)
+    if short.any():
+        buffer = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+        where = slice(None) if short.all() else np.flatnonzero(short)
+        found[where] = hash_short(buffer, numbers[:-1][where].astype(np.int64), lengths[where].astype(np.int64), seed)
+    if not short.all():
+        where = np.flatnonzero(~short)
+        long = values.take(pa.array(where)).cast(pa.large_binary()).fill_null(b"").to_numpy(zero_copy_only=False)
+        found[where] = np.fromiter((hash_of(value, seed) for value in long), np.uint64, len(long))
+    return found
 
 
 def _words(values: pa.Array) -> Hashes:

@@ -8,13 +8,10 @@ snapshot are stored beside it.
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,21 +23,11 @@ from pqcache.filters.expression import Condition, condition_columns, expression_
 from pqcache.filters.pruning import TruthValues, prune_by_expression, prune_row_groups
 from pqcache.parquet.dense_columns import Dense, as_lists, dense_in, dense_to_lists
 from pqcache.parquet.schema_merge import cast_to_schema, condition_schema_of
-from pqcache.reader.arriving.arrival_queue import arrival_queue
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
 from pqcache.reader.selection.selection import Intersection, Selection
-from pqcache.store.layout import ROW_GROUPS
+from pqcache.reader.selection.stored_counts import Counts, count_once, map_row_groups
 from pqcache.store.row_group_index import Index
 from pqcache.store.selected_rows import Ints, SelectedRows
-from pqcache.system.disk import read_regular, write_durably
-from pqcache.system.fork_safe_threads import ForkSafeThreadPool
-
-COUNTS = "_pqcache/counts"
-FORMAT = 1
-log = logging.getLogger("pqcache.reader")
-_PART_BYTES = 4 << 20  # of a condition's columns, that each thread decodes at once
-_PART_ROWS = 64 << 10  # at most, as dictionaries make the stored size a bad estimate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +53,10 @@ class SelectedRowGroups:
     selection: Selection | None = None
     selected: Ints | None = None
 
+    def rows(self, rows: Ints) -> Ints:
+        """Return how many rows of each are selected; ``rows`` are those of each row group of the index."""
+        return rows[self.row_groups] if self.selected is None else self.selected
+
     def without_empty(self, rows: Ints) -> SelectedRowGroups:
         """Return those with rows, and no selection where it takes all; ``rows`` are those of each row group."""
         if self.selected is None:
@@ -75,9 +66,6 @@ class SelectedRowGroups:
         if np.array_equal(selected, rows[groups]):
             return SelectedRowGroups(groups)
         return SelectedRowGroups(groups, self.selection, selected)
-
-
-Counts = dict[bytes, Ints]  # rows that selections choose of row groups, as they were counted
 
 
 def select_row_groups(
@@ -262,84 +250,14 @@ class FilterSelection:
 
 
 def count_rows(data: LocalDataset, selection: Selection, groups: Ints, known: Counts | None = None) -> Ints:
-    """Return how many rows of ``groups`` a selection chooses: as known or stored beside the snapshot, or counted.
+    """Return how many rows of ``groups`` a selection chooses: as known, as stored beside the snapshot, or counted.
 
     What was counted is stored, and added to ``known``.
     """
-    name = selection.fingerprint.encode() + hashlib.blake2b(groups.tobytes(), digest_size=8).digest()
-    known = {} if known is None else known
-    if name not in known:
-        known[name] = _counts_of(data, selection, groups)
-    return known[name]
 
+    def count() -> pa.Table:
+        found = map_row_groups(data, selection.columns, groups, lambda *group: len(selection.positions(*group)))
+        return pa.table({"group": groups, "selected": np.array(found, np.int64)})
 
-def _counts_of(data: LocalDataset, selection: Selection, groups: Ints) -> Ints:
-    path = data.root / COUNTS / f"{selection.fingerprint}.arrow"
-    in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
-    if in_snapshot and (known := _read_counts(path, groups)) is not None:
-        return known
-    counts = _counted(data, selection, groups)
-    if in_snapshot:
-        _write_counts(path, groups, counts)
-    return counts
-
-
-def _counted(data: LocalDataset, selection: Selection, groups: Ints) -> Ints:
-    index = data.index
-    rows = index.rows[groups]
-    reader = RowGroupReader(data, groups)
-    per_row = index.uncompressed(selection.columns)[groups] / rows
-    at_once = np.clip(_PART_BYTES / np.maximum(per_row, 1), 1, _PART_ROWS).astype(np.int64)
-
-    def count(number: int) -> int:
-        def positions() -> Ints:
-            parts = reader.parts(number, selection.columns, int(at_once[number]))
-            return selection.positions(int(groups[number]), parts)
-
-        return len(data.while_moving(positions))
-
-    with (
-        ForkSafeThreadPool(cpu_count()) as pool,
-        data.wanting(groups, selection.columns),
-        arrival_queue(data.arrivals, groups, selection.columns, pool) as arrivals,
-    ):
-        numbers = range(len(groups))
-        if arrivals is None:
-            return np.fromiter(pool.map(count, numbers), np.int64, len(groups))
-        counting = [arrivals.submit(number, count, number) for number in numbers]
-        return np.fromiter((arrivals.result(job) for job in counting), np.int64, len(groups))
-
-
-def _read_counts(path: Path, groups: Ints) -> Ints | None:
-    """Return the stored counts of these row groups, or None where there are none, or no valid ones."""
-    try:
-        table = pa.ipc.open_file(pa.BufferReader(read_regular(path))).read_all()
-        about = json.loads((table.schema.metadata or {})[b"pqcache"])
-        counts = table["selected"].to_numpy()
-        if about["format"] != FORMAT or about["checksum"] != _checksum(groups, counts):
-            log.debug("%s: rows are counted again: the file is of another format or other row groups", path)
-            return None
-        return np.array(counts, np.int64)
-    except FileNotFoundError:
-        return None
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        log.debug("%s: rows are counted again: %s", path, error)
-        return None
-
-
-def _write_counts(path: Path, groups: Ints, counts: Ints) -> None:
-    """Store counts; where that is not possible, as in a cache that others own, they are counted again next time."""
-    about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, counts)})}
-    table = pa.table({"group": groups, "selected": counts}).replace_schema_metadata(about)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        write_durably(path, sink.getvalue().to_pybytes(), path.parent)
-    except OSError as error:
-        log.debug("%s: counts of rows are not stored: %s", path, error)
-
-
-def _checksum(groups: Ints, counts: Ints) -> str:
-    return hashlib.blake2b(groups.tobytes() + np.ascontiguousarray(counts).tobytes(), digest_size=8).hexdigest()
+    found = count_once(data, selection.fingerprint, groups, known, count)
+    return np.array(found["selected"].to_numpy(), np.int64)

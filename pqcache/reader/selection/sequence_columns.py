@@ -23,13 +23,13 @@ from pqcache.reader.columns.column_data import (
     WORDS,
     Bytes,
     ColumnData,
-    PackedBytes,
     from_arrow,
     is_views,
     pack_bytes,
     take,
 )
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.columns.row_bytes import PackedBytes
 from pqcache.reader.order.epoch_order import Ints
 
 

@@ -13,13 +13,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pqcache.errors import UsageError
-from pqcache.filters.expression import Operand, operand_of
-from pqcache.parquet.dense_columns import as_lists
 from pqcache.reader.open_dataset import LocalDataset
-from pqcache.reader.selection.key_hashes import Hashes, check_key, hash_of, hash_words, key_hashes
+from pqcache.reader.selection.chosen_column import ChosenColumn
+from pqcache.reader.selection.key_hashes import Hashes, check_key, key_hashes
+from pqcache.reader.selection.xxh3 import hash_of, hash_words
 from pqcache.store.selected_rows import Ints
 
 _FORM = 1  # of the canonical form of values
@@ -110,49 +109,31 @@ class SplitSelection:
 
     def __init__(self, data: LocalDataset, split: Split) -> None:
         self.split, self._data = split, data
-        self._operand: Operand | None = None
-        self._partition: pa.ChunkedArray | None = None
-        if split.key is not None:
-            try:
-                self._operand = operand_of(split.key.split("."), as_lists(data.index.schema))
-            except UsageError as error:
-                raise error.within("split") from error
-            check_key(self._operand.name, self._operand.type)
-            if self._operand.column in data.index.partitions.column_names:
-                self._partition = data.index.partitions[self._operand.column]
+        self._key = None if split.key is None else ChosenColumn(data, split.key, "split")
+        if self._key is not None:
+            check_key(self._key.name, self._key.type)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The key, unless its values are in the paths."""
-        return () if self._operand is None or self._partition is not None else (self._operand.column,)
+        return () if self._key is None else self._key.columns
 
     @cached_property
     def fingerprint(self) -> str:
         """A name for the part."""
-        key = None if self._operand is None else [self._operand.column, *self._operand.inner]
+        key = None if self._key is None else self._key.path
         text = json.dumps(["split", _FORM, key, *self.split.bounds, self.split.outside, self.split.salt])
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def positions(self, group: int, parts: Iterable[pa.Table]) -> Ints:
         """Return the rows of a row group whose key is in the part."""
-        if self._operand is None:
+        if self._key is None:
             return np.flatnonzero(self.split.chooses(self._row_hashes(group)))
-        if self._partition is not None:
-            value = self._partition[int(self._files[group])]
-            chosen = self.split.chooses(key_hashes(pa.array([value.as_py()], value.type), self.split.seed))
+        if self._key.in_paths:
+            chosen = self.split.chooses(key_hashes(self._key.value_of(group), self.split.seed))
             return np.arange(int(self._rows[group]) if chosen[0] else 0, dtype=np.int64)
-        found = [self._key_hashes(part) for part in parts]
+        found = [key_hashes(self._key.values(group, part), self.split.seed) for part in parts]
         return np.flatnonzero(self.split.chooses(np.concatenate([np.zeros(0, np.uint64), *found])))
-
-    def _key_hashes(self, part: pa.Table) -> Hashes:
-        assert self._operand is not None
-        if self._operand.column not in part.column_names:
-            return key_hashes(pa.nulls(part.num_rows), self.split.seed)
-        column = part[self._operand.column]
-        for name in self._operand.inner:
-            known = pa.types.is_struct(column.type) and column.type.get_field_index(name) >= 0
-            column = pc.struct_field(column, name) if known else pa.chunked_array([pa.nulls(len(column))])
-        return key_hashes(column, self.split.seed)
 
     @cached_property
     def _files(self) -> Ints:

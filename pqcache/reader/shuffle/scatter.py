@@ -21,6 +21,7 @@ from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
 
 Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
+LoadAround = Callable[[int, int, int], tuple[Rows, "Ints | None"]]
 Done = TypeVar("Done")  # what a batch is made into
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,6 +40,8 @@ class ReadContext(Generic[Done]):
     ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
     ``arrivals``       where row groups are still arriving: starts what reads one when it is there
+    ``load_around``    like ``load``, but returns more rows, and where among them are those that are wanted, so that
+                       these are copied only once
     """
 
     load: Load
@@ -51,6 +54,7 @@ class ReadContext(Generic[Done]):
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
     arrivals: ArrivalQueue | None = None
+    load_around: LoadAround | None = None
 
     def submit_read(self, row_group: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn``, which loads a row group, on a thread, once its bytes are there."""
@@ -61,6 +65,12 @@ class ReadContext(Generic[Done]):
     def result(self, future: Future[T]) -> T:
         """Return what comes of jobs that read row groups."""
         return future.result() if self.arrivals is None else self.arrivals.result(future)
+
+    def loaded(self, row_group: int, low: int, high: int) -> tuple[Rows, Ints | None]:
+        """Return decoded rows, and where among them are those that are wanted; None for all."""
+        if self.load_around is None:
+            return self.load(row_group, low, high), None
+        return self.load_around(row_group, low, high)
 
     @property
     def shared(self) -> BufferPool | None:
@@ -121,8 +131,9 @@ Buckets = list[Bucket | None]  # of a span; None where it is not needed, or was 
 
 def scatter(context: ReadContext[Any], lane: Lane, span: int, first_bucket: int) -> Buckets:
     """Decode a span of a lane and return its buckets; those before ``first_bucket`` are None."""
-    columns = context.load(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
+    columns, rows = context.loaded(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
     order, offsets = lane.row_order(span), lane.bucket_offsets(span).tolist()
+    order = order if rows is None else rows[order]
     buckets: Buckets = [None] * first_bucket
     left = range(first_bucket, len(offsets) - 1)
     large = context.scattered_layout.bytes(len(order)) + sum(map(bytes_of_views, columns)) > _SMALL

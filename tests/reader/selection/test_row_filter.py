@@ -36,7 +36,7 @@ from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import RowGroupReader
 from pqcache.reader.row_group_sizes import estimate_sizes
-from pqcache.reader.selection import row_filter as filters_module
+from pqcache.reader.selection.stored_counts import COUNTS
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.torch import ParquetDataset
 from tests.examples import examples
@@ -378,7 +378,7 @@ def test_counts_are_remembered_beside_the_snapshot(
     unpickled = pickle.loads(pickle.dumps(again))
     assert not opened
     assert sorted(ids(again)) == sorted(ids(unpickled)) == expected
-    directory = tmp_path / "c/current" / filters_module.COUNTS
+    directory = tmp_path / "c/current" / COUNTS
     (file,) = directory.iterdir()
     for damage in (b"", b"ARROW1", file.read_bytes()[:-100], bytes(reversed(file.read_bytes()))):
         file.write_bytes(damage)
@@ -428,7 +428,7 @@ def test_processes_may_count_at_once(lake: Path, tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == [-(-len(duck_ids(lake, "label > 6")) // 256)] * 6
-    assert len(os.listdir(tmp_path / "c/current" / filters_module.COUNTS)) == 1
+    assert len(os.listdir(tmp_path / "c/current" / COUNTS)) == 1
 
 
 def test_counts_do_not_disturb_what_a_cache_does(lake: Path, tmp_path: Path) -> None:
@@ -445,8 +445,8 @@ def test_counts_do_not_disturb_what_a_cache_does(lake: Path, tmp_path: Path) -> 
     )
     new = pqcache.sync(str(source), tmp_path / "c", keep=1, force=True).snapshot
     assert new != old
-    assert not (tmp_path / "c/current" / filters_module.COUNTS).exists()
-    assert (tmp_path / "c/snapshots" / old / filters_module.COUNTS).exists()  # it is leased
+    assert not (tmp_path / "c/current" / COUNTS).exists()
+    assert (tmp_path / "c/snapshots" / old / COUNTS).exists()  # it is leased
     assert sorted(ids(ds)) == duck_ids(lake, "label = 1")
     del ds
     pqcache.gc(tmp_path / "c", keep=1)

@@ -25,7 +25,8 @@ from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.read_plan import make_read_plan
 from pqcache.reader.row_group_reader import RowGroupReader
-from pqcache.reader.selection.key_hashes import hash_words, key_hashes
+from pqcache.reader.selection.key_hashes import key_hashes
+from pqcache.reader.selection.xxh3 import hash_words
 from pqcache.torch import ParquetDataset, Sequence, Split
 from tests.examples import examples
 
@@ -127,6 +128,14 @@ def test_hashes_of_equal_values_are_equal_in_every_type() -> None:
 def test_words_are_hashed_as_the_package_hashes_them(words: list[int], seed: int) -> None:
     found = hash_words(np.array(words, np.uint64), seed).tolist()
     assert found == [xxhash.xxh3_64_intdigest(word.to_bytes(8, "little"), seed) for word in words]
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=20), st.binary(max_size=300))), st.integers(0, 2**64 - 1))
+def test_bytes_are_hashed_as_the_package_hashes_them(values: list[bytes | None], seed: int) -> None:
+    expected = [xxhash.xxh3_64_intdigest(value or b"", seed) for value in values]
+    for kind in (pa.binary(), pa.large_binary(), pa.binary_view()):
+        assert key_hashes(pa.array([b"x", *values, None], kind).slice(1, len(values)), seed).tolist() == expected
 
 
 def write(root: Path, users: list[Any], *, group: int = 40, files: int = 3, kind: pa.DataType | None = None) -> Path:

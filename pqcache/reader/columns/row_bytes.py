@@ -1,0 +1,52 @@
+"""The bytes of rows of different lengths: end to end, or as several views for each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+class ViewEnds(NamedTuple):
+    """Where the views of packed `ViewLists` end, in bytes: row i has views ``rows[i]`` to ``rows[i + 1]``."""
+
+    rows: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+
+    def cut(self, start: int, stop: int) -> ViewEnds:
+        """Return those of a range of rows."""
+        rows = self.rows[start : stop + 1]
+        ends = self.ends[rows[0] : rows[-1] + 1]
+        return ViewEnds(rows - rows[0], ends - ends[0])
+
+
+@dataclass(frozen=True)
+class PackedBytes:
+    """The bytes of all rows end to end: row i is ``data[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0.
+
+    ``views`` are there where each row is several views.
+    """
+
+    ends: npt.NDArray[np.int64]
+    data: npt.NDArray[np.uint8]
+    views: ViewEnds | None = None
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+
+@dataclass(frozen=True)
+class ViewLists:
+    """Rows of which each is several binary views, whose bytes lie end to end when they are packed.
+
+    Row i is ``views[ends[i]:ends[i + 1]]``, and ``ends`` begins with 0.
+    """
+
+    ends: npt.NDArray[np.int64]
+    views: pa.Array
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1

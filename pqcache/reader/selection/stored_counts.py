@@ -1,0 +1,121 @@
+"""What was counted of a snapshot's row groups, stored beside it; and how row groups are read to count."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from pqcache.reader.arriving.arrival_queue import arrival_queue
+from pqcache.reader.open_dataset import LocalDataset
+from pqcache.reader.row_group_reader import RowGroupReader, cpu_count
+from pqcache.store.layout import ROW_GROUPS
+from pqcache.store.selected_rows import Ints
+from pqcache.system.disk import read_regular, write_durably
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
+
+COUNTS = "_pqcache/counts"
+FORMAT = 1
+log = logging.getLogger("pqcache.reader")
+_PART_BYTES = 4 << 20  # of the columns, that each thread decodes at once
+_PART_ROWS = 64 << 10  # at most, as dictionaries make the stored size a bad estimate
+
+Found = TypeVar("Found")
+Counts = dict[str, pa.Table]  # what was counted, by the name of what it is of
+
+
+def count_once(
+    data: LocalDataset, name: str, groups: Ints, known: Counts | None, count: Callable[[], pa.Table]
+) -> pa.Table:
+    """Return what ``count`` returns of row groups ``groups``: as known, as stored beside the snapshot, or counted now.
+
+    ``name`` is a file name, the same only for the same count. What is counted is stored, and added to ``known``.
+    """
+    known = {} if known is None else known
+    key = f"{name}-{hashlib.blake2b(groups.tobytes(), digest_size=8).hexdigest()}"
+    if key not in known:
+        path = data.root / COUNTS / f"{name}.arrow"
+        in_snapshot = (data.root / ROW_GROUPS).is_file()  # nothing is written to other directories
+        found = _read(path, groups) if in_snapshot else None
+        if found is None:
+            found = count()
+            if in_snapshot:
+                _write(path, groups, found)
+        known[key] = found
+    return known[key]
+
+
+def map_row_groups(
+    data: LocalDataset, columns: Sequence[str], groups: Ints, use: Callable[[int, Iterable[pa.Table]], Found]
+) -> list[Found]:
+    """Return what ``use`` returns of each row group and the parts of its ``columns``, read on all cores.
+
+    Row groups that are still arriving are waited for.
+    """
+    index = data.index
+    reader = RowGroupReader(data, groups)
+    per_row = index.uncompressed(columns)[groups] / index.rows[groups]
+    at_once = np.clip(_PART_BYTES / np.maximum(per_row, 1), 1, _PART_ROWS).astype(np.int64)
+
+    def call(number: int) -> Found:
+        def used() -> Found:
+            return use(int(groups[number]), reader.parts(number, columns, int(at_once[number])))
+
+        return data.while_moving(used)
+
+    with (
+        ForkSafeThreadPool(cpu_count()) as pool,
+        data.wanting(groups, columns),
+        arrival_queue(data.arrivals, groups, columns, pool) as arrivals,
+    ):
+        numbers = range(len(groups))
+        if arrivals is None:
+            return list(pool.map(call, numbers))
+        calls = [arrivals.submit(number, call, number) for number in numbers]
+        return [arrivals.result(job) for job in calls]
+
+
+def _read(path: Path, groups: Ints) -> pa.Table | None:
+    """Return what is stored of these row groups, or None where there is nothing, or nothing valid."""
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(read_regular(path))).read_all()
+        about = json.loads((table.schema.metadata or {})[b"pqcache"])
+        if about["format"] != FORMAT or about["checksum"] != _checksum(groups, table):
+            log.debug("%s: rows are counted again: the file is of another format or other row groups", path)
+            return None
+        return table.replace_schema_metadata(None)
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        log.debug("%s: rows are counted again: %s", path, error)
+        return None
+
+
+def _write(path: Path, groups: Ints, table: pa.Table) -> None:
+    """Store counts; where that is not possible, as in a cache that others own, they are counted again next time."""
+    about = {"pqcache": json.dumps({"format": FORMAT, "checksum": _checksum(groups, table)})}
+    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata(about)
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write_durably(path, sink.getvalue().to_pybytes(), path.parent)
+    except OSError as error:
+        log.debug("%s: counts of rows are not stored: %s", path, error)
+
+
+def _checksum(groups: Ints, table: pa.Table) -> str:
+    digest = hashlib.blake2b(groups.tobytes(), digest_size=8)
+    for column in table.columns:
+        if pa.types.is_integer(column.type):
+            digest.update(np.ascontiguousarray(column.to_numpy()).tobytes())
+        else:
+            digest.update(json.dumps([str(value) for value in column.to_pylist()]).encode())
+    return digest.hexdigest()

@@ -1,0 +1,227 @@
+"""Options of the loader that meet: each pair works, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pqcache import Pack, TokenBatches
+from pqcache.errors import UsageError
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split, dataset_reader
+from pqcache.torch.ragged import to_rows
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+ROWS = 360
+WEIGHTS = {"label": {0: 0.5, 1: 2.25, 2: 1}}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("together")
+    ids = np.arange(ROWS)
+    tokens = pa.array([[int(i)] * (1 + int(i) * 7 % 11) for i in ids], pa.list_(pa.int64()))
+    table = pa.table({"id": ids, "label": ids % 3, "tokens": tokens})
+    for number in range(3):
+        pq.write_table(table.slice(120 * number, 120), root / f"{number}.parquet", row_group_size=30)
+    return root
+
+
+def dataset(root: Path, **options: Any) -> ParquetDataset:
+    return ParquetDataset(root, **{"columns": ["id"], "batch_size": 8, "seed": 3, **options})
+
+
+@pytest.mark.parametrize("pack", [Pack("tokens", length=16), TokenBatches("tokens", tokens_per_batch=64)])
+@pytest.mark.parametrize("option", [{"weights": WEIGHTS}, {"balance": "label"}])
+def test_weights_of_packed_documents_are_refused(root: Path, pack: Any, option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="weights and pack: the sequences of an epoch are packed once"):
+        ParquetDataset(root, pack=pack, **option)
+
+
+@pytest.mark.parametrize("option", [{"weights": WEIGHTS}, {"balance": "label"}, {"sample": 0.5}, {"limit": 30}])
+def test_parts_of_sequences_are_refused(root: Path, option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="and sequence: "):
+        dataset(root, sequence=Sequence(3, order_by="id"), **option)
+
+
+@pytest.mark.parametrize("pack", [Pack("tokens", length=16, strategy="best_fit"), Pack("tokens", length=16)])
+@pytest.mark.parametrize("option", [{"split": Split("id", 0.2, 0.7)}, {"sample": 0.4}, {"limit": 100}])
+def test_chosen_documents_are_packed(root: Path, pack: Pack, option: dict[str, Any]) -> None:
+    chosen = Counter(i for batch in dataset(root, **option) for i in batch["id"].tolist())
+    assert 0 < len(chosen) < ROWS
+    wanted = Counter({i: 1 + i * 7 % 11 for i in chosen})
+    packed = ParquetDataset(root, pack=pack, batch_size=4, seed=3, **option)
+    batches = list(packed)
+    assert len(batches) == len(packed)
+    kept = [batch["tokens"][batch["document_ids"] > 0].tolist() for batch in batches]
+    assert Counter(token for tokens in kept for token in tokens) == wanted
+    by_tokens = ParquetDataset(root, pack=TokenBatches("tokens", tokens_per_batch=64), seed=3, **option)
+    found = Counter(token for batch in by_tokens for row in to_rows(batch["tokens"]) for token in row)
+    assert found == wanted
+
+
+class Decode:
+    """Fails for some rows."""
+
+    def __init__(self, bad: set[int]) -> None:
+        self.bad = bad
+
+    def __call__(self, batch: Any) -> Any:
+        if found := self.bad & set(batch["id"].tolist()):
+            raise ValueError(f"bad rows {sorted(found)}")
+        return batch
+
+
+def test_bad_rows_that_come_more_than_once_are_replaced(root: Path) -> None:
+    bad = {1, 4, 7, 100}  # of weight 2.25, all of them
+    plain = dataset(root, weights=WEIGHTS)
+    skipping = dataset(root, weights=WEIGHTS, transform=Decode(bad), on_error="skip")
+    for epoch in range(3):
+        plain.set_epoch(epoch)
+        skipping.set_epoch(epoch)
+        assert len(plain) == len(skipping)
+        for batch, other in zip(plain, skipping, strict=True):
+            ids, found = batch["id"].tolist(), other["id"].tolist()
+            assert len(ids) == len(found)
+            assert not bad & set(found)
+            assert [a for a, b in zip(ids, found, strict=True) if a not in bad and a != b] == []
+    failed = [error for error in skipping.errors() if error.epoch == 0]
+    assert len(failed) == sum(i in bad for batch in at(plain, 0) for i in batch["id"].tolist()) >= 8
+    for error in failed:
+        places = plain.rows_of(0, error.index)
+        assert error.file in {places.paths[file] for file in places.files.tolist()}
+
+
+def at(ds: ParquetDataset, epoch: int) -> list[Batch]:
+    ds.set_epoch(epoch)
+    return list(ds)
+
+
+def test_rows_of_weighted_rows(root: Path) -> None:
+    weights = [WEIGHTS, None, {"label": {2: 3, ...: 0}}]
+    ds = dataset(root, weights=lambda epoch: weights[epoch], lanes=2)
+    for epoch in range(3):
+        for batch in at(ds, epoch):
+            for places in (batch.rows(), ds.rows_of(epoch, batch.index)):
+                assert (places.files * 120 + places.rows_in_file).tolist() == batch["id"].tolist()
+
+
+def test_rows_of_a_mix_of_weighted_rows(root: Path) -> None:
+    parts = {"a": dataset(root, weights=WEIGHTS), "b": dataset(root, balance="label", filters="id < 200", batch_size=5)}
+    mix = Mix(parts, {"a": 1, "b": 2}, lanes=2)
+    for epoch in range(3):
+        mix.set_epoch(epoch)
+        for batch in mix:
+            for places in (batch.rows(), mix.rows_of(epoch, batch.index)):
+                assert (places.files * 120 + places.rows_in_file).tolist() == batch["id"].tolist()
+
+
+def values(batch: Batch) -> Any:
+    """Return a batch as plain values."""
+    return batch.source, {name: to_rows(value) for name, value in batch.items() if name != "cu_seqlens"}
+
+
+def resumed(make: Any, steps: list[tuple[int, int | None]]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the batches of an epoch that goes on with so many ranks for so many steps, and the last state."""
+    state, found = None, []
+    for ranks, count in steps:
+        states = []
+        for rank in range(ranks):
+            loader = Loader(make(num_replicas=ranks, rank=rank))
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            for number, batch in enumerate(loader, 1):
+                found.append(batch)
+                if number == count:
+                    break
+            states.append(loader.state_dict())
+        assert all(one == states[0] for one in states)
+        state = states[0]
+    assert state is not None
+    return found, state
+
+
+STEPS: list[tuple[int, int | None]] = [(2, 2), (3, 3), (5, None)]
+
+
+def check_every_batch(make: Any, plain: Any = values) -> dict[str, Any]:
+    whole = {batch.index: plain(batch) for batch in make(num_replicas=1, rank=0)}
+    found, state = resumed(make, STEPS)
+    assert {batch.index for batch in found} >= set(whole)
+    assert len({batch.index for batch in found}) == len(found) < len(whole) + 5
+    assert all(plain(batch) == whole[batch.index % len(whole)] for batch in found)
+    return state
+
+
+def test_packed_sequences_go_on_with_any_ranks(root: Path) -> None:
+    for pack in (Pack("tokens", length=16, strategy="best_fit"), TokenBatches("tokens", tokens_per_batch=48)):
+        size = {"batch_size": 2} if isinstance(pack, Pack) else {}
+        check_every_batch(lambda pack=pack, size=size, **more: ParquetDataset(root, pack=pack, lanes=4, **size, **more))
+
+
+@pytest.mark.parametrize("threads", [None, 2])
+def test_bad_rows_are_replaced_alike_with_any_ranks(root: Path, threads: int | None) -> None:
+    whole = {batch.index: batch["id"].tolist() for batch in dataset(root, lanes=4)}
+    bad = {1, 5, 90, *whole[6], *whole[len(whole) - 1]}  # two batches have no good row
+    decode = Decode(bad)
+    transform = decode if threads is None else lambda batch, generator: decode(batch)
+    options = {"transform": transform, "on_error": "skip", "transform_workers": threads}
+    check_every_batch(lambda **more: dataset(root, lanes=4, **options, **more))
+
+
+def test_batches_of_several_datasets_go_on_with_any_ranks(root: Path) -> None:
+    def make(**more: Any) -> Mix:
+        parts = {"a": dataset(root, filters="id < 300"), "b": dataset(root, weights=WEIGHTS, seed=4, batch_size=3)}
+        return Mix(parts, within_batch=True, lanes=4, **more)
+
+    check_every_batch(make)
+
+
+def test_a_changed_mix_goes_on_with_any_ranks(root: Path) -> None:
+    def make(weights: dict[str, int], **more: Any) -> Mix:
+        parts = {"a": dataset(root, filters="id < 300"), "b": dataset(root, seed=4, batch_size=3)}
+        return Mix(parts, weights, epoch_length=34, lanes=4, **more)
+
+    first = resumed(lambda **more: make({"a": 1, "b": 1}, **more), STEPS)
+    state = first[1]
+    assert state["batch"] == 34
+    assert state["divisions"]
+
+    def changed(**more: Any) -> Mix:
+        mix = make({"a": 1, "b": 3}, **more)
+        mix.load_state_dict(state, changed=True)
+        assert mix.epoch == 1
+        return mix
+
+    check_every_batch(changed)
+    seen = [i for batch in first[0] if batch.source == "a" and batch.index < 34 for i in batch["id"].tolist()]
+    seen += [i for batch in changed() if batch.source == "a" for i in batch["id"].tolist()]
+    assert len(seen) == len(set(seen)) > 136
+
+
+def test_a_mix_knows_what_was_drawn_with_any_ranks(root: Path) -> None:
+    def make(**more: Any) -> Mix:
+        parts = {"a": dataset(root), "b": dataset(root, seed=4)}
+        return Mix(parts, {"a": 3, "b": 1}, lanes=4, **more)
+
+    found, state = resumed(make, STEPS[:2])
+    mix = make(num_replicas=3, rank=0)
+    mix.load_state_dict(state)
+    drawn, counts = mix.drawn(), Counter(batch.source for batch in found)
+    assert drawn == {name: counts[name] / (ROWS // 8) for name in "ab"}
+
+
+@pytest.mark.parametrize("option", [{"weights": WEIGHTS}, {"balance": "label"}])
+def test_weights_of_shares_of_nodes_are_refused(
+    root: Path, option: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset_reader, "gather_shares", lambda *_: object())
+    with pytest.raises(UsageError, match="weights: nodes that each hold a share have epochs of one length"):
+        dataset(root, **option)
