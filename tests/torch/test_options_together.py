@@ -15,7 +15,9 @@ import pytest
 from pqcache import Pack, TokenBatches
 from pqcache.errors import UsageError
 from pqcache.torch import Batch, Loader, Mix, ParquetDataset, Sequence, Split, dataset_reader
+from pqcache.torch.batch import Position
 from pqcache.torch.ragged import to_rows
+from pqcache.torch.transforms import Item, _Coming
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -128,6 +130,29 @@ def values(batch: Batch) -> Any:
     return batch.source, {name: to_rows(value) for name, value in batch.items() if name != "cu_seqlens"}
 
 
+def test_passes_of_weighted_rows_have_one_length(root: Path) -> None:
+    option = {
+        "weights": {"label": {0: 0.705, ...: 0.7}},
+        "batch_size": 1,
+    }  # 252.6 rows: 252 in some epochs, 253 in passes
+    ds = dataset(root, **option)
+    short = next(epoch for epoch in range(50) if ds.batches_of(epoch) == 252)
+    mix = Mix({"a": dataset(root, **option)})
+    assert len(mix) == 253
+    mix.set_epoch(short)
+    *_, last = mix
+    places = mix.rows_of(short, 252)
+    assert (places.files * 120 + places.rows_in_file).tolist() == last["id"].tolist()
+
+
+def test_a_batch_that_another_worker_reads_is_not_looked_for() -> None:
+    items = [Item(value=n, position=Position(index=n), place=n, numbers=(0, n)) for n in (3, 5, 9)]
+    coming = _Coming(iter(items), [3, 5, 9])
+    assert coming.find(7) is None
+    assert not coming.items
+    assert coming.find(5) == 5
+
+
 def resumed(make: Any, steps: list[tuple[int, int | None]]) -> tuple[list[Any], dict[str, Any]]:
     """Return the batches of an epoch that goes on with so many ranks for so many steps, and the last state."""
     state, found = None, []
@@ -201,6 +226,7 @@ def test_a_changed_mix_goes_on_with_any_ranks(root: Path) -> None:
         return mix
 
     check_every_batch(changed)
+    assert [batch.index for batch in changed(num_replicas=1, rank=0)] == list(range(34))  # in complete lanes again
     seen = [i for batch in first[0] if batch.source == "a" and batch.index < 34 for i in batch["id"].tolist()]
     seen += [i for batch in changed() if batch.source == "a" for i in batch["id"].tolist()]
     assert len(seen) == len(set(seen)) > 136
