@@ -26,8 +26,9 @@ from pqcache import errors
 from pqcache.errors import CacheError, CacheLocked, PqcacheError, UsageError
 from pqcache.store.arriving.arriving_snapshot import find_arriving
 from pqcache.store.cache_directory import CacheDirectory, cache_path
+from pqcache.store.config import read_config
 from pqcache.store.layout import LOCK
-from pqcache.store.urls import redact
+from pqcache.store.urls import check_url, redact, remembered_url, url_scheme
 from pqcache.system.disk import open_plain
 from pqcache.system.locks import try_lock
 
@@ -78,8 +79,28 @@ def fill_request(
     if source is None:
         if options:
             raise UsageError("source_options", "there is no source", "give source= too")
+        if not keep_filling:
+            raise UsageError("keep_filling", "there is no source", "give source= too")
         return None
-    return FillRequest(source=os.fspath(source), options=dict(options or {}), keep_filling=bool(keep_filling))
+    if not isinstance(source, str | os.PathLike) or not isinstance(text := os.fspath(source), str) or not text:
+        raise UsageError("source", "give the URL or path of the dataset", "as to 'pqcache sync'")
+    check_url(text)
+    if not url_scheme(text):  # relative to where it is given, wherever this process or another one is later
+        text = os.path.abspath(os.path.expanduser(text))
+    return FillRequest(source=text, options={} if options is None else options, keep_filling=bool(keep_filling))
+
+
+def check_source(cache: CacheDirectory, request: FillRequest) -> None:
+    """Raise UsageError where a cache holds another source than the one that is asked for, or a part of it.
+
+    A first run that fails before there is anything to read leaves a source that binds nobody.
+    """
+    if cache.current() is None and find_arriving(cache) is None:
+        return
+    held = redact(read_config(cache.path).source)
+    if held != (wanted := remembered_url(request.source)):
+        advice = "name another directory for it, or leave source= out"
+        raise UsageError(cache.path, f"is a copy of {held}, and not of {wanted}", advice)
 
 
 def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready: Callable[[], bool]) -> None:
@@ -101,6 +122,8 @@ def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready:
                     if started == _MOST_STARTS:
                         raise _ends_early(cache, place)
                     started += 1
+                    if cache.exists():
+                        check_source(cache, request)  # or the run would put another table in its place
                     _start(cache, request, place, lock)
             finally:
                 os.close(lock)
