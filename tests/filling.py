@@ -208,6 +208,8 @@ def main() -> None:
     if "fail" in options:
         print(json.dumps({"error": [options["fail"], job["source"], "failed as it was asked to", "ask otherwise"]}))
         sys.exit(1)
+    if "warn" in options:
+        print(json.dumps({"event": "Warned", "message": options["warn"]}), flush=True)
     lock = os.open(Path(job["cache"]).parent / "runs", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.write(lock, b"x")  # one for each run
     filler = Filler(Path(job["source"]), Path(job["cache"]))
@@ -219,6 +221,10 @@ def main() -> None:
     if filler.missing():
         os._exit(9)  # as one that is killed
     filler.publish(0.01)
+    if "warn" in options:
+        print(json.dumps({"event": "Warned", "message": "and it has ended"}), flush=True)
+    for path in job["files"]:
+        os.unlink(path)
 
 
 if __name__ == "__main__":
