@@ -175,11 +175,11 @@ class Filler:
         self.die()
         return target
 
-    def change(self, path: str) -> None:
-        """Say that a file has changed at the source."""
+    def change(self, path: str, reason: str = "changed at the source while it was copied") -> str:
+        """Say that a file will never arrive, and why; return its path."""
         self.map.files[self.paths.index(path)] = FileState.CHANGED
-        reason = [path, "changed at the source while it was copied", "sync again"]
-        (self.snapshot.path / CHANGED).write_text(json.dumps({path: reason}))
+        (self.snapshot.path / CHANGED).write_text(json.dumps({path: [path, reason, "sync again"]}))
+        return path
 
     def die(self) -> None:
         """End as a run that is killed."""

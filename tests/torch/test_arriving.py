@@ -18,7 +18,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from pqcache import Cache
-from pqcache.errors import ParquetError, SourceDenied, UsageError
+from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
 from pqcache.reader.arrival_stats import DatasetStats
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
@@ -296,8 +296,10 @@ def test_no_run_puts_another_source_in_the_place_of_the_one_that_is_read(small_r
     dataset = ParquetDataset(small_run / "cache", columns=["id"], batch_size=40, source=str(source))
     write_config(small_run / "cache", Config(source="s3://lake/other"))
     filler.die()
-    with pytest.raises(UsageError, match="is a copy of s3://lake/other, and not of"):
+    with pytest.raises(CacheError, match="it is to be a copy of s3://lake/other now"):
         list(Loader(dataset))
+    with pytest.raises(UsageError, match="is a copy of s3://lake/other, and not of"):
+        start_run.ensure_filling(small_run / "cache", start_run.FillRequest(source=str(source)), lambda: False)
     assert not (small_run / "runs").exists()
 
 
