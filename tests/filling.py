@@ -175,11 +175,11 @@ class Filler:
         self.die()
         return target
 
-    def change(self, path: str) -> None:
-        """Say that a file has changed at the source."""
+    def change(self, path: str, reason: str = "changed at the source while it was copied") -> str:
+        """Say that a file will never arrive, and why; return its path."""
         self.map.files[self.paths.index(path)] = FileState.CHANGED
-        reason = [path, "changed at the source while it was copied", "sync again"]
-        (self.snapshot.path / CHANGED).write_text(json.dumps({path: reason}))
+        (self.snapshot.path / CHANGED).write_text(json.dumps({path: [path, reason, "sync again"]}))
+        return path
 
     def die(self) -> None:
         """End as a run that is killed."""
@@ -208,6 +208,8 @@ def main() -> None:
     if "fail" in options:
         print(json.dumps({"error": [options["fail"], job["source"], "failed as it was asked to", "ask otherwise"]}))
         sys.exit(1)
+    if "warn" in options:
+        print(json.dumps({"event": "Warned", "message": options["warn"]}), flush=True)
     lock = os.open(Path(job["cache"]).parent / "runs", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.write(lock, b"x")  # one for each run
     filler = Filler(Path(job["source"]), Path(job["cache"]))
@@ -219,6 +221,10 @@ def main() -> None:
     if filler.missing():
         os._exit(9)  # as one that is killed
     filler.publish(0.01)
+    if "warn" in options:
+        print(json.dumps({"event": "Warned", "message": "and it has ended"}), flush=True)
+    for path in job["files"]:
+        os.unlink(path)
 
 
 if __name__ == "__main__":

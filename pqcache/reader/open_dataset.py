@@ -16,9 +16,8 @@ from pqcache.errors import CacheError, ParquetError, UsageError
 from pqcache.events import Event, Warned
 from pqcache.reader.arriving.arrivals import Arrivals, Ints
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
-from pqcache.store.arriving.start_run import FillRequest, ensure_filling, is_filled_or_filling
+from pqcache.store.arriving.start_run import FillRequest, check_source, ensure_filling, is_filled_or_filling
 from pqcache.store.cache_directory import CacheDirectory, is_arriving, lease_at, snapshot_at
-from pqcache.store.config import read_config
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.hive import is_hidden
 from pqcache.store.layout import ARRIVED, ARRIVING, FILES, LEASE
@@ -29,7 +28,6 @@ from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.sync.listing import dataset_files
 from pqcache.store.tables.data_files import FileRules
 from pqcache.store.tables.table_format import LOGS, check_above
-from pqcache.store.urls import redact, remembered_url
 from pqcache.system.mounts import has_lasting_inodes
 
 T = TypeVar("T")
@@ -121,11 +119,11 @@ def open_local_dataset(
     cache = CacheDirectory(root)
     if fill is not None:
         if cache.exists():
-            _check_source(cache, fill)  # before its run is waited for
+            check_source(cache, fill)  # before its run is waited for
         ensure_filling(root, fill, lambda: is_filled_or_filling(cache))
     if cache.exists():
         if fill is not None:
-            _check_source(cache, fill)
+            check_source(cache, fill)
         return _open_cache(cache, snapshot, fill)
     whole, place, held = _leased_snapshot(root)
     try:
@@ -138,14 +136,6 @@ def open_local_dataset(
         if held is not None:
             held.close()
         raise
-
-
-def _check_source(cache: CacheDirectory, fill: FillRequest) -> None:
-    """Raise UsageError where a cache is of another source than the one that is to be read."""
-    held = redact(read_config(cache.path).source)
-    if held != (wanted := remembered_url(fill.source)):
-        advice = "name another directory for it, or leave source= out"
-        raise UsageError(cache.path, f"is a copy of {held}, and not of {wanted}", advice)
 
 
 def heading_of(data: LocalDataset) -> Manifest | None:

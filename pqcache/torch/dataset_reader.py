@@ -366,7 +366,7 @@ class DatasetReader:
         kept["_columns"], kept["_packs"] = self._plan.columns, self._plan.packs
         data = self._data
         if data.identities is None:  # a snapshot: opened again, and leased, where it is unpickled
-            kept["_data"] = data.directory if data.cache is None else self.options.path, data.snapshot
+            kept["_data"] = data.cache or data.directory, data.snapshot  # absolute: a worker may be elsewhere
         return kept
 
     def __setstate__(self, kept: dict[str, Any]) -> None:

@@ -18,10 +18,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 from pqcache import Cache, Pack, TokenBatches
-from pqcache.errors import SourceDenied, UsageError
+from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
 from pqcache.reader.arrival_stats import DatasetStats
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import Config, write_config
 from pqcache.torch import Loader, Mix, ParquetDataset, Split
 from pqcache.torch.ragged import to_rows
 from tests.datasets import write_shop
@@ -29,6 +30,7 @@ from tests.filling import Filler, FillingThread
 from tests.torch.ranks import Ranks
 
 COLUMNS = ["id", "title", "tokens", "dt"]
+BACKGROUND_RUN = start_run.MODULE
 
 
 @pytest.fixture(scope="module")
@@ -306,13 +308,58 @@ def test_a_run_ends_with_the_process_that_started_it_if_asked_to(small_run: Path
         wait_for(lambda: not os.path.exists(f"/proc/{run}"))
 
 
+def test_a_relative_source_is_the_same_one_in_another_directory(
+    small_run: Path, source: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small_run / "lake").symlink_to(source)
+    (small_run / "elsewhere").mkdir()
+    write_shop(small_run / "elsewhere" / "lake", files=4, rows=200, days=1)
+    monkeypatch.chdir(small_run)
+    options = {"source": "lake", "source_options": {"most": "3"}}  # its runs end early, and readers start others
+    dataset = ParquetDataset("cache", columns=COLUMNS, batch_size=40, **options)
+    monkeypatch.chdir(small_run / "elsewhere")
+    again = pickle.loads(pickle.dumps(dataset))  # as for a worker
+    for read in (again, dataset):
+        assert [values_of(batch) for batch in Loader(read)] == epoch(published)
+    assert runs(small_run) > 1
+    assert not (small_run / "elsewhere" / "cache").exists()
+
+
+def test_no_run_puts_another_source_in_the_place_of_the_one_that_is_read(small_run: Path, source: Path) -> None:
+    filler = Filler(source, small_run / "cache")
+    dataset = ParquetDataset(small_run / "cache", columns=["id"], batch_size=40, source=str(source))
+    write_config(small_run / "cache", Config(source="s3://lake/other"))
+    filler.die()
+    with pytest.raises(CacheError, match="it is to be a copy of s3://lake/other now"):
+        list(Loader(dataset))
+    with pytest.raises(UsageError, match="is a copy of s3://lake/other, and not of"):
+        start_run.ensure_filling(small_run / "cache", start_run.FillRequest(source=str(source)), lambda: False)
+    assert not (small_run / "runs").exists()
+
+
+def test_the_source_of_a_first_run_that_failed_binds_nobody(
+    small_run: Path, source: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_run, "MODULE", BACKGROUND_RUN)
+    (small_run / "bad").mkdir()
+    (small_run / "bad" / "part-0.parquet").write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(ParquetError, match="part-0"):
+        ParquetDataset(small_run / "cache", source=small_run / "bad")
+    assert epoch(small_run / "cache", source=source) == epoch(published)
+
+
 def test_options_of_a_source_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="source_options: there is no source"):
         ParquetDataset(tmp_path / "cache", source_options={"endpoint": "http://127.0.0.1:1"})
     with pytest.raises(UsageError, match="give names and values as text"):
         ParquetDataset(tmp_path / "cache", source="lake", source_options={"port": 1})  # type: ignore[dict-item]
-    with pytest.raises(UsageError, match="give the URL or path"):
-        ParquetDataset(tmp_path / "cache", source="")
+    with pytest.raises(UsageError, match="give names and values as text"):
+        ParquetDataset(tmp_path / "cache", source="lake", source_options=["x"])  # type: ignore[arg-type]
+    for nothing in ("", 5, b"lake"):
+        with pytest.raises(UsageError, match="give the URL or path"):
+            ParquetDataset(tmp_path / "cache", source=nothing)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="keep_filling: there is no source"):
+        ParquetDataset(tmp_path / "cache", keep_filling=False)
     assert "secret" not in repr(start_run.FillRequest(source="s3://a/b", options={"secret": "secret"}))
 
 

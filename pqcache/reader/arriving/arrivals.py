@@ -20,12 +20,14 @@ import numpy.typing as npt
 from pqcache.errors import CacheError, PqcacheError
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, find_arriving
-from pqcache.store.arriving.start_run import FillRequest, ensure_filling, run_error
+from pqcache.store.arriving.start_run import FillRequest, ensure_filling, fill_command, run_error
 from pqcache.store.arriving.wanted import Wanted, WantedList
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import Config, read_config
 from pqcache.store.layout import FILES, WANTED
 from pqcache.store.manifest_file import read_heading
 from pqcache.store.row_group_index import Index
+from pqcache.store.urls import redact
 from pqcache.system.boot import boot_id
 from pqcache.system.fork_safe_threads import is_shut_down, letting_forks_go_on
 from pqcache.system.shared_numbers import SharedNumbers
@@ -55,6 +57,7 @@ class Arrivals:
         self._cache, self._snapshot, self._index, self._request = cache, snapshot, index, request
         self._map = snapshot.map()
         self._source = read_heading(snapshot.path / FILES).source
+        self._asked = _config(cache)
         self._boot = boot_id()
         self._columns = {name: position for position, name in enumerate(index.data_schema.names)}
         self._files = index.numbers("file")
@@ -208,10 +211,11 @@ class Arrivals:
         if (error := run_error(self._cache, self._since)) is not None:
             self._since = time.time()  # who goes on all the same has another run started
             raise error
+        if (instead := self._asked_for() or self._other_snapshot()) is not None:
+            raise self._never(instead, row_group)
         if self._request is None:
             reason = f"the run that fetched it has ended, and {self.describe(row_group)} has not arrived"
-            command = f"pqcache sync {self._source} {self._cache} --fill"
-            raise CacheError(self._cache, reason, f"go on with '{command}'")
+            raise CacheError(self._cache, reason, f"go on with: {fill_command(self._source, self._cache)}")
         count, arrived = self._restarts
         count = count + 1 if arrived == self._map.arrived_bytes else 1
         if count > _MOST_RESTARTS:
@@ -234,8 +238,39 @@ class Arrivals:
         return other is not None and other.id != self._snapshot.id and other.is_being_filled()
 
     def _abandoned(self, row_group: int) -> CacheError:
-        reason = f"the source has changed while it was copied, and {self.describe(row_group)} will not arrive"
-        return CacheError(self._cache, reason, "open the dataset again, which reads the copy of what is there now")
+        """Return why nothing more will come, as far as that is known."""
+        why = self._asked_for() or self._file_error() or self._other_snapshot() or "its run has given it up"
+        return self._never(why, row_group)
+
+    def _never(self, why: str, row_group: int) -> CacheError:
+        reason = f"{why}, and {self.describe(row_group)} will not arrive"
+        return CacheError(self._cache, reason, "open the dataset again, which reads what the cache holds then")
+
+    def _asked_for(self) -> str | None:
+        """Return what the cache is to be a copy of since another source or part of it was asked for, else None."""
+        asked = _config(self._cache)
+        if asked is None or self._asked is None or _part(asked) == _part(self._asked):
+            return None
+        columns = "" if asked.columns is None else f", the columns {', '.join(asked.columns)}"
+        rows = "" if asked.where is None else f", where {asked.where}"
+        return f"it is to be a copy of {redact(asked.source)}{columns}{rows} now"
+
+    def _other_snapshot(self) -> str | None:
+        """Return which snapshot the cache holds, or is to hold, in the place of the one that is read, else None."""
+        cache = CacheDirectory(self._cache)
+        try:
+            other = cache.current() or find_arriving(cache)
+        except CacheError as error:
+            log.debug("%s: it is not known what it holds: %s", self._cache, error)
+            return None
+        return None if other is None or other.id == self._snapshot.id else f"{other.id} takes its place"
+
+    def _file_error(self) -> str | None:
+        """Return why a file will never arrive, for the first one that will not."""
+        for file in np.flatnonzero(self._map.files == FileState.CHANGED):
+            error = self._here().error_of(self._index.paths[int(file)])
+            return f"{error.subject}: {error.reason}"
+        return None
 
     def _here(self) -> ArrivingSnapshot:
         return ArrivingSnapshot(self.root)
@@ -247,6 +282,20 @@ class Arrivals:
             return False
         self._root, self._is_complete = published, True
         return True
+
+
+def _config(cache: Path) -> Config | None:
+    """Return what a cache is to be a copy of; None where that cannot be read."""
+    try:
+        return read_config(cache)
+    except (PqcacheError, OSError) as error:
+        log.debug("%s: it is not known what it is to hold: %s", cache, error)
+        return None
+
+
+def _part(config: Config) -> tuple[object, ...]:
+    """Return of what, and of which part of it, a cache is to be a copy."""
+    return config.source, config.where, config.columns, config.shard
 
 
 class Patience:

@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pqcache.errors import PqcacheError, first_line
 from pqcache.events import Event, Listed, Published, Retried, Warned
 from pqcache.store.sync.command import sync
+from pqcache.system.process_identity import ProcessIdentity
 from pqcache.system.startup import collect_garbage_rarely, hide_pandas, limit_blas_threads
 
 _POLL = 1.0  # seconds between looks at the process that has started this one
@@ -34,7 +34,7 @@ def main() -> NoReturn:
     collect_garbage_rarely()
     job = json.load(sys.stdin)
     if job["starter"] is not None:
-        threading.Thread(target=_end_with, args=(job["starter"],), daemon=True).start()
+        threading.Thread(target=_end_with, args=(ProcessIdentity(**job["starter"]),), daemon=True).start()
     try:
         sync(job["source"], job["cache"], options=job["options"], on_event=_report_event, fill=True)
     except KeyboardInterrupt:  # the next run goes on
@@ -45,6 +45,9 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001  a bug: whoever waits for this process has to know
         _report(error=["PqcacheError", type(error).__name__, first_line(error), "please report this bug"])
         os._exit(1)
+    for path in job["files"]:  # nobody needs them any more: what is to be read is there
+        with contextlib.suppress(OSError):
+            os.unlink(path)
     os._exit(0)
 
 
@@ -52,23 +55,11 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _end_with(starter: int) -> None:
+def _end_with(starter: ProcessIdentity) -> None:
     """End this process, as Ctrl-C does, when the one that has started it ends."""
-    while _exists(starter):
+    while starter.is_alive():
         time.sleep(_POLL)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's, which has its number now
-        return False
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
 
 
 def _report_event(event: Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from pqcache.reader.order.epoch_order import Order
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.wanted import Wanted, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import Config, write_config
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
@@ -181,11 +183,55 @@ def test_a_run_that_has_ended_is_said_with_the_command(source: Path, tmp_path: P
         epoch(tmp_path / "cache")
 
 
+def test_the_command_is_one_for_a_shell(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "the lake").symlink_to(source)
+    filler = Filler(tmp_path / "the lake", tmp_path / "it's a cache")
+    filler.die()
+    with pytest.raises(CacheError) as ended:
+        epoch(filler.cache.path)
+    words = shlex.split(ended.value.advice)
+    assert words[:3] == ["go", "on", "with:"]
+    assert words[3:] == ["pqcache", "sync", str(tmp_path / "the lake"), str(filler.cache.path), "--fill"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"source": "s3://lake/other"}, "it is to be a copy of s3://lake/other now, and row group"),
+        ({"columns": ("id", "title")}, "it is to be a copy of .*, the columns id, title now, and row group"),
+        ({"where": "dt = '2026-11-01'"}, "it is to be a copy of .*, where dt = '2026-11-01' now, and row group"),
+    ],
+)
+@pytest.mark.parametrize("state", [ArrivalState.ARRIVING, ArrivalState.ABANDONED])
+def test_a_cache_that_is_to_hold_something_else_says_what(
+    source: Path, tmp_path: Path, changed: dict[str, Any], said: str, state: int
+) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    batches = Cache(tmp_path / "cache").batches(["id"])
+    write_config(tmp_path / "cache", Config(**{"source": str(source), **changed}))
+    filler.map.state = state
+    filler.die()
+    with pytest.raises(CacheError, match=f"{said}.* will not arrive; open the dataset again"):
+        list(batches)
+
+
+def test_another_snapshot_in_its_place_is_named(source: Path, published: Path, tmp_path: Path) -> None:
+    filler = Filler(source, tmp_path / "cache")
+    batches = Cache(tmp_path / "cache").batches(["id"])
+    filler.die()
+    (snapshot,) = (published / "snapshots").iterdir()
+    other = "20261124T235959Z-0009"
+    shutil.copytree(snapshot, tmp_path / "cache" / "snapshots" / other)
+    (tmp_path / "cache" / "current").symlink_to(f"snapshots/{other}")
+    with pytest.raises(CacheError, match=f"{other} takes its place, and row group .* will not arrive"):
+        list(batches)
+
+
 def test_a_run_that_is_killed_while_rows_are_waited_for_is_noticed(source: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     timer = threading.Timer(0.3, filler.die)
     timer.start()
-    with pytest.raises(CacheError, match="go on with 'pqcache sync"):
+    with pytest.raises(CacheError, match="go on with: pqcache sync"):
         epoch(tmp_path / "cache", columns=["title"])  # waits for the texts that it looks at
     again = Filler(source, tmp_path / "cache")
     assert again.snapshot == filler.snapshot
@@ -212,8 +258,11 @@ def test_what_has_arrived_of_an_abandoned_snapshot_is_read(source: Path, tmp_pat
         filler.fetch(row_group)
     filler.map.state = ArrivalState.ABANDONED
     assert len(epoch(tmp_path / "cache", filters="dt = '2026-11-01'", batch_size=100)) == 8
-    with pytest.raises(CacheError, match="the source has changed while it was copied"):
+    with pytest.raises(CacheError, match=r"its run has given it up, and row group \d of dt=.* will not arrive"):
         epoch(tmp_path / "cache")
+    path = filler.change("dt=2026-11-02/part-00001.parquet", "no space left on the device")
+    with pytest.raises(CacheError, match=rf"{path}: no space left on the device, and row group \d of dt=.* will not"):
+        epoch(tmp_path / "cache", filters="dt = '2026-11-03'")
 
 
 def test_after_another_start_of_the_machine_only_complete_files_are_there(source: Path, tmp_path: Path) -> None:
