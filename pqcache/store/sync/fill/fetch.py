@@ -190,12 +190,18 @@ class Fetch:
             os.close(descriptor)
 
     def _chunks(self, piece: Piece, position: int) -> Iterator[memoryview]:
-        """Yield the bytes of a piece from ``position`` on, which need not be side by side at the source."""
+        """Yield the bytes of a piece from ``position`` on, which need not be side by side at the source.
+
+        Where the source ends early, nothing behind that is yielded.
+        """
         parts = parts_of(self._files.sources(piece.file), position, piece.end)
         for offset, length, ranges in merged_ranges(parts):
+            end = offset + length
             for received in read_chunks(self._source, self._sources[piece.file], offset, length):
                 yield from pieces_in(received, offset, ranges)
                 offset += len(received)
+            if offset < end:  # or the next range would be written where the end of this one belongs
+                return
 
     def _arrived(self, piece: Piece) -> None:
         with self._changed:
