@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from pqcache.errors import SourceChanged, SourceError, SourceNotFound, SourceUnavailable, disk_error
+from pqcache.errors import CacheError, SourceChanged, SourceError, SourceNotFound, SourceUnavailable, disk_error
 from pqcache.events import Advanced, Awaited, Fetched, Warned
 from pqcache.store.arriving.arrival_map import FileState
 from pqcache.store.arriving.wanted import WantedLists
@@ -272,6 +272,10 @@ class Fetch:
         """Compare a complete file with what the store says of it, and make it durable."""
         source_file, path = self._sources[file], self._files.path(file)
         checksum = checksum_of(path)
+        if not self._files.has_its_end(file):
+            abandon(self._files.snapshot)
+            reason = "its end is not on the disk as it was written"
+            raise CacheError(path, reason, "check the disk of the cache, and sync again")
         compare_md5, is_copy = self._job.run.config.checksum, self._files.is_copy(file)
         if not is_copy or is_as_stored(path, source_file, checksum, compare_md5):
             status = path.stat()

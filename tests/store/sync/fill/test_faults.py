@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.local import LocalSource
-from tests.store.sync.fill.filling import check_same
+from tests.store.sync.fill.filling import Filling, LocalReads, check_same
 
 
 def write_columns(path: Path, rows: int = 40_000) -> None:
@@ -43,4 +46,49 @@ def test_a_connection_that_ends_early_in_an_orderly_way(
     assert len(begun) == 3 + len(cut), "three ranges, and the rest of each that was cut"
     monkeypatch.undo()
     pqcache.sync(tmp_path / "made", tmp_path / "plain", columns=["a", "c", "e"])
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def write_files(root: Path, rows: int = 40_000, files: int = 3) -> Path:
+    """Write files of one column, larger than what is read with a footer unless they have few rows."""
+    root.mkdir()
+    for number in range(files):
+        table = pa.table({"id": np.arange(rows) + number * rows})
+        pq.write_table(table, root / f"part-{number}.parquet", compression="none", use_dictionary=False)
+    return root
+
+
+@pytest.mark.parametrize("how", [{}, {"columns": ["id"]}], ids=["all", "columns"])
+def test_a_disk_that_takes_only_a_part_of_a_write(
+    how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a disk does that is nearly full; the next write finds space again."""
+    made = write_files(tmp_path / "made", rows=9_000)
+    pwrite = os.pwrite
+
+    def short(descriptor: int, data: bytes, offset: int) -> int:
+        return pwrite(descriptor, data[: max(1, len(data) // 2)], offset)
+
+    monkeypatch.setattr(os, "pwrite", short)
+    pqcache.sync(made, tmp_path / "cache", fill=True, **how)
+    monkeypatch.undo()
+    pqcache.sync(made, tmp_path / "plain", **how)
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_an_end_that_the_disk_has_lost_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The footer is fetched once, and indexed: what is on the disk has to be that one."""
+    made = write_files(tmp_path / "made")
+    filling = Filling(LocalReads(monkeypatch), made, tmp_path / "cache")
+    snapshot = filling.arriving()
+    lost = snapshot.path / "part-1.parquet"
+    with open(lost, "r+b") as file:
+        file.seek(-10_000, os.SEEK_END)
+        file.write(bytes(100))
+    with pytest.raises(pqcache.CacheError, match=r"part-1.parquet: its end is not on the disk as it was written"):
+        filling.end()
+    assert CacheDirectory(tmp_path / "cache").current() is None
+    monkeypatch.undo()
+    assert pqcache.sync(tmp_path / "cache").snapshot != snapshot.id, "it cannot be completed, and is given up"
+    pqcache.sync(made, tmp_path / "plain")
     check_same(tmp_path / "plain", tmp_path / "cache")
