@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ import pytest
 import pqcache
 from pqcache.events import Awaited, Event, Fetched, Warned
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
-from pqcache.store.arriving.wanted import Wanted, WantedList
+from pqcache.store.arriving.wanted import Wanted, WantedList, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.sync.fill import fetch, scheduler
 from pqcache.store.sync.fill import snapshot as snapshot_module
@@ -190,6 +192,49 @@ def test_a_reader_that_dies_wants_nothing(reads: LocalReads, tmp_path: Path) -> 
     reads.before = lambda *_: looks.append(list(snapshot.wanted_directory.iterdir()))
     filling.end()
     assert looks[-1] == []
+
+
+def test_a_run_is_seen_where_nothing_can_be_written(
+    reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filling = Filling(reads, write_wide(tmp_path / "made"), tmp_path / "cache")
+    snapshot, opened = filling.arriving(), os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **how: Any) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *more, **how)
+
+    with monkeypatch.context() as mounted:
+        mounted.setattr(os, "open", read_only)
+        assert snapshot.is_being_filled()
+        assert snapshot.filled_by().startswith(f"process {os.getpid()} of ")
+    filling.end()
+
+
+def test_lists_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a group that shares a cache are looked at by the run of any member; who cannot be seen may be alive."""
+    monkeypatch.setenv("PQCACHE_TRUSTED_GROUPS", "0")
+    umask = os.umask(0o002)
+    try:
+        wanted = WantedList(tmp_path)
+    finally:
+        os.umask(umask)
+    wanted.replace(Wanted(row_groups=np.arange(3)))
+    assert stat.S_IMODE(next(tmp_path.glob("*.reader")).stat().st_mode) == 0o664
+    opened = os.open
+
+    def denied(path: Any, *more: Any, **how: Any) -> int:
+        if str(path).endswith(".reader"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *more, **how)
+
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "open", denied)
+        assert len(read_wanted(tmp_path)) == 1
+    assert len(read_wanted(tmp_path)) == 1
+    wanted.close()
+    assert read_wanted(tmp_path) == []
 
 
 def test_a_cache_that_has_a_snapshot_is_synced_as_always(tmp_path: Path) -> None:
