@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
+from pqcache.events import Warned
+from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.local import LocalSource
+from pqcache.store.sync.fill import fetch
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same
 
 
@@ -92,3 +96,54 @@ def test_an_end_that_the_disk_has_lost_is_not_published(tmp_path: Path, monkeypa
     assert pqcache.sync(tmp_path / "cache").snapshot != snapshot.id, "it cannot be completed, and is given up"
     pqcache.sync(made, tmp_path / "plain")
     check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_run_that_ended_when_a_file_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file may have its mode, by which only root can write it, while bytes outside of its chunks are missing."""
+    made = write_files(tmp_path / "made", files=1)
+    reads = LocalReads(monkeypatch)
+    filling = Filling(reads, made, tmp_path / "cache")
+    snapshot = filling.arriving()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    reads.before = killed
+    with pytest.raises(KeyboardInterrupt):
+        filling.end()
+    reads.before = lambda *_: None
+    (snapshot.path / "part-0.parquet").chmod(0o444)
+    opened = os.open
+
+    def as_another_than_root(path: Any, flags: int, *more: Any, **how: Any) -> int:
+        is_written = flags & os.O_ACCMODE != os.O_RDONLY and os.path.isfile(path)
+        if is_written and not os.stat(path, follow_symlinks=False).st_mode & 0o200:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return opened(path, flags, *more, **how)
+
+    monkeypatch.setattr(os, "open", as_another_than_root)
+    assert pqcache.sync(tmp_path / "cache").snapshot == snapshot.id
+    monkeypatch.undo()
+    pqcache.sync(made, tmp_path / "plain")
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_file_that_is_removed_when_all_of_it_has_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is known who may read it: the run goes on from a new listing."""
+    made = write_files(tmp_path / "made")
+    first = Filling(LocalReads(monkeypatch), made, tmp_path / "cache")
+    snapshot, arrived = first.arriving(), first.arriving().map()
+    checked = fetch.checksum_of
+
+    def removed(path: Path) -> str:
+        if path.name == "part-1.parquet":
+            (made / path.name).unlink(missing_ok=True)
+        return checked(path)
+
+    monkeypatch.setattr(fetch, "checksum_of", removed)
+    report = first.end()
+    assert (report.files, report.snapshot != snapshot.id) == (2, True)
+    assert (arrived.state, arrived.files[1]) == (ArrivalState.ABANDONED, FileState.CHANGED)
+    assert any(
+        isinstance(e, Warned) and "part-1.parquet: vanished while it was copied" in e.message for e in first.events
+    )
