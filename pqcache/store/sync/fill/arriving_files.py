@@ -201,7 +201,8 @@ class ArrivingFiles:
         """Mark the chunks that are there, of a new map; columns that a file does not have need not arrive."""
         index = self.snapshot.index()
         for name, position in self._columns.items():
-            self.map.chunks[:, position] = index.table[f"{name}:bytes"].is_null().to_numpy()
+            is_known = f"{name}:bytes" in index.table.column_names  # not where only files without rows have it
+            self.map.chunks[:, position] = index.table[f"{name}:bytes"].is_null().to_numpy() if is_known else 1
         self.map.chunks[self.known.row_groups[:, 0] >= self.known.tails[self._file]] = 1
 
     def _mark(self, file: int, start: int, end: int) -> None:
@@ -239,7 +240,9 @@ class ArrivingFiles:
 
 
 def _integers(index: Index, column: str) -> Ints:
-    """Return a column of the index, with 0 where a file does not have it."""
+    """Return a column of the index, with 0 where a file does not have it, as if none has."""
+    if column not in index.table.column_names:
+        return np.zeros(len(index), np.int64)
     return np.asarray(np.nan_to_num(index.table[column].to_numpy()), np.int64)
 
 

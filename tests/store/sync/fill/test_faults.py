@@ -15,6 +15,7 @@ import pytest
 
 import pqcache
 from pqcache.events import Warned
+from pqcache.store.arriving import publish_arriving
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.local import LocalSource
@@ -147,3 +148,22 @@ def test_a_file_that_is_removed_when_all_of_it_has_arrived(tmp_path: Path, monke
     assert any(
         isinstance(e, Warned) and "part-1.parquet: vanished while it was copied" in e.message for e in first.events
     )
+
+
+def test_a_reader_that_writes_while_the_snapshot_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_files(tmp_path / "made")
+    removed, late = publish_arriving.remove_tree, list[Path]()
+
+    def remove(directory: Path) -> None:
+        """Remove a directory into which a reader that has found it writes at the last moment."""
+        (directory / "late.wanted").touch()
+        late.append(directory)
+        if len(late) == 1:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), "wanted")
+        removed(directory)
+
+    monkeypatch.setattr(publish_arriving, "remove_tree", remove)
+    report = pqcache.sync(made, tmp_path / "cache", fill=True)
+    assert (report.published, len(late)) == (True, 1)
+    assert not late[0].exists(), "the end of the run has removed it"
+    assert not list((tmp_path / "cache" / "current" / "_pqcache").glob("wanted*"))

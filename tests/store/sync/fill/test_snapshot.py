@@ -327,6 +327,30 @@ def test_columns_of_the_source_in_the_order_that_is_wanted(reads: LocalReads, tm
     check_same(tmp_path / "plain", tmp_path / "cache")
 
 
+@pytest.mark.parametrize("rows", [0, 50_000])
+def test_a_column_that_only_files_without_rows_have(rows: int, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    schema = pa.schema([("id", pa.int64()), ("new", pa.float64())])
+    pq.ParquetWriter(made / "b.parquet", schema).close()
+    if rows:
+        pq.write_table(pa.table({"id": np.arange(rows)}), made / "a.parquet")
+    pqcache.sync(made, tmp_path / "plain")
+    pqcache.sync(made, tmp_path / "cache", fill=True)
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_reader_that_wants_such_a_column(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made", files=1)
+    pq.ParquetWriter(made / "b.parquet", pa.schema([("new", pa.float64())])).close()
+    filling = Filling(reads, made, tmp_path / "cache")
+    snapshot = filling.arriving()
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(row_groups=np.array([2]), columns=("new", "a"), urgent=True))
+    assert filling.end().files == 2
+    wanted.close()
+
+
 @pytest.mark.parametrize("kind", ["snapshot", "one file"])
 def test_other_sources(kind: str, tmp_path: Path) -> None:
     made = write_shop(tmp_path / "made")
