@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
@@ -42,6 +43,7 @@ from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles, KnownRanges
 from pqcache.store.sync.fill.checks import end_digest, is_as_stored
 from pqcache.store.sync.fill.chunk_ranges import row_group_ranges
+from pqcache.store.sync.fill.obstacle import NeedsRewriting
 from pqcache.store.sync.fill.reuse import FoundFile
 from pqcache.store.sync.fill.source_ranges import WHOLE, known_from, parts_of, source_ranges
 from pqcache.store.sync.snapshot_job import SnapshotJob
@@ -93,7 +95,8 @@ class _Known:
 def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFile]) -> tuple[Path, list[FileEntry]]:
     """Make the snapshot in the run's directory; return where it is, and its entries.
 
-    Nothing is there but the ends of files, and the complete copies in ``found``.
+    Nothing is there but the ends of files, and the complete copies in ``found``. Raises NeedsRewriting where the files
+    cannot be read as one table before they are rewritten.
     """
     target, files, options = job.workdir / "snapshot", job.plan.downloads, job.run.options
     job.on_event(Started("fetch", job.plan.download_bytes - sum(file.identity.size for file in found)))
@@ -108,12 +111,24 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
     index, known, stop = IndexBuilder(job.table_schema), list[_Known](), threading.Event()
     with stoppable_threads(options.jobs, stop) as threads:
         for one in _in_order(threads, prepare_one, files, _AHEAD * options.jobs):
-            index.add(one.file.path, one.metadata, one.schema)
+            with _agreeing(job):
+                index.add(one.file.path, one.metadata, one.schema)
             known.append(_known(job, one))
             job.on_event(Advanced("read", 1))
     known.sort(key=lambda item: item.entry.path)
     _write_metadata(job, target, known, index)
     return target, [item.entry for item in known]
+
+
+@contextmanager
+def _agreeing(job: SnapshotJob) -> Iterator[None]:
+    """Turn what keeps files from having one index into NeedsRewriting where they are rewritten afterwards."""
+    try:
+        yield
+    except ParquetError as error:
+        if job.rewrite is None:
+            raise
+        raise NeedsRewriting(error) from error
 
 
 def _in_order(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T], ahead: int) -> Iterator[R]:
@@ -236,7 +251,8 @@ def _known(job: SnapshotJob, one: _PreparedFile) -> _Known:
 def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], index: IndexBuilder) -> None:
     """Write manifest, index and map of a snapshot whose files are made; only complete files count as arrived."""
     entries = [item.entry for item in known]
-    index.write([entry.path for entry in entries], None, target / ROW_GROUPS)
+    with _agreeing(job):
+        index.write([entry.path for entry in entries], None, target / ROW_GROUPS)
     manifest = Manifest(
         files=tuple(entries),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -96,11 +96,7 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
 def _begin(job: SnapshotJob, origin: Origin, left: Leftovers, stack: ExitStack) -> ArrivingFiles:
     """Make a new snapshot arrive; ``stack`` holds its lock."""
     cache = job.run.cache
-    rewritten = job.plan.download_bytes if job.run.config.rewrite() is not None else 0  # beside the files as they are
-    check_space(cache.path, job.plan, sum(file.identity.size for file in left.files) - rewritten)
-    if rewritten:
-        size = format_size(2 * rewritten)
-        job.on_event(Warned(f"{cache.path}: the files arrive as they are and are rewritten then, in {size} of space"))
+    _check_space(job, job.plan, sum(file.identity.size for file in left.files))
     target, entries = prepare(job, origin.source, left.files)
     origin.confirm(entries)
     hold_run(target, job.workdir, stack)
@@ -128,11 +124,20 @@ def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple
         table=manifest.table,
     )
     plan = plan_sync([file for entry in manifest.files for file in entry.sources], (), job.plan.recipe)
-    check_space(job.run.cache.path, plan, files.map.arrived_bytes)
+    _check_space(job, plan, files.map.arrived_bytes)
     missing = files.map.total_bytes - files.map.arrived_bytes
     log.debug("%s is continued, %d bytes are missing", files.snapshot.path, missing)
     job.on_event(Started("fetch", missing))
     return replace(job, metadata=metadata, plan=plan), files
+
+
+def _check_space(job: SnapshotJob, plan: Plan, already: int) -> None:
+    """Check that there is space for what is fetched, of which ``already`` is there, and for the rewritten files."""
+    cache, rewritten = job.run.cache.path, plan.download_bytes if job.rewrite is not None else 0
+    check_space(cache, plan, already - rewritten)  # beside the files as they are
+    if rewritten:
+        size = format_size(2 * rewritten)
+        job.on_event(Warned(f"{cache}: the files arrive as they are and are rewritten then, in {size} of space"))
 
 
 def _complete(job: SnapshotJob, files: ArrivingFiles) -> Manifest:

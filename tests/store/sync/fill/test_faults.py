@@ -20,7 +20,7 @@ from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.drivers.local import LocalSource
 from pqcache.store.sync.fill import fetch
-from tests.store.sync.fill.filling import Filling, LocalReads, check_same
+from tests.store.sync.fill.filling import Filling, LocalReads, check_same, killed_at_first
 
 
 def write_columns(path: Path, rows: int = 40_000) -> None:
@@ -102,17 +102,7 @@ def test_an_end_that_the_disk_has_lost_is_not_published(tmp_path: Path, monkeypa
 def test_a_run_that_ended_when_a_file_was_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file may have its mode, by which only root can write it, while bytes outside of its chunks are missing."""
     made = write_files(tmp_path / "made", files=1)
-    reads = LocalReads(monkeypatch)
-    filling = Filling(reads, made, tmp_path / "cache")
-    snapshot = filling.arriving()
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    reads.before = killed
-    with pytest.raises(KeyboardInterrupt):
-        filling.end()
-    reads.before = lambda *_: None
+    snapshot = killed_at_first(LocalReads(monkeypatch), made, tmp_path / "cache")
     (snapshot.path / "part-0.parquet").chmod(0o444)
     opened = os.open
 
