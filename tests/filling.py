@@ -6,7 +6,6 @@ process, ``python -m tests.filling``, it reads what ``pqcache.store.sync.backgro
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
@@ -32,6 +31,7 @@ from pqcache.store.row_group_index import IndexBuilder
 from pqcache.store.snapshot import write_checksums
 from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
+from pqcache.system.locks import lock_as_writer
 
 
 class Filler:
@@ -45,7 +45,8 @@ class Filler:
             write_config(cache, Config(source=str(source)))
         self.snapshot = find_arriving(self.cache) or self._prepare()
         self.run = os.open(self.snapshot.path / RUN, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        fcntl.flock(self.run, fcntl.LOCK_EX)
+        assert lock_as_writer(self.run)
+        os.pwrite(self.run, str(os.getpid()).encode(), 0)
         self.map = self.snapshot.map(writable=True)
         self.index = self.snapshot.index()
         self.columns = self.index.data_schema.names

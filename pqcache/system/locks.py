@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 # EBADF: NFS makes flock a lock of bytes, and an exclusive one needs a descriptor that is open for writing
 _NO_LOCKS = {errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 _BUSY = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
+
+_LOCK = struct.Struct("hhqqi4x")  # struct flock: kind, whence, start, length, process
 
 
 def try_lock(descriptor: int, exclusive: bool) -> bool | None:
@@ -25,6 +29,56 @@ def try_lock(descriptor: int, exclusive: bool) -> bool | None:
         _log("the file system of descriptor %d has no locks: %s", descriptor, error)
         return None
     return True
+
+
+def lock_as_writer(descriptor: int) -> bool | None:
+    """Lock a file that is open for writing, until it is closed or unlocked; return as `try_lock` does.
+
+    Those who may only read the file cannot take this lock. Where the system does not know such locks, it is an
+    exclusive one of `try_lock`, which they can.
+    """
+    if sys.platform == "linux":
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            return True
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            if error.errno not in _NO_LOCKS:
+                raise
+            if error.errno != errno.EINVAL:
+                _log("the file system of descriptor %d has no locks: %s", descriptor, error)
+                return None
+            _log("the system has no locks for writers alone: %s", error)
+    return try_lock(descriptor, exclusive=True)
+
+
+def unlock_as_writer(descriptor: int) -> None:
+    """Release what `lock_as_writer` has locked, also where a process that was forked meanwhile has the file open."""
+    with suppress(OSError):  # there are none of a kind, and nothing was locked
+        if sys.platform == "linux":
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def has_writer(descriptor: int) -> bool:
+    """Return whether somebody holds the lock of `lock_as_writer`; the file may be open for reading only."""
+    if sys.platform == "linux":
+        try:
+            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _LOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0))
+            kind: int = _LOCK.unpack(found)[0]
+            return kind == fcntl.F_WRLCK
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            _log("whether descriptor %d is locked by a writer is not known: %s", descriptor, error)
+            if error.errno != errno.EINVAL:
+                return False
+    held = try_lock(descriptor, exclusive=False)
+    if held:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return held is False
 
 
 def open_to_lock(path: Path) -> int:

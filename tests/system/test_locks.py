@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,36 @@ def test_a_lock_is_opened_for_writing_and_never_through_a_link(tmp_path: Path) -
 def test_a_user_without_a_name_is_a_number() -> None:
     assert locks.user_name(0) == "root"
     assert locks.user_name(4_000_000) == "4000000"
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["own locks", "flock alone"])
+def test_a_lock_of_those_who_may_write(knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    writer, other, reader = os.open(path, os.O_RDWR), os.open(path, os.O_RDWR), os.open(path, os.O_RDONLY)
+    if not knows:
+        monkeypatch.setattr(locks.sys, "platform", "another")
+    assert not locks.has_writer(reader)
+    assert locks.lock_as_writer(writer) is True
+    assert locks.has_writer(reader)
+    assert locks.lock_as_writer(other) is False
+    locks.unlock_as_writer(writer)
+    assert not locks.has_writer(reader)
+    assert locks.lock_as_writer(other) is True
+    os.close(other)
+    assert not locks.has_writer(reader)
+    os.close(writer)
+    os.close(reader)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs locks of open files")
+def test_who_may_only_read_is_no_writer(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    reader, other = os.open(path, os.O_RDONLY), os.open(path, os.O_RDONLY)
+    assert locks.lock_as_writer(reader) is None
+    fcntl.flock(reader, fcntl.LOCK_EX)
+    fcntl.lockf(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    assert not locks.has_writer(other)
+    os.close(other)
+    os.close(reader)

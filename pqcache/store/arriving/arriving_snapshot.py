@@ -5,13 +5,14 @@ arriving/ID/                    ID is the one of the snapshot that it becomes
   _pqcache/files.arrow, row_groups.arrow, lease    as in a snapshot, but for the checksums of files
   _pqcache/arrived              what is there (see `ArrivalMap`)
   _pqcache/wanted/              what readers want next (see `WantedList`)
-  _pqcache/run                  locked by the run that fetches it
+  _pqcache/run                  the process of the run that fetches it, which holds the lock of `lock_as_writer`
   _pqcache/changed.json         why files will never arrive: path to subject, reason and advice of the error
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,12 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, FILES, ROW_GROUPS, RUN, WANTED
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import read_regular
-from pqcache.system.locks import lock_holder, try_lock
+from pqcache.system.locks import has_writer, user_name
 
 if TYPE_CHECKING:
     from pqcache.store.arriving.arrival_map import ArrivalMap
+
+log = logging.getLogger("pqcache.arriving")
 
 
 @dataclass(frozen=True)
@@ -59,28 +62,25 @@ class ArrivingSnapshot(Snapshot):
 
     def is_being_filled(self) -> bool:
         """Return whether a run is fetching it; False also where it has been published or removed."""
-        try:
-            descriptor = os.open(self.path / RUN, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except PermissionError:  # another user's: what can be seen of a lock
-            try:
-                descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError:
-                return False
-        except OSError:
-            return False
-        try:
-            return try_lock(descriptor, exclusive=False) is False
-        finally:
-            os.close(descriptor)
+        return self._run()[0]
 
     def filled_by(self) -> str:
         """Return which process fetches it, like ``process 12 of alice``; empty where that is not known."""
+        return self._run()[1]
+
+    def _run(self) -> tuple[bool, str]:
+        """Return whether a run is at work, and which; those who may read the cache see that."""
         try:
             descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return ""
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.debug("%s: whether a run is at work is not known: %s", self.path, error)
+            return False, ""
         try:
-            return lock_holder(descriptor)
+            if not has_writer(descriptor):
+                return False, ""
+            process = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            return True, f"process {process} of {user_name(os.fstat(descriptor).st_uid)}" if process.isdigit() else ""
         finally:
             os.close(descriptor)
 

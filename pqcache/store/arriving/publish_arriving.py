@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, CHECKED, PUBLISHING
 from pqcache.store.ownership import file_mode
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, fsync_tree, read_regular, remove_tree, replace_symlink, write_durably
+
+log = logging.getLogger("pqcache.sync")
 
 
 def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snapshot:
@@ -43,7 +47,7 @@ def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
     arriving, final = ArrivingSnapshot(cache.path / ARRIVING / name), cache.snapshots_dir / name
     if not final.exists() and arriving.path.is_dir():
         arrived = arriving.map(writable=True) if (arriving.path / ARRIVED).exists() else None
-        remove_tree(arriving.wanted_directory)
+        _remove_wanted(cache, arriving)
         for left in (RANGES, CHECKED, CHANGED, RUN, ARRIVED):
             (arriving.path / left).unlink(missing_ok=True)
         fsync_path(arriving.path / ARRIVED.partition("/")[0])
@@ -56,6 +60,19 @@ def finish_publishing(cache: CacheDirectory) -> Snapshot | None:
     (cache.path / PUBLISHING).unlink()
     remove_empty(cache)
     return Snapshot(final) if final.is_dir() else None
+
+
+def _remove_wanted(cache: CacheDirectory, arriving: ArrivingSnapshot) -> None:
+    """Take away what readers have written, who may still be writing."""
+    trash = cache.tmp_dir / f"removed-wanted-{arriving.id}-{os.urandom(4).hex()}"
+    try:
+        arriving.wanted_directory.rename(trash)
+    except FileNotFoundError:
+        return
+    try:
+        remove_tree(trash)
+    except OSError as error:  # a reader that had begun has made a file in it: the end of a run removes the rest
+        log.debug("%s is left for later: %s", trash, error)
 
 
 def remove_empty(cache: CacheDirectory) -> None:

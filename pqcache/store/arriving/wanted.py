@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pqcache.store.ownership import file_mode
 from pqcache.system.disk import open_plain, read_regular
-from pqcache.system.locks import try_lock
+from pqcache.system.locks import open_to_lock, try_lock
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,7 +50,7 @@ class WantedList:
         self._wanted, self._reader = directory / f"{name}.wanted", directory / f"{name}.reader"
         self._descriptor = -1
         try:
-            self._descriptor = open_plain(self._reader, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._descriptor = open_plain(self._reader, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, file_mode())
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:  # published meanwhile, or another user's cache
             log.debug("%s: what this process reads is not fetched first: %s", directory, error)
@@ -132,11 +133,15 @@ def _read(path: Path) -> Wanted:
 
 
 def _is_alive(reader: Path) -> bool:
+    """Return whether a reader's process lives; one of another user that cannot be looked at may."""
     try:
-        descriptor = os.open(reader, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_to_lock(reader)
+    except PermissionError as error:
+        log.debug("%s is taken for alive: %s", reader, error)
+        return True
     except OSError:
         return False
     try:
-        return try_lock(descriptor, exclusive=True) is False
+        return try_lock(descriptor, exclusive=True) is not True
     finally:
         os.close(descriptor)

@@ -239,7 +239,8 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
             was, now = redact(state.remembered.source), redact(state.config.source)
             options.on_event(Warned(f"the source was {was} and is {now} from now on"))
     report = finish_run(run, result)
-    if run.options.fill and state.current is None and result.published and state.config.rewrite() is not None:
+    is_raw = bool(result.published) and not result.plan.recipe.rewrite
+    if run.options.fill and state.current is None and is_raw and state.config.rewrite() is not None:
         return _rewrite_arrived(run, report, source, list_it)
     return report
 

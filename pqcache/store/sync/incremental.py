@@ -23,7 +23,7 @@ from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import IDENTITY, CacheRun, RunResult
 from pqcache.store.sync.compare_content import Comparison, compare_content
 from pqcache.store.sync.download.download_file import Vanished
-from pqcache.store.sync.fill.obstacle import obstacle
+from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
 from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
 from pqcache.store.sync.safety_checks import (
@@ -115,7 +115,11 @@ class _Attempt:
         if fills:
             from pqcache.store.sync.fill.snapshot import fill_snapshot  # and pyarrow.compute, which few syncs need
 
-            return fill_snapshot(run, plan, metadata, origin)
+            try:
+                return fill_snapshot(run, plan, metadata, origin)
+            except NeedsRewriting as needs:
+                self._warn_of_obstacle(str(needs))
+            return replace(self, run=replace(run, options=replace(run.options, fill=False))).publish()
         return build_snapshot(run, plan, metadata, origin=origin, reindex=bool(self.comparison.differing))
 
     def _fills(self) -> bool:
@@ -124,8 +128,12 @@ class _Attempt:
             return False
         reason = obstacle(self.source, self.listing)
         if reason:
-            self.run.options.on_event(Warned(f"{self.source.url}: {reason}; readers wait for all of it"))
+            self._warn_of_obstacle(reason)
         return not reason
+
+    def _warn_of_obstacle(self, reason: str) -> None:
+        advice = "nothing can be read before all of it is published"
+        self.run.options.on_event(Warned(f"{self.source.url}: {reason}; {advice}"))
 
     def check_unchanged(self, manifest: Manifest | None, files: Sequence[SourceFile]) -> None:
         """List the source again; raises _ListingDiffers where that gives other files than ``files``."""

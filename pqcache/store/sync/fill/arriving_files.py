@@ -19,6 +19,7 @@ from pqcache.store.arriving.wanted import Wanted
 from pqcache.store.layout import CHANGED, CHECKED, RANGES
 from pqcache.store.manifest import FileEntry
 from pqcache.store.row_group_index import Index
+from pqcache.store.sync.fill.checks import end_digest_of
 from pqcache.store.sync.fill.chunk_ranges import chunk_ranges
 from pqcache.store.sync.fill.intervals import Intervals
 from pqcache.store.sync.fill.scheduler import PIECE, FileRanges, Range
@@ -31,30 +32,36 @@ _GAP = 256 << 10  # bytes around a row group that are fetched with it
 _FOOTERS = 512  # of which it is remembered where the chunks are
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KnownRanges:
     """Where each row group of the index begins and ends, and from where on the end of each file is there.
 
+    ``ends`` has the `end_digest` of these ends, as they were received; 0 where it is not known.
     Where only some columns are fetched, ``sources`` says where the bytes of a file are at the source, see
     `source_ranges`: those of file I from ``first[I]`` to ``first[I + 1]``.
     """
 
     row_groups: Ints
     tails: Ints
+    ends: Ints
     sources: Ints
     first: Ints
 
     def write(self, snapshot: Path) -> None:
         """Write them beside the map."""
         with open(snapshot / RANGES, "wb") as file:
-            for array in (self.row_groups, self.tails, self.sources, self.first):
+            for array in (self.row_groups, self.tails, self.ends, self.sources, self.first):
                 np.save(file, array)
 
     @classmethod
     def read(cls, snapshot: Path) -> KnownRanges:
         """Read what ``write`` wrote; raises OSError or ValueError."""
-        with open(open_plain(snapshot / RANGES, os.O_RDONLY), "rb") as file:
-            return cls(*(np.load(file) for _ in range(4)))
+        try:
+            with open(open_plain(snapshot / RANGES, os.O_RDONLY), "rb") as file:
+                row_groups, tails, ends, sources, first = (np.load(file) for _ in range(5))
+        except EOFError as error:
+            raise ValueError(f"{snapshot / RANGES} is too short") from error
+        return cls(row_groups=row_groups, tails=tails, ends=ends, sources=sources, first=first)
 
 
 class ArrivingFiles:
@@ -147,6 +154,11 @@ class ArrivingFiles:
         self._mark(file, tail, self.entries[file].size)
         return 0, tail
 
+    def has_its_end(self, file: int) -> bool:
+        """Return whether the end of a file, its footer among it, is on the disk as it was received and indexed."""
+        known = int(self.known.ends[file])
+        return not known or known == end_digest_of(self.path(file), int(self.known.tails[file]))
+
     def finish(self, file: int, checksum: str) -> None:
         """Note that a file is complete, checked and durable."""
         self.checksums[file] = checksum
@@ -189,7 +201,8 @@ class ArrivingFiles:
         """Mark the chunks that are there, of a new map; columns that a file does not have need not arrive."""
         index = self.snapshot.index()
         for name, position in self._columns.items():
-            self.map.chunks[:, position] = index.table[f"{name}:bytes"].is_null().to_numpy()
+            is_known = f"{name}:bytes" in index.table.column_names  # not where only files without rows have it
+            self.map.chunks[:, position] = index.table[f"{name}:bytes"].is_null().to_numpy() if is_known else 1
         self.map.chunks[self.known.row_groups[:, 0] >= self.known.tails[self._file]] = 1
 
     def _mark(self, file: int, start: int, end: int) -> None:
@@ -227,7 +240,9 @@ class ArrivingFiles:
 
 
 def _integers(index: Index, column: str) -> Ints:
-    """Return a column of the index, with 0 where a file does not have it."""
+    """Return a column of the index, with 0 where a file does not have it, as if none has."""
+    if column not in index.table.column_names:
+        return np.zeros(len(index), np.int64)
     return np.asarray(np.nan_to_num(index.table[column].to_numpy()), np.int64)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from pqcache.errors import SourceChanged, SourceError, SourceNotFound, SourceUnavailable, disk_error
+from pqcache.errors import CacheError, SourceChanged, SourceError, SourceNotFound, SourceUnavailable, disk_error
 from pqcache.events import Advanced, Awaited, Fetched, Warned
 from pqcache.store.arriving.arrival_map import FileState
 from pqcache.store.arriving.wanted import WantedLists
@@ -40,6 +40,7 @@ _REPORT = 0.5  # seconds between reports of what readers wait for
 _WRITE_BACK = 32 << 20  # bytes of a file that wait to be written to the disk
 _FINISHERS = 4  # threads that check complete files and make them durable
 _LAST_WRITE = 10.0  # seconds that the end of a run waits for a write
+_OPEN_AGAIN = "open the dataset again when the source was copied anew"
 
 
 class Fetch:
@@ -174,7 +175,7 @@ class Fetch:
     def _received(self, piece: Piece, position: int, gate: threading.Lock) -> Iterator[int]:
         """Write what the source sends of a piece from ``position`` on; yield how many bytes, each time."""
         path = self._files.path(piece.file)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = _open_to_write(path)
         try:
             for chunk in self._chunks(piece, position):
                 with gate:
@@ -190,12 +191,18 @@ class Fetch:
             os.close(descriptor)
 
     def _chunks(self, piece: Piece, position: int) -> Iterator[memoryview]:
-        """Yield the bytes of a piece from ``position`` on, which need not be side by side at the source."""
+        """Yield the bytes of a piece from ``position`` on, which need not be side by side at the source.
+
+        Where the source ends early, nothing behind that is yielded.
+        """
         parts = parts_of(self._files.sources(piece.file), position, piece.end)
         for offset, length, ranges in merged_ranges(parts):
+            end = offset + length
             for received in read_chunks(self._source, self._sources[piece.file], offset, length):
                 yield from pieces_in(received, offset, ranges)
                 offset += len(received)
+            if offset < end:  # or the next range would be written where the end of this one belongs
+                return
 
     def _arrived(self, piece: Piece) -> None:
         with self._changed:
@@ -215,12 +222,11 @@ class Fetch:
 
     def _failed(self, piece: Piece, error: SourceError) -> None:
         """Put a piece back that the source does not give now, or give up its file where it has changed."""
-        file, url = self._sources[piece.file], file_url(self._source, self._sources[piece.file].path)
-        advice = "open the dataset again when the source was copied anew"
+        file = self._sources[piece.file]
         try:
             self._check_identity(file, self._source.stat(file.path))
         except SourceNotFound:
-            self._give_up(piece.file, SourceChanged(url, "vanished while it was copied", advice))
+            self._give_up(piece.file, self._vanished(file))
             return
         except SourceChanged as changed:
             self._give_up(piece.file, changed)
@@ -240,8 +246,10 @@ class Fetch:
     def _check_identity(self, file: SourceFile, now: Identity) -> None:
         """Raise SourceChanged where a file is another one ``now``."""
         if not file.identity.is_still(now):
-            advice = "open the dataset again when the source was copied anew"
-            raise SourceChanged(file_url(self._source, file.path), "changed while it was copied", advice)
+            raise SourceChanged(file_url(self._source, file.path), "changed while it was copied", _OPEN_AGAIN)
+
+    def _vanished(self, file: SourceFile) -> SourceChanged:
+        return SourceChanged(file_url(self._source, file.path), "vanished while it was copied", _OPEN_AGAIN)
 
     def _give_up(self, file: int, error: SourceChanged) -> None:
         with self._changed:
@@ -266,22 +274,34 @@ class Fetch:
         """Compare a complete file with what the store says of it, and make it durable."""
         source_file, path = self._sources[file], self._files.path(file)
         checksum = checksum_of(path)
+        if not self._files.has_its_end(file):
+            abandon(self._files.snapshot)
+            reason = "its end is not on the disk as it was written"
+            raise CacheError(path, reason, "check the disk of the cache, and sync again")
         compare_md5, is_copy = self._job.run.config.checksum, self._files.is_copy(file)
         if not is_copy or is_as_stored(path, source_file, checksum, compare_md5):
-            status = path.stat()
-            path.chmod(copy_mode(self._source, source_file, status))
-            self._write_back(path)
-            with self._changed:
-                if self._stop.is_set():
-                    return
-                self._files.finish(file, checksum)
-            seconds = time.monotonic() - self._began.get(file, time.monotonic())
-            self._job.on_event(Fetched(source_file.path, source_file.identity.size, seconds))
+            self._finish(file, checksum)
         else:
             self._fetch_again(file)
         with self._changed:
             self._checking -= 1
             self._changed.notify_all()
+
+    def _finish(self, file: int, checksum: str) -> None:
+        """Give a file its mode and make it durable; it is given up where the source does not have it any more."""
+        source_file, path = self._sources[file], self._files.path(file)
+        try:
+            path.chmod(copy_mode(self._source, source_file, path.stat()))
+        except SourceNotFound:
+            self._give_up(file, self._vanished(source_file))
+            return
+        self._write_back(path)
+        with self._changed:
+            if self._stop.is_set():
+                return
+            self._files.finish(file, checksum)
+        seconds = time.monotonic() - self._began.get(file, time.monotonic())
+        self._job.on_event(Fetched(source_file.path, source_file.identity.size, seconds))
 
     def _fetch_again(self, file: int) -> None:
         source_file = self._sources[file]
@@ -327,3 +347,13 @@ class Fetch:
         if awaited != self._awaited:
             self._awaited = awaited
             self._job.on_event(awaited)
+
+
+def _open_to_write(path: Path) -> int:
+    """Open a file that is not complete; one that a run has left without the right to write, as it ended just then."""
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except PermissionError:
+        path.chmod(path.stat().st_mode | 0o200)
+        return os.open(path, flags)

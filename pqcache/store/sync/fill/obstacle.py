@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pqcache.errors import ParquetError
 from pqcache.store.drivers.base import Source
 from pqcache.store.drivers.file_shape import shape_of
 from pqcache.store.sync.listing import Listing
@@ -15,3 +16,10 @@ def obstacle(source: Source, listing: Listing) -> str:
     if any(shape is not None and shape.deleted_rows is not None for shape in shapes):
         return "its table deletes rows of files"
     return ""
+
+
+class NeedsRewriting(Exception):
+    """The files as they are at the source have no index in common; once they are rewritten they have."""
+
+    def __init__(self, error: ParquetError) -> None:
+        super().__init__(f"{error.subject}: {error.reason}")

@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
@@ -40,14 +41,15 @@ from pqcache.store.sync.download.download_file import Vanished, copy_mode
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.download.subset import Subset
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles, KnownRanges
-from pqcache.store.sync.fill.checks import is_as_stored
+from pqcache.store.sync.fill.checks import end_digest, is_as_stored
 from pqcache.store.sync.fill.chunk_ranges import row_group_ranges
+from pqcache.store.sync.fill.obstacle import NeedsRewriting
 from pqcache.store.sync.fill.reuse import FoundFile
 from pqcache.store.sync.fill.source_ranges import WHOLE, known_from, parts_of, source_ranges
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.boot import boot_id
 from pqcache.system.checksum import checksum_of
-from pqcache.system.disk import fsync_path, limit_mode, link_or_copy
+from pqcache.system.disk import fsync_path, limit_mode, link_or_copy, write_at
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -64,7 +66,8 @@ log = logging.getLogger("pqcache.sync")
 class _PreparedFile:
     """A file of ``size`` bytes, of which those from ``tail`` on are there.
 
-    These are all of them where there is a ``checksum``. ``sources`` says where the others are, see `source_ranges`.
+    These are all of them where there is a ``checksum``; else ``end`` is theirs. ``sources`` says where the others are,
+    see `source_ranges`.
     """
 
     file: SourceFile
@@ -74,6 +77,7 @@ class _PreparedFile:
     tail: int
     sources: Ints = field(default_factory=lambda: WHOLE)
     checksum: str = ""
+    end: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +89,14 @@ class _Known:
     tail: int
     sources: Ints
     checksum: str
+    end: int
 
 
 def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFile]) -> tuple[Path, list[FileEntry]]:
     """Make the snapshot in the run's directory; return where it is, and its entries.
 
-    Nothing is there but the ends of files, and the complete copies in ``found``.
+    Nothing is there but the ends of files, and the complete copies in ``found``. Raises NeedsRewriting where the files
+    cannot be read as one table before they are rewritten.
     """
     target, files, options = job.workdir / "snapshot", job.plan.downloads, job.run.options
     job.on_event(Started("fetch", job.plan.download_bytes - sum(file.identity.size for file in found)))
@@ -105,12 +111,24 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
     index, known, stop = IndexBuilder(job.table_schema), list[_Known](), threading.Event()
     with stoppable_threads(options.jobs, stop) as threads:
         for one in _in_order(threads, prepare_one, files, _AHEAD * options.jobs):
-            index.add(one.file.path, one.metadata, one.schema)
+            with _agreeing(job):
+                index.add(one.file.path, one.metadata, one.schema)
             known.append(_known(job, one))
             job.on_event(Advanced("read", 1))
     known.sort(key=lambda item: item.entry.path)
     _write_metadata(job, target, known, index)
     return target, [item.entry for item in known]
+
+
+@contextmanager
+def _agreeing(job: SnapshotJob) -> Iterator[None]:
+    """Turn what keeps files from having one index into NeedsRewriting where they are rewritten afterwards."""
+    try:
+        yield
+    except ParquetError as error:
+        if job.rewrite is None:
+            raise
+        raise NeedsRewriting(error) from error
 
 
 def _in_order(threads: ThreadPoolExecutor, call: Callable[[T], R], items: Sequence[T], ahead: int) -> Iterator[R]:
@@ -159,7 +177,7 @@ def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile)
         limit_mode(path, copy_mode(source, file, status), status)
         os.ftruncate(descriptor, made.size)
         for offset, data in parts:
-            os.pwrite(descriptor, data, offset)
+            write_at(descriptor, memoryview(data), offset, direct=False)
     finally:
         os.close(descriptor)
     job.on_event(Advanced("fetch", received))
@@ -176,7 +194,8 @@ def _copied(source: Source, file: SourceFile, read: Callable[[int, int], bytes])
         start, data = 0, read(0, size) if size else b""
         tail = read_tail(lambda offset, length: data[offset : offset + length], size, url)
     metadata, schema = footer_in(tail.data, url, size=size)
-    return _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=start), [(start, data)]
+    end = end_digest([data])
+    return _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=start, end=end), [(start, data)]
 
 
 def _projected(
@@ -190,7 +209,9 @@ def _projected(
     parts = parts_of(sources, tail, projection.size) if tail < projection.size else ()
     data = b"".join(end.tail[item.offset - end.start : item.end - end.start] for item in parts) + footer
     metadata, schema = footer_in(footer, end.name, size=size)
-    made = _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=tail, sources=sources)
+    made = _PreparedFile(
+        file=file, metadata=metadata, schema=schema, size=size, tail=tail, sources=sources, end=end_digest([data])
+    )
     return made, [(0, MAGIC), (tail, data)]
 
 
@@ -222,13 +243,16 @@ def _known(job: SnapshotJob, one: _PreparedFile) -> _Known:
         recipe=job.plan.recipe.text,
     )
     row_groups = row_group_ranges(one.metadata, one.size)
-    return _Known(entry=entry, row_groups=row_groups, tail=one.tail, sources=one.sources, checksum=one.checksum)
+    return _Known(
+        entry=entry, row_groups=row_groups, tail=one.tail, sources=one.sources, checksum=one.checksum, end=one.end
+    )
 
 
 def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], index: IndexBuilder) -> None:
     """Write manifest, index and map of a snapshot whose files are made; only complete files count as arrived."""
     entries = [item.entry for item in known]
-    index.write([entry.path for entry in entries], None, target / ROW_GROUPS)
+    with _agreeing(job):
+        index.write([entry.path for entry in entries], None, target / ROW_GROUPS)
     manifest = Manifest(
         files=tuple(entries),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -247,6 +271,7 @@ def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], ind
     KnownRanges(
         row_groups=row_groups,
         tails=np.array([item.tail for item in known], np.int64),
+        ends=np.array([item.end for item in known], np.int64),
         sources=np.concatenate([item.sources for item in known]),
         first=np.cumsum([0, *(len(item.sources) for item in known)]),
     ).write(target)

@@ -9,22 +9,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from pqcache.errors import CacheLocked, SourceChanged, UsageError, disk_errors
+from pqcache.errors import SourceChanged, UsageError, disk_errors
 from pqcache.events import Published, Started, Warned
 from pqcache.store.arriving.arrival_map import ArrivalState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.arriving.publish_arriving import publish_arriving
 from pqcache.store.layout import ARRIVING, RUN
 from pqcache.store.manifest import Manifest, SnapshotMetadata
-from pqcache.store.ownership import make_directories
+from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.publish import new_snapshot_id
 from pqcache.store.sync.build_snapshot import write_metadata
 from pqcache.store.sync.cache_run import CacheRun, RunResult
@@ -38,10 +36,8 @@ from pqcache.store.sync.safety_checks import check_space
 from pqcache.store.sync.snapshot_job import Origin, SnapshotJob, keys_of
 from pqcache.store.tmp_directory import make_workdir, take_over_or_remove
 from pqcache.system.disk import fsync_path, open_plain, remove_tree
-from pqcache.system.locks import lock_holder, try_lock
+from pqcache.system.locks import lock_as_writer, try_lock, unlock_as_writer
 from pqcache.units import format_size
-
-_RUN_WAIT = 10.0  # seconds; readers hold the lock of a run for a moment to see whether there is one
 
 log = logging.getLogger("pqcache.sync")
 
@@ -100,14 +96,10 @@ def _fill_once(run: CacheRun, plan: Plan, metadata: SnapshotMetadata, origin: Or
 def _begin(job: SnapshotJob, origin: Origin, left: Leftovers, stack: ExitStack) -> ArrivingFiles:
     """Make a new snapshot arrive; ``stack`` holds its lock."""
     cache = job.run.cache
-    rewritten = job.plan.download_bytes if job.run.config.rewrite() is not None else 0  # beside the files as they are
-    check_space(cache.path, job.plan, sum(file.identity.size for file in left.files) - rewritten)
-    if rewritten:
-        size = format_size(2 * rewritten)
-        job.on_event(Warned(f"{cache.path}: the files arrive as they are and are rewritten then, in {size} of space"))
+    _check_space(job, job.plan, sum(file.identity.size for file in left.files))
     target, entries = prepare(job, origin.source, left.files)
     origin.confirm(entries)
-    hold_run(target, stack)
+    hold_run(target, job.workdir, stack)
     make_directories(cache.path / ARRIVING)
     if left.id:
         retire_others(job, None)
@@ -121,7 +113,7 @@ def _begin(job: SnapshotJob, origin: Origin, left: Leftovers, stack: ExitStack) 
 
 def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple[SnapshotJob, ArrivingFiles]:
     """Go on with a snapshot of an earlier run; return the job that makes just that, and its files."""
-    hold_run(files.snapshot.path, stack)
+    hold_run(files.snapshot.path, job.workdir, stack)
     retire_others(job, files.snapshot)
     manifest = files.snapshot.manifest()
     metadata = SnapshotMetadata(
@@ -132,11 +124,20 @@ def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple
         table=manifest.table,
     )
     plan = plan_sync([file for entry in manifest.files for file in entry.sources], (), job.plan.recipe)
-    check_space(job.run.cache.path, plan, files.map.arrived_bytes)
+    _check_space(job, plan, files.map.arrived_bytes)
     missing = files.map.total_bytes - files.map.arrived_bytes
     log.debug("%s is continued, %d bytes are missing", files.snapshot.path, missing)
     job.on_event(Started("fetch", missing))
     return replace(job, metadata=metadata, plan=plan), files
+
+
+def _check_space(job: SnapshotJob, plan: Plan, already: int) -> None:
+    """Check that there is space for what is fetched, of which ``already`` is there, and for the rewritten files."""
+    cache, rewritten = job.run.cache.path, plan.download_bytes if job.rewrite is not None else 0
+    check_space(cache, plan, already - rewritten)  # beside the files as they are
+    if rewritten:
+        size = format_size(2 * rewritten)
+        job.on_event(Warned(f"{cache}: the files arrive as they are and are rewritten then, in {size} of space"))
 
 
 def _complete(job: SnapshotJob, files: ArrivingFiles) -> Manifest:
@@ -146,22 +147,24 @@ def _complete(job: SnapshotJob, files: ArrivingFiles) -> Manifest:
     return write_metadata(job, files.snapshot.path, entries)
 
 
-def hold_run(snapshot: Path, stack: ExitStack) -> None:
-    """Lock a snapshot for the run that fetches it, as long as ``stack`` is open."""
-    descriptor = open_plain(snapshot / RUN, os.O_RDWR)
+def hold_run(snapshot: Path, scratch: Path, stack: ExitStack) -> None:
+    """Say that this process fetches a snapshot, as long as ``stack`` is open.
+
+    The file that says so is always a new one, made in ``scratch``: others can open and lock one that is in the cache,
+    and the lock of the cache keeps other runs away.
+    """
+    new = scratch / Path(RUN).name
+    descriptor = open_plain(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, file_mode())
     stack.callback(os.close, descriptor)
-    deadline = time.monotonic() + _RUN_WAIT
-    while try_lock(descriptor, exclusive=True) is False:
-        if time.monotonic() >= deadline:
-            holder = lock_holder(descriptor) or "another process"
-            raise CacheLocked(snapshot / RUN, f"{holder} keeps it locked", "end that process, or try again")
-        time.sleep(0.01)
-    stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # also where a process forked meanwhile has it open
+    lock_as_writer(descriptor)
+    stack.callback(unlock_as_writer, descriptor)
+    os.write(descriptor, str(os.getpid()).encode())
+    new.replace(snapshot / RUN)
 
 
 def _check_locks(job: SnapshotJob) -> None:
     """Raise UsageError where there are no locks: readers could not know whether a run is at work."""
-    with open(job.workdir / "lock", "xb") as file:
-        if try_lock(file.fileno(), exclusive=True) is None:
+    with open(job.workdir / "lock", "xb") as one, open(job.workdir / "writer", "xb") as other:
+        if try_lock(one.fileno(), exclusive=True) is None or lock_as_writer(other.fileno()) is None:
             reason = f"the file system of {job.run.cache.path} has no locks, by which readers see that a run is at work"
             raise UsageError("--fill", reason, "sync without it, or put the cache on a local disk")

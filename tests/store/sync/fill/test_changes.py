@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ from pqcache.events import Warned
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots, find_arriving
 from pqcache.store.cache_directory import CacheDirectory
-from pqcache.store.layout import CHECKED
+from pqcache.store.layout import CHECKED, RUN
 from pqcache.store.sync import incremental
 from pqcache.store.sync.fill import fetch
+from pqcache.system.locks import user_name
 from tests.datasets import files_of
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
 from tests.store.sync.fill.test_snapshot import write_wide
@@ -203,6 +206,21 @@ def test_the_next_run_goes_on(fill: bool, reads: LocalReads, made: Path, tmp_pat
     assert fetched(reads, files_of(made)[0]) == 0
     pqcache.sync(made, tmp_path / "plain")
     check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs locks of those who may write")
+def test_others_who_lock_the_file_of_a_run(reads: LocalReads, made: Path, tmp_path: Path) -> None:
+    """Whoever can read a cache can lock that file: that neither looks like a run, nor keeps one away."""
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    with open(snapshot.path / RUN, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not snapshot.is_being_filled()
+        filling = Filling(reads, made, tmp_path / "cache")
+        wait_for(snapshot.is_being_filled)
+        assert snapshot.filled_by() == f"process {os.getpid()} of {user_name(os.geteuid())}"
+        assert filling.end().snapshot == snapshot.id
+    assert not snapshot.is_being_filled()
+    assert snapshot.filled_by() == ""
 
 
 def snapshot_bytes(made: Path) -> int:

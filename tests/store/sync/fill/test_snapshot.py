@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import stat
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +19,14 @@ import pytest
 import pqcache
 from pqcache.events import Awaited, Event, Fetched, Warned
 from pqcache.store.arriving.arrival_map import ArrivalState, FileState
-from pqcache.store.arriving.wanted import Wanted, WantedList
+from pqcache.store.arriving.wanted import Wanted, WantedList, read_wanted
 from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.sync import safety_checks
 from pqcache.store.sync.fill import fetch, scheduler
 from pqcache.store.sync.fill import snapshot as snapshot_module
 from tests.datasets import files_of, rows_of, write_shop
 from tests.remote import Remote, make_remote
-from tests.store.sync.fill.filling import Filling, LocalReads, check_same, wait_for
+from tests.store.sync.fill.filling import Filling, LocalReads, check_same, killed_at_first, wait_for
 
 STORES = [
     "path",
@@ -192,6 +196,49 @@ def test_a_reader_that_dies_wants_nothing(reads: LocalReads, tmp_path: Path) -> 
     assert looks[-1] == []
 
 
+def test_a_run_is_seen_where_nothing_can_be_written(
+    reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filling = Filling(reads, write_wide(tmp_path / "made"), tmp_path / "cache")
+    snapshot, opened = filling.arriving(), os.open
+
+    def read_only(path: Any, flags: int, *more: Any, **how: Any) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *more, **how)
+
+    with monkeypatch.context() as mounted:
+        mounted.setattr(os, "open", read_only)
+        assert snapshot.is_being_filled()
+        assert snapshot.filled_by().startswith(f"process {os.getpid()} of ")
+    filling.end()
+
+
+def test_lists_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a group that shares a cache are looked at by the run of any member; who cannot be seen may be alive."""
+    monkeypatch.setenv("PQCACHE_TRUSTED_GROUPS", "0")
+    umask = os.umask(0o002)
+    try:
+        wanted = WantedList(tmp_path)
+    finally:
+        os.umask(umask)
+    wanted.replace(Wanted(row_groups=np.arange(3)))
+    assert stat.S_IMODE(next(tmp_path.glob("*.reader")).stat().st_mode) == 0o664
+    opened = os.open
+
+    def denied(path: Any, *more: Any, **how: Any) -> int:
+        if str(path).endswith(".reader"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *more, **how)
+
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "open", denied)
+        assert len(read_wanted(tmp_path)) == 1
+    assert len(read_wanted(tmp_path)) == 1
+    wanted.close()
+    assert read_wanted(tmp_path) == []
+
+
 def test_a_cache_that_has_a_snapshot_is_synced_as_always(tmp_path: Path) -> None:
     made = write_shop(tmp_path / "made")
     first = pqcache.sync(made, tmp_path / "cache")
@@ -225,7 +272,10 @@ def test_what_cannot_be_read_early_is_copied_as_always(tmp_path: Path) -> None:
     events: list[Event] = []
     pqcache.sync(made, tmp_path / "plain", where="id < 100")
     pqcache.sync(made, tmp_path / "cache", fill=True, on_event=events.append, where="id < 100")
-    assert any(isinstance(event, Warned) and "readers wait for all of it" in event.message for event in events)
+    assert any(
+        isinstance(event, Warned) and "nothing can be read before all of it is published" in event.message
+        for event in events
+    )
     check_same(tmp_path / "plain", tmp_path / "cache")
 
 
@@ -282,6 +332,30 @@ def test_columns_of_the_source_in_the_order_that_is_wanted(reads: LocalReads, tm
     check_same(tmp_path / "plain", tmp_path / "cache")
 
 
+@pytest.mark.parametrize("rows", [0, 50_000])
+def test_a_column_that_only_files_without_rows_have(rows: int, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    schema = pa.schema([("id", pa.int64()), ("new", pa.float64())])
+    pq.ParquetWriter(made / "b.parquet", schema).close()
+    if rows:
+        pq.write_table(pa.table({"id": np.arange(rows)}), made / "a.parquet")
+    pqcache.sync(made, tmp_path / "plain")
+    pqcache.sync(made, tmp_path / "cache", fill=True)
+    check_same(tmp_path / "plain", tmp_path / "cache")
+
+
+def test_a_reader_that_wants_such_a_column(reads: LocalReads, tmp_path: Path) -> None:
+    made = write_wide(tmp_path / "made", files=1)
+    pq.ParquetWriter(made / "b.parquet", pa.schema([("new", pa.float64())])).close()
+    filling = Filling(reads, made, tmp_path / "cache")
+    snapshot = filling.arriving()
+    wanted = WantedList(snapshot.wanted_directory)
+    wanted.replace(Wanted(row_groups=np.array([2]), columns=("new", "a"), urgent=True))
+    assert filling.end().files == 2
+    wanted.close()
+
+
 @pytest.mark.parametrize("kind", ["snapshot", "one file"])
 def test_other_sources(kind: str, tmp_path: Path) -> None:
     made = write_shop(tmp_path / "made")
@@ -307,3 +381,46 @@ def test_rewritten_after_it_was_published_as_it_is(reads: LocalReads, tmp_path: 
         assert one.read_bytes() == other.read_bytes()
     assert [record["published"] for record in pqcache.log(tmp_path / "cache")] == [True, True]
     assert not pqcache.sync(tmp_path / "cache").published
+
+
+def write_apart(made: Path) -> Path:
+    """Write two files whose types fit together only when they are rewritten."""
+    made.mkdir()
+    texts = pa.array([f"v{number % 9}" for number in range(50_000)])
+    pq.write_table(pa.table({"s": texts}), made / "a.parquet")
+    pq.write_table(pa.table({"s": texts.dictionary_encode()}), made / "b.parquet")
+    return made
+
+
+def test_files_that_are_one_table_only_when_they_are_rewritten(tmp_path: Path) -> None:
+    made, events = write_apart(tmp_path / "made"), list[Event]()
+    pqcache.sync(made, tmp_path / "plain", row_group_size="1MB")
+    report = pqcache.sync(made, tmp_path / "cache", row_group_size="1MB", fill=True, on_event=events.append)
+    assert (report.published, report.rewritten, report.rows) == (True, 1, 100_000)
+    messages = [event.message for event in events if isinstance(event, Warned)]
+    assert any("schema does not fit" in text and "nothing can be read before all" in text for text in messages)
+    check_same(tmp_path / "plain", tmp_path / "cache")
+    assert [record["published"] for record in pqcache.log(tmp_path / "cache")] == [True]
+
+
+def test_files_that_are_no_table_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(pqcache.ParquetError, match="does not fit"):
+        pqcache.sync(write_apart(tmp_path / "made"), tmp_path / "cache", fill=True)
+
+
+def test_space_for_the_rewritten_files_when_a_run_goes_on(
+    reads: LocalReads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = write_wide(tmp_path / "made")
+    snapshot = killed_at_first(reads, made, tmp_path / "cache", row_group_size="256k")
+    total, used = snapshot.map().total_bytes, shutil.disk_usage
+
+    def nearly_full(path: Path) -> Any:
+        return used(path)._replace(free=total * 3 // 2)
+
+    monkeypatch.setattr(safety_checks, "_SPARE", 0)
+    monkeypatch.setattr(safety_checks.shutil, "disk_usage", nearly_full)
+    with pytest.raises(pqcache.PqcacheError, match=r"needs .* of free space"):
+        pqcache.sync(tmp_path / "cache")
+    monkeypatch.undo()
+    assert pqcache.sync(tmp_path / "cache").rewritten == 3
