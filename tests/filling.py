@@ -177,9 +177,12 @@ class Filler:
         return target
 
     def change(self, path: str, reason: str = "changed at the source while it was copied") -> str:
-        """Say that a file will never arrive, and why; return its path."""
-        self.map.files[self.paths.index(path)] = FileState.CHANGED
-        (self.snapshot.path / CHANGED).write_text(json.dumps({path: [path, reason, "sync again"]}))
+        """Say that a file will never arrive, or with an empty path the snapshot, and why; return the path."""
+        if path:
+            self.map.files[self.paths.index(path)] = FileState.CHANGED
+        (self.snapshot.path / CHANGED).write_text(
+            json.dumps({path: [path or str(self.cache.path), reason, "sync again"]})
+        )
         return path
 
     def die(self) -> None:

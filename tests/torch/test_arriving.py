@@ -338,7 +338,11 @@ def test_no_run_puts_another_source_in_the_place_of_the_one_that_is_read(small_r
 
 
 def test_the_source_of_a_first_run_that_failed_binds_nobody(
-    small_run: Path, source: Path, published: Path, monkeypatch: pytest.MonkeyPatch
+    small_run: Path,
+    source: Path,
+    published: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(start_run, "MODULE", BACKGROUND_RUN)
     (small_run / "bad").mkdir()
@@ -346,6 +350,8 @@ def test_the_source_of_a_first_run_that_failed_binds_nobody(
     with pytest.raises(ParquetError, match="part-0"):
         ParquetDataset(small_run / "cache", source=small_run / "bad")
     assert epoch(small_run / "cache", source=source) == epoch(published)
+    said = f"{small_run}/cache: the source was {small_run}/bad and is {source} from now on"
+    wait_for(lambda: said in caplog.messages)
 
 
 def test_options_of_a_source_that_make_no_sense(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ class Arrivals:
 
     def _abandoned(self, row_group: int) -> CacheError:
         """Return why nothing more will come, as far as that is known."""
-        why = self._asked_for() or self._file_error() or self._other_snapshot() or "its run has given it up"
+        why = self._asked_for() or self._recorded() or self._other_snapshot() or "its run has given it up"
         return self._never(why, row_group)
 
     def _never(self, why: str, row_group: int) -> CacheError:
@@ -265,11 +265,13 @@ class Arrivals:
             return None
         return None if other is None or other.id == self._snapshot.id else f"{other.id} takes its place"
 
-    def _file_error(self) -> str | None:
-        """Return why a file will never arrive, for the first one that will not."""
-        for file in np.flatnonzero(self._map.files == FileState.CHANGED):
-            error = self._here().error_of(self._index.paths[int(file)])
-            return f"{error.subject}: {error.reason}"
+    def _recorded(self) -> str | None:
+        """Return why the run has given the snapshot up, or else why a file will never arrive, if it said so."""
+        changed = [self._index.paths[int(file)] for file in np.flatnonzero(self._map.files == FileState.CHANGED)]
+        for path in ("", *changed):  # an empty path is the snapshot
+            error = self._here().error_of(path)
+            if error.subject:
+                return f"{error.subject}: {error.reason}"
         return None
 
     def _here(self) -> ArrivingSnapshot:

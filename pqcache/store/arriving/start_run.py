@@ -110,11 +110,10 @@ def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready:
     cache, started = CacheDirectory(cache_path(Path(path).expanduser())), 0
     place, begun = RunFiles(cache.path), time.time()
     while True:
-        lock = place.try_lock()
+        lock, is_started = place.try_lock(), False
         if lock is not None:
             try:
                 if is_ready():
-                    place.lock.unlink(missing_ok=True)  # which was made just now
                     return
                 if not _is_locked(cache):  # or somebody else's run is at work, which is waited for
                     if started == _MOST_STARTS:
@@ -123,7 +122,10 @@ def ensure_filling(path: str | os.PathLike[str], request: FillRequest, is_ready:
                     if cache.exists():
                         check_source(cache, request)  # or the run would put another table in its place
                     _start(cache, request, place, lock)
+                    is_started = True
             finally:
+                if not is_started:  # no run has the lock
+                    place.lock.unlink(missing_ok=True)
                 os.close(lock)
         _wait(cache, place, request, is_ready)
         if is_ready():
@@ -180,6 +182,7 @@ def _start(cache: CacheDirectory, request: FillRequest, place: RunFiles, lock: i
         )
     except (OSError, TypeError) as error:  # the latter where no interpreter is known
         os.close(to_follow)
+        place.report.unlink(missing_ok=True)
         reason = f"the run that fetches it cannot be started ({first_line(error)})"
         raise CacheError(
             cache.path, reason, f"start it from a shell: {fill_command(request.source, cache.path)}"

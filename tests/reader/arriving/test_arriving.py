@@ -263,6 +263,9 @@ def test_what_has_arrived_of_an_abandoned_snapshot_is_read(source: Path, tmp_pat
     path = filler.change("dt=2026-11-02/part-00001.parquet", "no space left on the device")
     with pytest.raises(CacheError, match=rf"{path}: no space left on the device, and row group \d of dt=.* will not"):
         epoch(tmp_path / "cache", filters="dt = '2026-11-03'")
+    filler.change("", "Input/output error")
+    with pytest.raises(CacheError, match=r"cache: Input/output error, and row group \d of dt=.* will not arrive"):
+        epoch(tmp_path / "cache", filters="dt = '2026-11-03'")
 
 
 def test_after_another_start_of_the_machine_only_complete_files_are_there(source: Path, tmp_path: Path) -> None:

@@ -116,7 +116,6 @@ def test_temporary_files_that_cannot_be_made(
     with pytest.raises(CacheError, match="set TMPDIR to a directory that you can write to"):
         fill(cache, source)
     place.report.rmdir()
-    place.lock.unlink()
     place.lock.symlink_to("elsewhere")
     with pytest.raises(CacheError, match="set TMPDIR"):
         fill(cache, source)
@@ -135,6 +134,7 @@ def test_a_run_that_cannot_be_started(cache: CacheDirectory, monkeypatch: pytest
             fill(cache, Path("/the lake/shop"))
         assert "the run that fetches it cannot be started" in failed.value.reason
         assert failed.value.advice == f"start it from a shell: pqcache sync '/the lake/shop' {cache.path} --fill"
+    assert left_beside(cache) == []
 
 
 def test_a_number_that_another_process_has_now_is_not_the_one_that_is_meant() -> None:
