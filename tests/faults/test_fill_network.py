@@ -52,9 +52,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             yield Store(proxy, remote, url, made, request.param)
 
 
-def check(store: Store, cache: Path, tmp_path: Path) -> None:
+def check(store: Store, cache: Path, tmp_path: Path, columns: list[str] | None = None) -> None:
     store.proxy.clear()
-    pqcache.sync(store.url, tmp_path / "plain")
+    pqcache.sync(store.url, tmp_path / "plain", columns=columns)
     check_same(tmp_path / "plain", cache)
 
 
@@ -64,6 +64,22 @@ def test_connections_that_break(store: Store, tmp_path: Path) -> None:
     report = pqcache.sync(store.url, tmp_path / "cache", fill=True)
     assert report.fetched_bytes == sum((store.made / path).stat().st_size for path in files_of(store.made))
     check(store, tmp_path / "cache", tmp_path)
+
+
+def test_connections_that_end_in_the_middle_of_some_columns(store: Store, tmp_path: Path) -> None:
+    """What is fetched at once lies in several ranges at the source, of which each may end early."""
+    hit: list[int] = []
+
+    def shortened(request: faults.Request, answer: faults.Answer, client: faults.Connection) -> bool:
+        if find_arriving(CacheDirectory(tmp_path / "cache")) is None or len(hit) == 8:
+            return faults.unchanged(request, answer, client)
+        hit.append(len(answer.body))
+        return faults.truncate(after=len(answer.body) // 2)(request, answer, client)
+
+    store.proxy.rule(shortened, path=store.range_of("part-00000.parquet"))
+    pqcache.sync(store.url, tmp_path / "cache", fill=True, columns=["a", "e"])
+    assert len(hit) == 8
+    check(store, tmp_path / "cache", tmp_path, columns=["a", "e"])
 
 
 def test_a_server_that_is_away_for_a_while(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

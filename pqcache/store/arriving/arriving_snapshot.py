@@ -6,7 +6,8 @@ arriving/ID/                    ID is the one of the snapshot that it becomes
   _pqcache/arrived              what is there (see `ArrivalMap`)
   _pqcache/wanted/              what readers want next (see `WantedList`)
   _pqcache/run                  the process of the run that fetches it, which holds the lock of `lock_as_writer`
-  _pqcache/changed.json         why files will never arrive: path to subject, reason and advice of the error
+  _pqcache/changed.json         why files will never arrive: path to subject, reason and advice of the error; with an
+                                empty path, why the run has given up the snapshot
 """
 
 from __future__ import annotations
@@ -83,6 +84,14 @@ class ArrivingSnapshot(Snapshot):
             return True, f"process {process} of {user_name(os.fstat(descriptor).st_uid)}" if process.isdigit() else ""
         finally:
             os.close(descriptor)
+
+    def why_abandoned(self) -> str:
+        """Return why nothing more will come of it, as subject and reason; empty where the run has not said it."""
+        try:
+            subject, reason, _ = json.loads(read_regular(self.path / CHANGED))[""]
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        return f"{subject}: {reason}"
 
     def error_of(self, path: str) -> SourceChanged:
         """Return why a file that is CHANGED will never arrive."""

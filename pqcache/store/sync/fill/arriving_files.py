@@ -168,11 +168,7 @@ class ArrivingFiles:
 
     def give_up(self, file: int, error: tuple[str, str, str]) -> None:
         """Note why a file will never be complete."""
-        known = read_changed(self.snapshot.path)
-        known[self.entries[file].path] = list(error)
-        new = self.snapshot.path / f"{CHANGED}.new"
-        new.write_text(json.dumps(known))
-        new.replace(self.snapshot.path / CHANGED)
+        write_changed(self.snapshot.path, self.entries[file].path, error)
         self.map.files[file] = FileState.CHANGED
 
     def _read_there(self, file: int) -> Intervals:
@@ -247,12 +243,20 @@ def _integers(index: Index, column: str) -> Ints:
 
 
 def read_changed(snapshot: Path) -> dict[str, list[str]]:
-    """Return why files will never be complete: subject, reason and advice by path."""
+    """Return why files, and with an empty path the snapshot, will never be complete: subject, reason, advice."""
     try:
         known: dict[str, list[str]] = json.loads(read_regular(snapshot / CHANGED))
     except FileNotFoundError:
         return {}
     return known
+
+
+def write_changed(snapshot: Path, path: str, error: tuple[str, str, str]) -> None:
+    """Add why a file, or with an empty path the snapshot, will never be complete; not for several threads at once."""
+    known = {**read_changed(snapshot), path: list(error)}
+    new = snapshot / f"{CHANGED}.new"
+    new.write_text(json.dumps(known))
+    new.replace(snapshot / CHANGED)
 
 
 def read_checked(snapshot: Path) -> dict[int, str]:

@@ -12,7 +12,15 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from pqcache.errors import CacheError, SourceChanged, SourceError, SourceNotFound, SourceUnavailable, disk_error
+from pqcache.errors import (
+    CacheError,
+    PqcacheError,
+    SourceChanged,
+    SourceError,
+    SourceNotFound,
+    SourceUnavailable,
+    disk_error,
+)
 from pqcache.events import Advanced, Awaited, Fetched, Warned
 from pqcache.store.arriving.arrival_map import FileState
 from pqcache.store.arriving.wanted import WantedLists
@@ -90,7 +98,7 @@ class Fetch:
             finally:
                 self._end()
             if self._moved is not None:
-                abandon(self._files.snapshot)
+                self._abandon(self._moved)
                 raise self._moved
             for future in (*working, *checking):
                 future.result()
@@ -260,6 +268,12 @@ class Fetch:
             self._moved = error
         self._job.on_event(Warned(f"{error.subject}: {error.reason}"))
 
+    def _abandon(self, error: PqcacheError) -> PqcacheError:
+        """Let nothing more come of the snapshot because of an error, and return that."""
+        with self._changed:
+            abandon(self._files.snapshot, error)
+        return error
+
     # ---- complete files
 
     def _check_later(self, file: int) -> None:
@@ -275,9 +289,8 @@ class Fetch:
         source_file, path = self._sources[file], self._files.path(file)
         checksum = checksum_of(path)
         if not self._files.has_its_end(file):
-            abandon(self._files.snapshot)
             reason = "its end is not on the disk as it was written"
-            raise CacheError(path, reason, "check the disk of the cache, and sync again")
+            raise self._abandon(CacheError(path, reason, "check the disk of the cache, and sync again"))
         compare_md5, is_copy = self._job.run.config.checksum, self._files.is_copy(file)
         if not is_copy or is_as_stored(path, source_file, checksum, compare_md5):
             self._finish(file, checksum)
@@ -307,16 +320,13 @@ class Fetch:
         source_file = self._sources[file]
         url = file_url(self._source, source_file.path)
         if is_checksum(source_file.identity.tag):
-            abandon(self._files.snapshot)
-            raise SourceError(
-                url,
-                "is not what the manifest of its cache says: it is damaged there",
-                "nothing was published, run 'pqcache verify --repair' on the cache that it comes from",
-            )
+            reason = "is not what the manifest of its cache says: it is damaged there"
+            advice = "nothing was published, run 'pqcache verify --repair' on the cache that it comes from"
+            raise self._abandon(SourceError(url, reason, advice))
         self._damaged[file] += 1
         if self._damaged[file] > self._job.run.options.retries:
-            abandon(self._files.snapshot)  # its end may be what is damaged, which is fetched once
-            raise SourceUnavailable(url, "was damaged on its way: its MD5 is not the store's")
+            error = SourceUnavailable(url, "was damaged on its way: its MD5 is not the store's")
+            raise self._abandon(error)  # its end may be what is damaged, which is fetched once
         with self._changed:
             start, end = self._files.forget(file)
             self._scheduler.put_back(file, start, end)
@@ -328,8 +338,7 @@ class Fetch:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            abandon(self._files.snapshot)
-            raise disk_error(path, error) from error
+            raise self._abandon(disk_error(path, error)) from error
         finally:
             os.close(descriptor)
 

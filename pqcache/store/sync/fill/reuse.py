@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pqcache.errors import CacheError
+from pqcache.errors import CacheError, PqcacheError
 from pqcache.store.arriving.arrival_map import ArrivalMap, ArrivalState, FileState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.layout import LEASE
 from pqcache.store.manifest import Manifest, SourceFile
 from pqcache.store.manifest_digest import table_digest
-from pqcache.store.sync.fill.arriving_files import ArrivingFiles, read_checked
+from pqcache.store.sync.fill.arriving_files import ArrivingFiles, read_checked, write_changed
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.boot import boot_id
 from pqcache.system.locks import open_to_lock, try_lock
@@ -91,12 +91,17 @@ def retire_others(job: SnapshotJob, kept: ArrivingSnapshot | None) -> None:
             abandon(snapshot)
 
 
-def abandon(snapshot: ArrivingSnapshot) -> None:
-    """Say to the readers of a snapshot that nothing more will come."""
+def abandon(snapshot: ArrivingSnapshot, error: PqcacheError | None = None) -> None:
+    """Say to the readers of a snapshot that nothing more will come, and why."""
+    try:
+        if error is not None:
+            write_changed(snapshot.path, "", (error.subject, error.reason, error.advice))
+    except (OSError, ValueError) as failure:
+        log.debug("%s: why it is abandoned cannot be said: %s", snapshot.path, failure)
     try:
         snapshot.map(writable=True).state = ArrivalState.ABANDONED
-    except (CacheError, OSError) as error:
-        log.debug("%s cannot be abandoned: %s", snapshot.path, error)
+    except (CacheError, OSError) as failure:
+        log.debug("%s cannot be abandoned: %s", snapshot.path, failure)
 
 
 def is_leased(snapshot: ArrivingSnapshot) -> bool:

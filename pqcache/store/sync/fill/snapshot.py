@@ -99,6 +99,7 @@ def _begin(job: SnapshotJob, origin: Origin, left: Leftovers, stack: ExitStack) 
     _check_space(job, job.plan, sum(file.identity.size for file in left.files))
     target, entries = prepare(job, origin.source, left.files)
     origin.confirm(entries)
+    _announce_rewriting(job, job.plan)
     hold_run(target, job.workdir, stack)
     make_directories(cache.path / ARRIVING)
     if left.id:
@@ -125,6 +126,7 @@ def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple
     )
     plan = plan_sync([file for entry in manifest.files for file in entry.sources], (), job.plan.recipe)
     _check_space(job, plan, files.map.arrived_bytes)
+    _announce_rewriting(job, plan)
     missing = files.map.total_bytes - files.map.arrived_bytes
     log.debug("%s is continued, %d bytes are missing", files.snapshot.path, missing)
     job.on_event(Started("fetch", missing))
@@ -133,11 +135,15 @@ def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple
 
 def _check_space(job: SnapshotJob, plan: Plan, already: int) -> None:
     """Check that there is space for what is fetched, of which ``already`` is there, and for the rewritten files."""
-    cache, rewritten = job.run.cache.path, plan.download_bytes if job.rewrite is not None else 0
-    check_space(cache, plan, already - rewritten)  # beside the files as they are
-    if rewritten:
-        size = format_size(2 * rewritten)
-        job.on_event(Warned(f"{cache}: the files arrive as they are and are rewritten then, in {size} of space"))
+    rewritten = plan.download_bytes if job.rewrite is not None else 0
+    check_space(job.run.cache.path, plan, already - rewritten)  # beside the files as they are
+
+
+def _announce_rewriting(job: SnapshotJob, plan: Plan) -> None:
+    if job.rewrite is not None:
+        size = format_size(2 * plan.download_bytes)
+        about = f"the files arrive as they are and are rewritten then, in {size} of space"
+        job.on_event(Warned(f"{job.run.cache.path}: {about}"))
 
 
 def _complete(job: SnapshotJob, files: ArrivingFiles) -> Manifest:

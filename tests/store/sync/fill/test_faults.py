@@ -90,8 +90,10 @@ def test_an_end_that_the_disk_has_lost_is_not_published(tmp_path: Path, monkeypa
     with open(lost, "r+b") as file:
         file.seek(-10_000, os.SEEK_END)
         file.write(bytes(100))
-    with pytest.raises(pqcache.CacheError, match=r"part-1.parquet: its end is not on the disk as it was written"):
+    with snapshot.lease(), pytest.raises(pqcache.CacheError, match=r"part-1.parquet: its end is not on the disk as it"):
         filling.end()
+    assert snapshot.is_abandoned()
+    assert snapshot.why_abandoned() == f"{lost}: its end is not on the disk as it was written"
     assert CacheDirectory(tmp_path / "cache").current() is None
     monkeypatch.undo()
     assert pqcache.sync(tmp_path / "cache").snapshot != snapshot.id, "it cannot be completed, and is given up"
@@ -157,3 +159,22 @@ def test_a_reader_that_writes_while_the_snapshot_is_published(tmp_path: Path, mo
     assert (report.published, len(late)) == (True, 1)
     assert not late[0].exists(), "the end of the run has removed it"
     assert not list((tmp_path / "cache" / "current" / "_pqcache").glob("wanted*"))
+
+
+def test_a_disk_that_cannot_make_a_file_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write_files(tmp_path / "made")
+    filling = Filling(LocalReads(monkeypatch), made, tmp_path / "cache")
+    snapshot = filling.arriving()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as damaged, snapshot.lease():
+        damaged.setattr(os, "fsync", fail)
+        with pytest.raises(pqcache.PqcacheError, match="Input/output error"):
+            filling.end()
+    assert snapshot.is_abandoned()
+    assert snapshot.why_abandoned().endswith(".parquet: Input/output error")
+    report = pqcache.sync(tmp_path / "cache")
+    assert report.published
+    assert report.snapshot != snapshot.id
