@@ -36,7 +36,8 @@ class FoundFile:
 class Leftovers:
     """What is left: a snapshot that is ``arriving``, or complete ``files``, and perhaps an ``id`` to keep.
 
-    The ID is that of a snapshot of the same files, of which the restart of the machine has left complete files only.
+    The ID is that of a snapshot of the same files, of which only complete files are of use: the machine was restarted,
+    or they are another user's.
     """
 
     arriving: ArrivingFiles | None = None
@@ -47,8 +48,8 @@ class Leftovers:
 def find_leftovers(job: SnapshotJob) -> Leftovers:
     """Return what of earlier runs serves a run that makes a snapshot arrive.
 
-    A snapshot is continued if it is of the listed files. One of other files is continued only where a reader has it
-    open and it was asked for in the same way: what is missing of it may still be at the source.
+    A snapshot is continued if it is of the listed files and this user may write them. One of other files is continued
+    only where a reader has it open and it was asked for in the same way: what it misses may still be at the source.
     """
     wanted = set(job.plan.downloads)
     files: dict[SourceFile, FoundFile] = {}
@@ -59,7 +60,7 @@ def find_leftovers(job: SnapshotJob) -> Leftovers:
             same_boot = state.boot == boot_id()
             same_files = {file for entry in manifest.files for file in entry.sources} == wanted
             if state.state in (ArrivalState.ARRIVING, ArrivalState.COMPLETE) and _is_same_request(manifest, job):
-                if same_boot and (same_files or is_leased(snapshot)):
+                if same_boot and _is_writable(snapshot) and (same_files or is_leased(snapshot)):
                     return Leftovers(arriving=ArrivingFiles(snapshot, manifest.files), files={})
                 if same_files and not is_leased(snapshot):
                     same_id = same_id or snapshot.id
@@ -72,6 +73,11 @@ def find_leftovers(job: SnapshotJob) -> Leftovers:
         if file not in files and (path := job.download_path(file)).is_file():
             files[file] = FoundFile(path)
     return Leftovers(files={file: found for file, found in files.items() if file in wanted}, id=same_id)
+
+
+def _is_writable(snapshot: ArrivingSnapshot) -> bool:
+    """Return whether this user may change the files of a snapshot: only their owner may, also in a group's cache."""
+    return os.geteuid() in (0, snapshot.path.stat().st_uid)
 
 
 def _complete_files(

@@ -208,6 +208,23 @@ def test_the_next_run_goes_on(fill: bool, reads: LocalReads, made: Path, tmp_pat
     check_same(tmp_path / "plain", tmp_path / "cache")
 
 
+def test_the_next_run_is_that_of_another_user(
+    reads: LocalReads, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who shares a cache cannot write the other's files: complete ones are taken over."""
+    snapshot = leave_one_file(reads, made, tmp_path / "cache")
+    before = snapshot.path.stat().st_ino
+    monkeypatch.setenv("PQCACHE_TRUSTED_CACHES", str(tmp_path / "cache"))
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "geteuid", lambda: 4_000_000)
+        report = pqcache.sync(tmp_path / "cache")
+    assert report.snapshot == snapshot.id, "states that were saved name it"
+    assert snapshot.published_path.stat().st_ino != before
+    assert fetched(reads, files_of(made)[0]) == 0
+    monkeypatch.undo()
+    assert published_files(tmp_path / "cache") == {name: (made / name).read_bytes() for name in files_of(made)}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs locks of those who may write")
 def test_others_who_lock_the_file_of_a_run(reads: LocalReads, made: Path, tmp_path: Path) -> None:
     """Whoever can read a cache can lock that file: that neither looks like a run, nor keeps one away."""
