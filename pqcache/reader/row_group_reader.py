@@ -17,6 +17,7 @@ from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, 
 from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.columns.page_columns import PageColumns
+from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.system.buffer_pool import Arena, BufferPool
@@ -74,6 +75,7 @@ class RowGroupReader:
         self._index_row = row_groups
         self._read_right = read_right or checked_columns(data)  # 1 for those that are not, by row group of the index
         self._pages = PageColumns(forms, memory or BufferPool())
+        self.meter: Meter = NO_METER
 
     def path(self, number: int) -> Path:
         """Return the file of a row group."""
@@ -93,10 +95,14 @@ class RowGroupReader:
             wanted = self._present(file, number, path, names)
             found: dict[str, ColumnData] = {}
             if not self.piece_rows:
-                paged = self._pages.read(file, int(self.file[number]), path, int(self.row_group[number]), arenas)
+                row_group = int(self.row_group[number])
+                paged, long = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
                 rows = self.rows[number]  # others are read again below, and refused
+                self.meter.count_columns(len(paged), long)
                 found = {name: _cut(column, low, high) for name, column in paged.items() if len(column) == rows}
                 wanted = [name for name in wanted if name not in found]
+            else:
+                self.meter.count_columns(0, self._pages.long)
             table = self._read(file, number, wanted, low, high)
         if wanted and table.num_rows != (high - low if self.piece_rows else self.rows[number]):
             raise self._replaced(path, number, table.num_rows)
@@ -129,6 +135,7 @@ class RowGroupReader:
             return [], np.zeros(0, np.int64)
         names = [form.name for form in self.forms]
         rows = int(self.rows[number])
+        self.meter.count_columns(0, self._pages.long)
         with self.opened(number, [*names, *columns]) as (file, path):
             if self.piece_rows:
                 parts = self._parts(file, number, columns, rows)

@@ -6,16 +6,16 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.arrival_stats import DatasetStats, stats_of
+from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
+from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.memory_budget import (
@@ -29,6 +29,7 @@ from pqcache.reader.memory_budget import (
     most_decoded,
     warn_of_window,
 )
+from pqcache.reader.meter import TENSORS
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
@@ -36,17 +37,13 @@ from pqcache.reader.order.mixture_schedule import DatasetPass
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
-from pqcache.reader.packing.token_batches import GroupedRows, TokenBatches
+from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
-from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.row_filter import Counts
-from pqcache.reader.selection.sequences import Sequence as SequenceOf
-from pqcache.store.arriving.start_run import FillRequest
-from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.snapshot import Lease
-from pqcache.store.tables.data_files import FileRules
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
 from pqcache.torch.batch_values import values_of
@@ -55,33 +52,12 @@ from pqcache.torch.column_options import masked_columns
 from pqcache.torch.distributed import NodeShares, gather_shares, snapshot_of
 from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
+from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.shared_memory import worker_pool
-from pqcache.torch.tensors import Nulls, null_error
+from pqcache.torch.shared_meter import new_meter
+from pqcache.torch.tensors import null_error
 from pqcache.torch.transform_errors import BatchOrigin
-from pqcache.torch.transforms import Item, Transform, TransformRunner
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """What of a dataset is read, and how; see ``ParquetDataset``. ``memory`` is in bytes."""
-
-    path: Path
-    filters: Any
-    rows: SelectedRows | None
-    choice: RowChoice
-    sequence: SequenceOf | None
-    pack: Pack | TokenBatches | None
-    batch_size: int | None
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    memory: int
-    window: int | None
-    transform: Transform
-    nulls: Nulls
-    ragged: tuple[str, ...]
-    rules: FileRules
-    fill: FillRequest | None = None
+from pqcache.torch.transforms import Item, TransformRunner
 
 
 class DatasetReader:
@@ -101,6 +77,7 @@ class DatasetReader:
         """
         self.options = options
         self.nodes: NodeShares | None = None
+        self.meter = new_meter()
         self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
         self._window = None if options.window is None else Window(options.window)
@@ -132,8 +109,20 @@ class DatasetReader:
         return None if self._plan.packs is None else self._plan.packs.fill
 
     def stats(self) -> DatasetStats:
-        """Return what has arrived of what is read."""
-        return stats_of(self._plan)
+        """Return what reading has taken so far."""
+        return dataset_stats(
+            self.meter.counts(),
+            self.meter.memory(),
+            limit=self.options.memory,
+            arrivals=arrival_stats(self._plan),
+            transform_threads=self.options.transform.threads or 1,
+        )
+
+    def describe(self, row_group: int) -> str:
+        """Return which row group of which file one of the index is."""
+        index = self._data.index
+        path = self._data.root / index.paths[int(index.numbers("file")[row_group])]
+        return f"row group {int(index.numbers('row_group')[row_group])} of {path}"
 
     def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
@@ -187,7 +176,7 @@ class DatasetReader:
     def transforms(self, origin: BatchOrigin) -> TransformRunner:
         """Return what calls the transform for batches of one pass."""
         node = () if self.nodes is None else (self.nodes.node,)
-        return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node)
+        return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node, self.meter)
 
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int) -> Position:
         """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
@@ -259,6 +248,7 @@ class DatasetReader:
     def _prepare(self, share: EpochShare, epoch: int) -> tuple[RowGroupLoader, Order, DecodeBudget]:
         window, piece_rows = self._shape(share.lanes, share.ranks)
         loader = self._loader.split(piece_rows)
+        loader.meter = self.meter
         if self.options.shuffle:
             loader = loader.in_order(self.options.seed, epoch)
         order = self._order(loader.plan, epoch, share.lanes, window)
@@ -281,7 +271,7 @@ class DatasetReader:
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
                 position = self._position(loader, order, index)
-                yield position, Batch(values_of(columns, self._plan, self.options.nulls, self._masked), position)
+                yield position, Batch(self._values(columns), position)
 
     def _rows(
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
@@ -291,9 +281,13 @@ class DatasetReader:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
-                    columns_of_lane[lane] = values_of(columns, self._plan, self.options.nulls, self._masked)
+                    columns_of_lane[lane] = self._values(columns)
                 position = self._position(loader, order, index)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
+
+    def _values(self, columns: FinishedBatch) -> dict[str, Any]:
+        with self.meter.timed(TENSORS):
+            return values_of(columns, self._plan, self.options.nulls, self._masked)
 
     def _position(self, loader: RowGroupLoader, order: Order, index: int) -> Position:
         return Position(

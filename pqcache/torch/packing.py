@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pqcache.errors import UsageError
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches
-from pqcache.torch.dataset_reader import ReadOptions
+from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.tensors import Nulls
 
 DEFAULT_BATCH_SIZE = 256

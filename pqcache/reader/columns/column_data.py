@@ -57,6 +57,11 @@ class PackedBytes:
     def __len__(self) -> int:
         return len(self.ends) - 1
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows, and of where they end."""
+        return self.ends.nbytes + self.data.nbytes
+
 
 class NotConstant(ValueError):
     """A list column that is held dense has nulls, or lists of another length."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pqcache.reader.arriving.arrival_queue import ArrivalQueue
 from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatch
 from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, NO_METER, READ_WAIT, Meter
 from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
@@ -39,6 +41,7 @@ class ReadContext(Generic[Done]):
     ``keep_decoded``   whether long rows remain where they were decoded until the last row of their row group is used
     ``arenas``         by column, where ``load`` puts long rows of fixed width then, as far as it can
     ``arrivals``       where row groups are still arriving: starts what reads one when it is there
+    ``meter``          counts what it takes
     """
 
     load: Load
@@ -51,6 +54,7 @@ class ReadContext(Generic[Done]):
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)
     arrivals: ArrivalQueue | None = None
+    meter: Meter = NO_METER
 
     def submit_read(self, row_group: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn``, which loads a row group, on a thread, once its bytes are there."""
@@ -60,7 +64,17 @@ class ReadContext(Generic[Done]):
 
     def result(self, future: Future[T]) -> T:
         """Return what comes of jobs that read row groups."""
-        return future.result() if self.arrivals is None else self.arrivals.result(future)
+        if future.done():
+            return future.result()
+        arrived = 0.0 if self.arrivals is None else self.arrivals.waited_seconds
+        self.meter.waits_since = time.monotonic_ns()
+        try:
+            with self.meter.timed(READ_WAIT):
+                return future.result() if self.arrivals is None else self.arrivals.result(future)
+        finally:
+            self.meter.waits_since = None
+            if self.arrivals is not None:
+                self.meter.add(ARRIVAL_WAIT, int(1e9 * (self.arrivals.waited_seconds - arrived)))
 
     @property
     def shared(self) -> BufferPool | None:
@@ -122,6 +136,11 @@ Buckets = list[Bucket | None]  # of a span; None where it is not needed, or was 
 def scatter(context: ReadContext[Any], lane: Lane, span: int, first_bucket: int) -> Buckets:
     """Decode a span of a lane and return its buckets; those before ``first_bucket`` are None."""
     columns = context.load(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
+    with context.meter.timed(GATHER):
+        return _in_buckets(context, lane, span, first_bucket, columns)
+
+
+def _in_buckets(context: ReadContext[Any], lane: Lane, span: int, first_bucket: int, columns: Rows) -> Buckets:
     order, offsets = lane.row_order(span), lane.bucket_offsets(span).tolist()
     buckets: Buckets = [None] * first_bucket
     left = range(first_bucket, len(offsets) - 1)
