@@ -83,6 +83,10 @@ class ReadingStats:
         """The share of its time, from 0 to 1, for which the trainer waited; None where that is not known."""
         return None if self.waited_seconds is None or not self.seconds else self.waited_seconds / self.seconds
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as a dict of JSON values."""
+        return asdict(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetStats:
