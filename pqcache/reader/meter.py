@@ -188,8 +188,8 @@ class Meter:
         with _lock:
             row[TAKEN] += 1
             count = row[TAKEN]
-        if count % 8 == 0:
-            self.note_ready(int(self._cells[1:, BATCHES].sum() - self._cells[1:, TAKEN].sum()))
+        if count % 8 == 0 and (made := int(self._cells[1:, BATCHES].sum())):  # by a mix's datasets, not by the mix
+            self.note_ready(made - int(self._cells[1:, TAKEN].sum()))
 
     def note_ready(self, batches: int) -> None:
         """Note how many batches were made and not used at one time."""

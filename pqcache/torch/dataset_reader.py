@@ -124,6 +124,12 @@ class DatasetReader:
         path = self._data.root / index.paths[int(index.numbers("file")[row_group])]
         return f"row group {int(index.numbers('row_group')[row_group])} of {path}"
 
+    @property
+    def arriving(self) -> str | None:
+        """What has arrived of a first copy, as text; None where all has."""
+        arrivals = self._data.arrivals
+        return None if arrivals is None or arrivals.is_complete else arrivals.progress()
+
     def total(self, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
 

@@ -48,6 +48,10 @@ class MeteredReader(Protocol):
 
     meter: Meter
 
+    @property
+    def arriving(self) -> str | None:
+        """What has arrived of a first copy, as text; None where all has."""
+
     def describe(self, row_group: int) -> str:
         """Return which row group of which file one of the index is."""
 
@@ -169,6 +173,8 @@ def describe_reading(readers: Iterable[MeteredReader], only: int | None = None) 
     """Return a line for each process of the present pass on what it reads now; or of ``only`` one process."""
     lines = []
     for reader in readers:
+        if reader.arriving is not None:
+            lines.append(f"  of a first copy {reader.arriving}")
         for process, is_alive, row_group, seconds in reader.meter.processes():
             if only is not None and process != only:
                 continue

@@ -52,7 +52,8 @@ class LaneReader(Generic[Done]):
         self._begun[0] -= 1
         while self._begun and self._begun[0] <= 0:
             self._begun.popleft()
-            self._context.meter.note_ready(sum(future.done() for future in self._coming))
+            if self._context.shared is None:  # of a worker those count that it has sent
+                self._context.meter.note_ready(sum(future.done() for future in self._coming))
             self._top_up()
         return found
 
