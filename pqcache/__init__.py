@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.errors import SourceNotFound as SourceNotFound
     from pqcache.errors import SourceUnavailable as SourceUnavailable
     from pqcache.errors import UsageError as UsageError
-    from pqcache.reader.arrival_stats import DatasetStats as DatasetStats
     from pqcache.reader.batch_rows import RowPlaces as RowPlaces
     from pqcache.reader.batch_rows import rows as rows
     from pqcache.reader.order.epoch_order import Order as Order
@@ -44,6 +43,7 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.reader.order.shuffle_quality import mixing as mixing
     from pqcache.reader.packing.pack import Pack as Pack
     from pqcache.reader.packing.token_batches import TokenBatches as TokenBatches
+    from pqcache.reader.reading_stats import DatasetStats as DatasetStats
     from pqcache.reader.selection.sequences import Sequence as Sequence
     from pqcache.reader.selection.split import Split as Split
     from pqcache.store.gc import GcReport as GcReport

@@ -147,6 +147,7 @@ NOT_RUN = {
     "sh of serve": "8700", "ini of serve": "8700",
     "sh of yarn": "yarn", "sh of dask": "--scheduler", "sh of hdfs3": "hdfs3", "sh of hive": "hive://",
     "python of petastorm": "petastorm", "python of webdataset": "webdataset", "python of streaming": "streaming",
+    "python of prometheus_client": "prometheus_client", "python of opentelemetry": "opentelemetry",
     "python of tensorflow": "tensorflow", "json of yarn": "dask worker", "text": "", "": "",
 }  # fmt: skip
 

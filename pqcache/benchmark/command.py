@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ class Measured:
     ``from_disk``          the share of the bytes read that came from the disk and not from the page cache, from 0 to 1;
                            None where the system does not count them
     ``window``             row groups of a lane that are mixed
+    ``limited_by``         what took longest, as in ``ReadingStats``; None where it is not known
+    ``seconds_of``         seconds that its threads and workers were busy, by what they did
     """
 
     workers: int | None
@@ -72,6 +74,8 @@ class Measured:
     memory: int | None
     from_disk: float | None
     window: int
+    limited_by: str | None = None
+    seconds_of: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,8 @@ def _measure(loader: RowGroupLoader, job: dict[str, Any], workers: int | None, l
         memory=peak,
         from_disk=_from_disk(found, loader.plan),
         window=found["window"],
+        limited_by=found.get("limited_by"),
+        seconds_of=found.get("seconds_of", {}),
     )
 
 

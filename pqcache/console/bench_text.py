@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from pqcache.benchmark.command import BenchReport
+from pqcache.benchmark.command import BenchReport, Measured
 from pqcache.console.terminal import bar, escape, stdout_console
 from pqcache.units import format_count, format_size
 
@@ -30,10 +30,20 @@ def print_bench(report: BenchReport) -> None:
     console.print()
     if report.recommended is not None:
         console.print(f"[bold]recommended[/]  num_workers={report.recommended}")
+    best = next((item for item in report.measured if item.workers == report.recommended), None)
+    if best is not None and best.limited_by is not None:
+        console.print(f"[bold]bottleneck[/]   {_bottleneck(best)}")
     for item in report.advice:
         console.print(f"  {escape(item.text)}", soft_wrap=True)
         if item.command is not None:
             console.print(f"    {escape(item.command)}", soft_wrap=True)
+
+
+def _bottleneck(item: Measured) -> str:
+    """Return what limits a setting, and the share of each stage in the time of its threads and workers."""
+    total = sum(item.seconds_of.values())
+    shares = ", ".join(f"{name} {100 * seconds / total:.0f} %" for name, seconds in item.seconds_of.items() if total)
+    return f"{item.limited_by}; of the time to make batches: {shares}"
 
 
 def _table(console: Console, report: BenchReport) -> Table:

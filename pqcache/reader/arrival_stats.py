@@ -11,7 +11,7 @@ from pqcache.reader.read_plan import ReadPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetStats:
+class ArrivalStats:
     """What has arrived of a dataset; all 0 for one that was complete when it was opened.
 
     Attributes:
@@ -29,11 +29,11 @@ class DatasetStats:
     waited_seconds: float = 0.0
 
 
-def stats_of(plan: ReadPlan) -> DatasetStats:
+def arrival_stats(plan: ReadPlan) -> ArrivalStats:
     """Return what has arrived of what a plan reads."""
     arrivals, index = plan.data.arrivals, plan.data.index
     if arrivals is None:
-        return DatasetStats()
+        return ArrivalStats()
     row_groups = without_repeats(plan.row_groups)
     wanted = arrived = 0
     for name in plan.columns_read:
@@ -42,7 +42,7 @@ def stats_of(plan: ReadPlan) -> DatasetStats:
         sizes = np.nan_to_num(index.table[f"{name}:bytes"].to_numpy()).astype(np.int64)[row_groups]
         wanted += int(sizes.sum())
         arrived += int(sizes[arrivals.arrived(row_groups, arrivals.positions([name]))].sum())
-    return DatasetStats(
+    return ArrivalStats(
         total_bytes=arrivals.total_bytes,
         arrived_bytes=arrivals.arrived_bytes,
         wanted_bytes=wanted,

@@ -37,6 +37,7 @@ def batches(
     Batches are made in memory of ``into`` (None: the loader's).
     """
     for index, columns, _ in _read(loader, order, indices, total, budget, order.batch_size, into):
+        loader.meter.made(1, columns.rows, columns.bytes)
         yield index, columns
 
 
@@ -48,7 +49,10 @@ def samples(
     The columns hold several coming rows of the same lane (``index % total % order.lanes``); they are new ones
     whenever ``row`` is 0.
     """
-    yield from _read(loader, order, indices, total, budget, _ROWS_AT_ONCE)
+    for index, columns, row in _read(loader, order, indices, total, budget, _ROWS_AT_ONCE):
+        if row == 0:
+            loader.meter.made(0, columns.rows, columns.bytes)
+        yield index, columns, row
 
 
 def _read(
@@ -75,8 +79,8 @@ def _read(
         arrival_queue(plan.data.arrivals, plan.row_groups, plan.columns_read, threads) as arrivals,
     ):
         context = ReadContext(
-            load=partial(loader.load, arenas=arenas),
-            load_around=partial(loader.load_around, arenas=arenas),
+            load=loader.measured(partial(loader.load, arenas=arenas)),
+            load_around=loader.measured(partial(loader.load_around, arenas=arenas)),
             forms=loader.forms,
             finish=partial(loader.finish, memory),
             memory=loader.memory,
@@ -86,6 +90,7 @@ def _read(
             keep_decoded=budget.keep_decoded,
             arenas=arenas,
             arrivals=arrivals,
+            meter=loader.meter,
         )
         if order.shuffle:
             yield from _shuffled(context, order, indices, total, rows_at_once)

@@ -79,6 +79,16 @@ class LocalDataset:
         """
         return self.directory if self.arrivals is None else self.arrivals.root
 
+    @property
+    def arriving(self) -> str | None:
+        """What has arrived of a first copy, as text; None where all has."""
+        return None if self.arrivals is None or self.arrivals.is_complete else self.arrivals.progress()
+
+    def describe(self, row_group: int) -> str:
+        """Return which row group of which file one of the index is."""
+        path = self.root / self.index.paths[int(self.index.numbers("file")[row_group])]
+        return f"row group {int(self.index.numbers('row_group')[row_group])} of {path}"
+
     def wait(self, row_groups: Ints, columns: Sequence[str]) -> None:
         """Return when ``columns`` of row groups of the index are there, which is at once if the files are complete."""
         if self.arrivals is not None:

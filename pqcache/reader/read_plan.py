@@ -163,6 +163,16 @@ class ReadPlan:
         return tuple(map(document_form, found) if isinstance(self.packs, PackedRows) else found)
 
     @cached_property
+    def stored_bytes(self) -> Ints:
+        """Bytes in the files of the columns that are read of each row group, of those whose size is known."""
+        table, recorded = self.data.index.table, self.data.index.recorded
+        total = np.zeros(len(self.row_groups), np.int64)
+        for name in (f"{column}:bytes" for column in self.columns_read):
+            if name in recorded:
+                total += np.nan_to_num(table[name].to_numpy()).astype(np.int64)[self.row_groups]
+        return total
+
+    @cached_property
     def columns_read(self) -> tuple[str, ...]:
         """The columns of the files that are read, also those that only the selection looks at."""
         chosen = self.selection.columns if self.selection is not None else ()

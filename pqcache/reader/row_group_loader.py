@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from pqcache.reader.columns.batch_layout import LONG, FinishedBatch, GatheredBat
 from pqcache.reader.columns.column_data import ColumnData, as_typed, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm, form_of
 from pqcache.reader.memory_budget import MostDecoded, RowGroupSizes, check_decoded
+from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.reader.packing.grouped_columns import GroupedColumn
 from pqcache.reader.packing.packed_columns import (
@@ -36,6 +37,9 @@ from pqcache.reader.selection.sequences import SequenceSelection
 from pqcache.system.buffer_pool import Arena, BufferPool
 from pqcache.system.shared_numbers import SharedNumbers
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _FILE = ColumnForm(name="\0file", type=pa.uint32(), kind="fixed", width=4)  # looks partition columns up
 
 
@@ -47,6 +51,7 @@ class RowGroupLoader:
         self.memory = BufferPool()
         self.arenas: dict[str, Arena] = {}
         self.most: MostDecoded | None = None  # no limit
+        self.meter: Meter = NO_METER
         self._known = known_sizes(plan)
         self._fitting = SharedNumbers(["bytes"], len(plan.data.index))
         self._read_right = checked_columns(plan.data)
@@ -63,7 +68,7 @@ class RowGroupLoader:
     def of(self, plan: ReadPlan) -> RowGroupLoader:
         """Return a loader of another plan of the same columns, with the same memory."""
         loader = RowGroupLoader(plan)
-        loader.memory, loader.arenas = self.memory, self.arenas
+        loader.memory, loader.arenas, loader.meter = self.memory, self.arenas, self.meter
         loader._known, loader._read_right, loader._fitting = self._known, self._read_right, self._fitting
         return loader
 
@@ -88,6 +93,20 @@ class RowGroupLoader:
             memory=self.memory,
             read_right=self._read_right,
         )
+
+    def measured(self, load: Callable[P, T]) -> Callable[P, T]:
+        """Return ``load``, which decodes the row group that is its first argument, so that the meter counts it."""
+        meter, plan = self.meter, self.plan
+        self.reader.meter = meter
+
+        def decode(*args: P.args, **kwargs: P.kwargs) -> T:
+            number: Any = args[0]
+            with meter.decoding(int(plan.row_groups[number]), int(plan.stored_bytes[number])):
+                found = load(*args, **kwargs)
+            meter.note_memory(self.memory.size + sum(arena.used for arena in self.arenas.values()))
+            return found
+
+        return decode
 
     def arenas_for(self, slots: int) -> dict[str, Arena]:
         """Return memory for the long rows of ``slots`` row groups, one arena for each column, by column."""

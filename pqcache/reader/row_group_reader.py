@@ -18,6 +18,7 @@ from pqcache.parquet.misread_columns import check_read_right, doubtful_columns, 
 from pqcache.reader.columns.column_data import ColumnData, NotConstant, compact, cut, from_arrow, take
 from pqcache.reader.columns.column_forms import ColumnForm
 from pqcache.reader.columns.page_columns import PageColumns
+from pqcache.reader.meter import NO_METER, Meter
 from pqcache.reader.open_dataset import LocalDataset
 from pqcache.reader.order.epoch_order import Ints
 from pqcache.system.buffer_pool import Arena, BufferPool
@@ -87,6 +88,7 @@ class RowGroupReader:
         self._index_row = row_groups
         self._read_right = read_right or checked_columns(data)  # 1 for those that are not, by row group of the index
         self._pages = PageColumns(forms, memory or BufferPool())
+        self.meter: Meter = NO_METER
 
     def path(self, number: int) -> Path:
         """Return the file of a row group."""
@@ -106,10 +108,14 @@ class RowGroupReader:
             wanted = self._present(file, number, path, names)
             found: dict[str, ColumnData] = {}
             if not self.piece_rows:
-                paged = self._pages.read(file, int(self.file[number]), path, int(self.row_group[number]), arenas)
+                row_group = int(self.row_group[number])
+                paged, long = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
                 rows = self.rows[number]  # others are read again below, and refused
+                self.meter.count_columns(len(paged), long)
                 found = {name: _cut(column, low, high) for name, column in paged.items() if len(column) == rows}
                 wanted = [name for name in wanted if name not in found]
+            else:
+                self.meter.count_columns(0, self._pages.long)
             table = self._read(file, number, wanted, low, high)
         if wanted and table.num_rows != (high - low if self.piece_rows else self.rows[number]):
             raise self._replaced(path, number, table.num_rows)
@@ -147,6 +153,7 @@ class RowGroupReader:
         rows = int(self.rows[number])
         with self.opened(number, [*names, *columns]) as (file, path):
             if self.piece_rows:
+                self.meter.count_columns(0, self._pages.long)
                 parts = self._parts(file, number, columns, rows)
                 positions = self._checked(path, number, choose(parts), count)[low:high]
                 needed, places = np.unique(positions, return_inverse=True)
@@ -155,9 +162,10 @@ class RowGroupReader:
                 return found, places.reshape(positions.shape)
             wanted = self._present(file, number, path, list(dict.fromkeys([*names, *columns])))
             row_group = int(self.row_group[number])
-            paged = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
+            paged, long = self._pages.read(file, int(self.file[number]), path, row_group, arenas)
             whole = {name: column for name, column in paged.items() if name not in columns and len(column) == rows}
             whole = {name: column for name, column in whole.items() if self._path_value(number, name) is None}
+            self.meter.count_columns(len(whole), long)
             wanted = [name for name in wanted if name not in whole]
             table = file.read_row_group(row_group, columns=wanted, use_threads=False)
         if table.num_columns and table.num_rows != rows:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pqcache.reader.columns.batch_layout import BatchLayout, GatheredBatch
 from pqcache.reader.columns.column_data import cut, join
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.meter import GATHER
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.shuffle.scatter import Done, ReadContext, Rows
 
@@ -48,14 +49,16 @@ def in_file_order(
             return
         number, runs = coming.popleft()
         loaded = {group: context.result(loading[group]) for group, _, _ in runs}
-        parts = [[cut(column, low, high) for column in loaded.pop(group)] for group, low, high in runs]
+        with context.meter.timed(GATHER):
+            parts = [[cut(column, low, high) for column in loaded.pop(group)] for group, low, high in runs]
+            rows = sum(high - low for _, low, high in runs)
+            columns = dict(enumerate(_joined(parts, context.forms)))
+            finished = context.finish(GatheredBatch(rows, BatchLayout(()), [], columns))
         for row_group, _, _ in runs:
             needed[row_group] -= 1
             if not needed[row_group]:
                 del needed[row_group], loading[row_group]
-        rows = sum(high - low for _, low, high in runs)
-        columns = dict(enumerate(_joined(parts, context.forms)))
-        yield number, context.finish(GatheredBatch(rows, BatchLayout(()), [], columns))
+        yield number, finished
 
 
 def _joined(parts: Sequence[Rows], forms: Sequence[ColumnForm]) -> Rows:

@@ -70,6 +70,11 @@ class BufferPool:
         self._sizes: dict[int, int] = {}  # their bytes
         self._peak = 0  # bytes that were in use at one time
 
+    @property
+    def size(self) -> int:
+        """The bytes of all blocks."""
+        return sum(self._sizes.values())
+
     def acquire(self, size: int) -> Buffer:
         """Return a block of at least ``size`` bytes, not cleared; ``release`` it afterwards."""
         wanted = buffer_size(size)
@@ -144,6 +149,11 @@ class Arena:
             except IndexError:
                 pass
         return self._pool.borrow(size)
+
+    @property
+    def used(self) -> int:
+        """The bytes of the slots that are borrowed."""
+        return self.size * (self.count - len(self._free))
 
     def release(self, buffer: Buffer) -> None:
         """Give a slot back."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from contextlib import suppress
 from pathlib import Path
+
+_BLOCK = 512  # bytes, of which the system counts
+_THREAD = getattr(resource, "RUSAGE_THREAD", None)  # of Linux
 
 
 def pss(process: int) -> int | None:
@@ -14,6 +19,22 @@ def pss(process: int) -> int | None:
 def disk_read_bytes(process: int) -> int | None:
     """Return the bytes that a process and its children have read from disks."""
     return _sum(process, "io", "read_bytes:", 1)
+
+
+def disk_bytes_of_thread() -> int:
+    """Return the bytes that this thread has had read from disks, readahead included; 0 where they are not counted."""
+    return 0 if _THREAD is None else resource.getrusage(_THREAD).ru_inblock * _BLOCK
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process exists."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def _sum(process: int, file: str, name: str, unit: int) -> int | None:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from pqcache.reader.batch_rows import RowPlaces
-from pqcache.torch.batch_origins import rows_at
+from pqcache.reader.meter import RECEIVE, SEND
+from pqcache.torch.batch_origins import meter_of, rows_at
 from pqcache.torch.ragged import pin_tensors, to_device
 from pqcache.torch.tensor_transfer import Packet, pack, unpack
 
@@ -102,12 +103,14 @@ class Batch(dict[str, Any]):
 
 def _reduce(batch: Batch) -> tuple[Any, ...]:
     """Return how multiprocessing pickles a batch."""
-    packet = pack(dict(batch))
+    with meter_of(batch.position).timed(SEND):
+        packet = pack(dict(batch))
     return batch.__reduce__() if packet is None else (_unpacked, (packet, batch.position))
 
 
 def _unpacked(packet: Packet, position: Position) -> Batch:
-    return Batch(unpack(packet), position)
+    with meter_of(position).timed(RECEIVE):
+        return Batch(unpack(packet), position)
 
 
 ForkingPickler.register(Batch, _reduce)

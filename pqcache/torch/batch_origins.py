@@ -8,12 +8,17 @@ from typing import Any, Protocol
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
+from pqcache.reader.meter import NO_METER, Meter
 
 
 class RowsAt(Protocol):
     """What can say which rows the batch at a position has; ``token`` is its present number."""
 
     token: int
+
+    @property
+    def meter(self) -> Meter:
+        """What counts for this dataset."""
 
     def rows_at(self, position: Any) -> RowPlaces:
         """Return the rows of a batch of this dataset."""
@@ -31,6 +36,12 @@ def register(dataset: RowsAt, token: int = 0) -> int:
         token = secrets.randbits(63)
     _known[token] = dataset
     return token
+
+
+def meter_of(position: Any) -> Meter:
+    """Return what counts for the dataset of the batch at a `Position`; nothing does where it is not known any more."""
+    dataset = _known.get(position.dataset)
+    return NO_METER if dataset is None else dataset.meter
 
 
 def rows_at(position: Any) -> RowPlaces:

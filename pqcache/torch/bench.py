@@ -1,4 +1,4 @@
-"""The part of ``pqcache bench`` that needs torch: batches as a DataLoader yields them, in a process of its own."""
+"""The part of ``pqcache bench`` that needs torch: batches as a Loader yields them, in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from pqcache.benchmark.measure import run_setting, time_epochs
 from pqcache.torch.dataset import ParquetDataset
+from pqcache.torch.loader import Loader
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the speed of a DataLoader with ``job["workers"]`` workers, and the window; nulls come as masks."""
+    """Return the speed of a Loader with ``job["workers"]`` workers, and the window; nulls come as masks."""
     warnings.simplefilter("ignore")
     options = {name: job[name] for name in ("columns", "filters", "batch_size", "memory")}
     dataset = ParquetDataset(job["path"], nulls="mask", num_replicas=1, rank=0, **options, **job["rules"])
     workers = job["workers"]
-    loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    loader = Loader(dataset, num_workers=workers)
     window = 0  # of the batches
 
     def epochs() -> Iterator[Iterator[int]]:
         for epoch in range(sys.maxsize):
-            dataset.set_epoch(epoch)
+            loader.set_epoch(epoch)
             yield rows()
 
     def rows() -> Iterator[int]:
@@ -33,7 +32,10 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
             window = batch.position.window
             yield len(next(iter(batch.values())))
 
-    return {**time_epochs(epochs(), job["seconds"]), "window": window}
+    found = time_epochs(epochs(), job["seconds"])
+    stats = dataset.stats().total
+    seconds_of = {name: getattr(stats, f"{name}_seconds") for name in ("decode", "gather", "send")}
+    return {**found, "window": window, "limited_by": stats.limited_by, "seconds_of": seconds_of}
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ from typing import Any
 import pyarrow as pa
 
 from pqcache.errors import UsageError
-from pqcache.reader.arrival_stats import DatasetStats
 from pqcache.reader.batch_rows import RowPlaces
+from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers, check_rank, check_seed
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.token_batches import TokenBatches
+from pqcache.reader.reading_stats import DatasetStats
 from pqcache.reader.selection.row_choice import RowChoice
 from pqcache.reader.selection.sequences import Sequence as SequenceOf
 from pqcache.reader.selection.split import Split
@@ -28,7 +29,7 @@ from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.failed_rows import FailedRow
 from pqcache.torch.packing import DEFAULT_BATCH_SIZE, check_packing
 from pqcache.torch.read_options import ReadOptions
-from pqcache.torch.resumable import Count, ResumableDataset, count_or_none
+from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform
 from pqcache.units import parse_size
@@ -93,6 +94,8 @@ class ParquetDataset(ResumableDataset):
                       row groups arrive. With a snapshot there nothing is done. See docs/loading.md.
     ``source_options``   options of the source's store, such as ``{"endpoint": "http://..."}``
     ``keep_filling``  False: that run ends with this process. The next one goes on.
+    ``stall_timeout``   seconds, or text like "5m": where no batch comes for so long, a warning is logged with the
+                      stacks of the threads that read and with their files, and one when it goes on; None: never
 
     >>> dataset = ParquetDataset("cache/shop", columns=["id", "price", "tokens", "dt"], batch_size=256, seed=1)
     >>> len(dataset)
@@ -149,8 +152,16 @@ class ParquetDataset(ResumableDataset):
         source: str | os.PathLike[str] | None = None,
         source_options: Mapping[str, str] | None = None,
         keep_filling: bool = True,
+        stall_timeout: str | float | None = STALL_TIMEOUT,
     ) -> None:
-        super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
+        super().__init__(
+            drop_last=drop_last,
+            pad=pad,
+            lanes=lanes,
+            num_replicas=num_replicas,
+            rank=rank,
+            stall_timeout=stall_timeout,
+        )
         batch_rows, row_groups = count_or_none(batch_size), count_or_none(window)
         check_numbers(batch_size=batch_rows, window=row_groups)
         check_seed(seed)
@@ -202,8 +213,22 @@ class ParquetDataset(ResumableDataset):
         return self._reader.fill
 
     def stats(self) -> DatasetStats:
-        """Return what has arrived of the dataset, and how long this process and its forked workers waited for it."""
+        """Return what reading has taken: of the present epoch and of all, over all threads and workers of this rank.
+
+        It also says how long the trainer waited, what limits it, what memory is used, and what has arrived of a first
+        copy. See docs/monitoring.md.
+        """
         return self._reader.stats()
+
+    @property
+    def meter(self) -> Meter:
+        """What counts the trainer's waits."""
+        return self._reader.meter
+
+    @property
+    def readers(self) -> Sequence[DatasetReader]:
+        """What reads."""
+        return (self._reader,)
 
     def errors(self) -> list[FailedRow]:
         """Return the rows for which the transform failed, of all workers of this rank, with ``on_error="skip"``."""

@@ -6,15 +6,15 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
-from pqcache.reader.arrival_stats import DatasetStats, stats_of
+from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.batch_rows import RowPlaces, checked_index, rows_of_batch
+from pqcache.reader.columns.batch_layout import FinishedBatch
 from pqcache.reader.dense_lists import with_dense_lists
 from pqcache.reader.epoch import batches, samples
 from pqcache.reader.epoch_loaders import EpochLoaders
@@ -29,7 +29,8 @@ from pqcache.reader.memory_budget import (
     most_decoded,
     warn_of_window,
 )
-from pqcache.reader.open_dataset import open_local_dataset
+from pqcache.reader.meter import TENSORS
+from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.order.epoch_order import Order
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_schedule import DatasetPass
@@ -38,6 +39,7 @@ from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import GroupedRows
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.reader.selection.stored_counts import Counts
@@ -52,6 +54,7 @@ from pqcache.torch.failed_rows import FailureLog
 from pqcache.torch.ragged import item
 from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.shared_memory import worker_pool
+from pqcache.torch.shared_meter import new_meter
 from pqcache.torch.streams import merged
 from pqcache.torch.tensors import null_error
 from pqcache.torch.transform_errors import BatchOrigin
@@ -75,6 +78,7 @@ class DatasetReader:
         """
         self.options = options
         self.nodes: NodeShares | None = None
+        self.meter = new_meter()
         self.failures = FailureLog() if options.transform.skips else None
         self._share_alone = share_alone
         self._window = None if options.window is None else Window(options.window)
@@ -106,8 +110,19 @@ class DatasetReader:
         return None if self._plan.packs is None else self._plan.packs.fill
 
     def stats(self) -> DatasetStats:
-        """Return what has arrived of what is read."""
-        return stats_of(self._plan)
+        """Return what reading has taken so far."""
+        return dataset_stats(
+            self.meter.counts(),
+            self.meter.memory(),
+            limit=self.options.memory,
+            arrivals=arrival_stats(self._plan),
+            transform_threads=self.options.transform.threads or 1,
+        )
+
+    @property
+    def data(self) -> LocalDataset:
+        """The dataset that is open."""
+        return self._data
 
     def total(self, epoch: int, ranks: int, start: int = 0, pad: bool = True) -> int:
         """Return the number of batches (or rows) of an epoch that is read from ``start``, on all ranks of this node.
@@ -151,7 +166,7 @@ class DatasetReader:
     def read_pass(self, reading: DatasetPass, share: EpochShare) -> Generator[tuple[BatchOrigin, Batch]]:
         """Yield what a mix, of which ``share`` is read, takes of one pass over this dataset, without the transform."""
         loader, order, budget = self._prepare(share, reading.number, of_mix=True)
-        order = self._order_of_pass(order, reading)
+        order = reading.order_of(order)
         indices = reading.lane_batches * share.lanes + reading.lanes if self.options.shuffle else reading.batches
         streams = reading.lanes * 0 if reading.readers is None else reading.readers
         total = int(indices.max()) + 1
@@ -163,16 +178,10 @@ class DatasetReader:
             for _, batch in found:
                 yield self._origin(loader, order), batch
 
-    def _order_of_pass(self, order: Order, reading: DatasetPass) -> Order:
-        """Return the order of a pass of a mix, which divides the rows among its lanes as it draws from them."""
-        lane_rows = reading.lane_sizes * order.batch_size
-        lane_rows[reading.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
-        return replace(order, lane_rows=lane_rows)
-
     def transforms(self, origin: BatchOrigin) -> TransformRunner:
         """Return what calls the transform for batches of one pass."""
         node = () if self.nodes is None else (self.nodes.node,)
-        return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node)
+        return TransformRunner(self.options.transform, origin, self.failures, self.options.seed, node, self.meter)
 
     def place_of(self, epoch: int, index: int, lanes: int, ranks: int, of_mix: bool = False) -> Position:
         """Return the position of a batch of an epoch that is read on so many lanes and ranks; UsageError without it."""
@@ -185,7 +194,7 @@ class DatasetReader:
         plan = self._loaders.at(position.epoch, reading is not None).plan.split(position.piece)
         order = self._order(plan, position.epoch, position.lanes, position.window)
         if reading is not None:
-            return rows_of_batch(plan, self._order_of_pass(order, reading), position.index)
+            return rows_of_batch(plan, reading.order_of(order), position.index)
         return rows_of_batch(plan, order, position.index % order.batches(self.options.drop_last))
 
     def state(self, place: Place, ranks: int, worker: list[int] | None = None) -> State:
@@ -235,6 +244,7 @@ class DatasetReader:
     ) -> tuple[RowGroupLoader, Order, DecodeBudget]:
         window, piece_rows = self._shape(share.lanes, share.ranks)
         loader = self._loaders.at(epoch, of_mix).split(piece_rows)
+        loader.meter = self.meter
         if self.options.shuffle:
             loader = loader.in_order(self.options.seed, epoch)
         order = self._order(loader.plan, epoch, share.lanes, window)
@@ -257,7 +267,7 @@ class DatasetReader:
         with closing(batches(loader, order, indices, total, budget, memory)) as found:
             for index, columns in found:
                 position = self._position(loader, order, index)
-                yield position, Batch(values_of(columns, self._plan, self.options.nulls, self._masked), position)
+                yield position, Batch(self._values(columns), position)
 
     def _rows(
         self, loader: RowGroupLoader, order: Order, indices: Sequence[int], total: int, budget: DecodeBudget
@@ -267,9 +277,13 @@ class DatasetReader:
             for index, columns, row in found:
                 lane = index % total % order.lanes
                 if row == 0:
-                    columns_of_lane[lane] = values_of(columns, self._plan, self.options.nulls, self._masked)
+                    columns_of_lane[lane] = self._values(columns)
                 position = self._position(loader, order, index)
                 yield position, {name: item(value, row) for name, value in columns_of_lane[lane].items()}
+
+    def _values(self, columns: FinishedBatch) -> dict[str, Any]:
+        with self.meter.timed(TENSORS):
+            return values_of(columns, self._plan, self.options.nulls, self._masked)
 
     def _position(self, loader: RowGroupLoader, order: Order, index: int) -> Position:
         return Position(

@@ -201,16 +201,17 @@ class Loader(DataLoader[Any]):
         count = self._share.count()
         if not self._share.pad and self._share.left % self._share.ranks and torch.is_grad_enabled():
             warnings.warn(_UNEVEN, UserWarning, stacklevel=2)
+        measured = self._dataset.measured_by_loader(self._share_epoch, self.num_workers)
         try:
-            with shown_to_accelerate(self) as is_shown:
-                for batch in super().__iter__():
+            with measured as meter, shown_to_accelerate(self) as is_shown:
+                for batch in meter.over(super().__iter__()):
                     self._check_current(this)
                     self._given += 1
                     if self._given == count:
-                        self.end_of_dataloader = True
+                        self.end_of_dataloader = meter.is_complete = True
                         if is_shown:
                             batch = self._last(batch, self._share)
-                    yield batch if self.device is None else _moved(batch, self.device, self.pin_memory)
+                    yield batch if self.device is None else meter.moved(_moved, batch, self.device, self.pin_memory)
                 self._check_current(this)
         finally:
             self._iterates = self._iterates and self._iteration is not this

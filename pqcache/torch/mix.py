@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -11,18 +11,21 @@ import numpy as np
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces, checked_index
+from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_rank, check_seed
 from pqcache.reader.order.division import batches_at
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_history import MixHistory, MixPeriod
 from pqcache.reader.order.mixture_schedule import DatasetPass, batches_of_all, batches_per_epoch
+from pqcache.reader.reading_stats import DatasetStats, mix_stats
 from pqcache.torch.batch import Batch, Position
 from pqcache.torch.batch_origins import register
 from pqcache.torch.checkpoint import MixState, Place, State, check_options, check_worker
 from pqcache.torch.dataset import ParquetDataset
 from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.pass_reader import PassReader
-from pqcache.torch.resumable import Count, ResumableDataset
+from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset
+from pqcache.torch.shared_meter import new_meter
 
 _NO_PLACE = {"epoch": 0, "batch": 0}  # of a dataset's state: the mix has its own
 
@@ -50,7 +53,7 @@ class Mix(ResumableDataset):
     ``seed``          selects the order of draws among ranks and workers; the datasets have seeds of their own
     ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the remainder of an
                       epoch is dropped.
-    ``pad``, ``lanes``, ``num_replicas``, ``rank``   as in ParquetDataset
+    ``pad``, ``lanes``, ``num_replicas``, ``rank``, ``stall_timeout``   as in ParquetDataset
 
     Options that make no sense raise UsageError.
     """
@@ -68,8 +71,16 @@ class Mix(ResumableDataset):
         lanes: Count | None = None,
         num_replicas: Count | None = None,
         rank: Count | None = None,
+        stall_timeout: str | float | None = STALL_TIMEOUT,
     ) -> None:
-        super().__init__(drop_last=drop_last, pad=pad, lanes=lanes, num_replicas=num_replicas, rank=rank)
+        super().__init__(
+            drop_last=drop_last,
+            pad=pad,
+            lanes=lanes,
+            num_replicas=num_replicas,
+            rank=rank,
+            stall_timeout=stall_timeout,
+        )
         check_seed(seed)
         check_rank(*self._ranks(), None)
         if not isinstance(datasets, Mapping) or not datasets:
@@ -85,8 +96,25 @@ class Mix(ResumableDataset):
         self.datasets = dict(datasets)
         self.weights, self.epoch_length, self.seed, self.within_batch = weights, epoch_length, seed, within_batch
         self._readers = {name: _reader_of(name, dataset) for name, dataset in datasets.items()}
+        self._meter = new_meter()
         self.token = register(self)
         self._count()
+
+    def stats(self) -> DatasetStats:
+        """Return what reading has taken, of all datasets together and of each in ``datasets``."""
+        parts = [(reader.meter.counts(), reader.meter.memory()) for reader in self._readers.values()]
+        datasets = {name: d.stats() for name, d in self._readers.items()}
+        return mix_stats(self._meter.counts(), datasets, parts, within_batch=self.within_batch)
+
+    @property
+    def meter(self) -> Meter:
+        """What counts the trainer's waits."""
+        return self._meter
+
+    @property
+    def readers(self) -> Sequence[DatasetReader]:
+        """What reads the datasets."""
+        return list(self._readers.values())
 
     @property
     def counts(self) -> dict[str, int]:
@@ -236,7 +264,7 @@ class Mix(ResumableDataset):
 
     def _read(self, share: EpochShare, indices: range, epoch: int) -> Generator[tuple[int, Any]]:
         history = replace(self._history, lanes=share.lanes)
-        passes = PassReader(self._readers, history, self._sizes, share, (epoch, self.token))
+        passes = PassReader(self._readers, history, self._sizes, share, (epoch, self.token), self._meter)
         with closing(passes):
             unpadded = range(indices.start, min(indices.stop, max(share.total, indices.start)), indices.step)
             batches = list(share.batches(unpadded))

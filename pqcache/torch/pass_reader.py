@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pqcache.reader.meter import TENSORS, Meter
 from pqcache.reader.order.epoch_share import EpochShare
 from pqcache.reader.order.mixture_history import MixHistory
 from pqcache.reader.order.mixture_schedule import DatasetPass
@@ -28,9 +29,11 @@ class PassReader:
         sizes: Mapping[str, int],
         share: EpochShare,
         of_mix: tuple[int, int],  # the epoch, and the number by which batches name the mix
+        meter: Meter,  # of the mix, which counts batches of several datasets
     ) -> None:
         self._readers, self._history, self._sizes, self._share = readers, history, sizes, share
         self._epoch, self._token = of_mix
+        self._meter = meter
         self._open: dict[tuple[str, int], Generator[tuple[BatchOrigin, Batch]]] = {}
         self._transforms: dict[tuple[str, int], TransformRunner] = {}
 
@@ -57,7 +60,10 @@ class PassReader:
                 yield number, result[1]
                 continue
             position = replace(next(iter(results.values()))[0], source=None)
-            yield number, joined({name: result for name, (_, result) in results.items()}, position)
+            with self._meter.timed(TENSORS):
+                batch = joined({name: result for name, (_, result) in results.items()}, position)
+            self._meter.made(1, 0, 0)  # its rows are counted by the datasets
+            yield number, batch
 
     def _next(
         self, name: str, pass_number: int, seed: int, number: int, waiting: dict[tuple[str, int], DatasetPass]

@@ -255,6 +255,10 @@ class Progress:
             self._shared[_FINISHED + worker] = self._reading.generation + 1
             self._shared[_FINISHED_VERSION] = self._version
 
+    def is_finished(self, workers: int) -> bool:
+        """Return whether all workers have made their last batch of what this process reads."""
+        return self._has_finished(self._reading.generation, workers)
+
     def _restored_begin(self) -> IterationStart | None:
         """Return where a restored worker begins: until it reaches the end, or until another epoch is set."""
         if self._restored is None:

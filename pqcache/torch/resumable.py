@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +16,23 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.batch_rows import RowPlaces
+from pqcache.reader.meter import Meter
 from pqcache.reader.options import check_numbers
 from pqcache.reader.order.division import Division, next_divisions
 from pqcache.reader.order.epoch_share import EpochShare
+from pqcache.reader.reading_stats import DatasetStats
 from pqcache.torch.batch import Batch
 from pqcache.torch.checkpoint import MixState, Place, State, divisions_in
+from pqcache.torch.dataset_reader import DatasetReader
 from pqcache.torch.distributed import ranks_and_rank, started_as_one_of
 from pqcache.torch.foreign_loaders import check_batching, check_dividing, reads_ahead, warn_of_lost_place
+from pqcache.torch.iteration_meter import IterationMeter, NoIterationMeter, describe_reading, measured
 from pqcache.torch.lightning_loaders import check_fit, check_saving, restore_place
 from pqcache.torch.progress import IterationStart, Progress
 from pqcache.torch.shared_memory import end_with_trainer
-from pqcache.units import parse_count
+from pqcache.units import parse_count, parse_duration
 
+STALL_TIMEOUT = 60.0  # seconds
 Count = int | str  # a whole number, or text of one
 
 _REPEATS = (
@@ -47,9 +54,21 @@ class ResumableDataset(IterableDataset[Batch]):
     """
 
     def __init__(
-        self, *, drop_last: bool, pad: bool, lanes: Count | None, num_replicas: Count | None, rank: Count | None
+        self,
+        *,
+        drop_last: bool,
+        pad: bool,
+        lanes: Count | None,
+        num_replicas: Count | None,
+        rank: Count | None,
+        stall_timeout: str | float | None,
     ) -> None:
         super().__init__()
+        self.stall_timeout = None if stall_timeout is None else parse_duration(stall_timeout)
+        if self.stall_timeout == 0:
+            raise UsageError(f"stall_timeout={stall_timeout!r}", "every batch takes longer", "give a time, or None")
+        self._passes = 0  # of this process, which a worker counts
+        self._measured_by_loader = False  # what this process iterates
         if drop_last and not pad:
             reason = (
                 "both say what becomes of the last round: drop_last=True leaves it out, pad=False does not fill it up"
@@ -118,16 +137,59 @@ class ResumableDataset(IterableDataset[Batch]):
         return self._iterate(share, indices, begin.epoch, in_worker=info is not None)
 
     def _iterate(self, share: EpochShare, indices: range, epoch: int, in_worker: bool) -> Generator[Any]:
-        with closing(self._read(share, indices, epoch)) as batches:
-            for index, batch in batches:
+        with self._measured(epoch) as meter, closing(self._read(share, indices, epoch)) as batches:
+            for index, batch in meter.over(batches):
                 self._progress.next = index + indices.step if in_worker else share.after(index)
                 if index == indices[-1]:  # a trainer that counts steps does not ask for more
                     self._progress.finish(share.worker)
+                    meter.is_complete = not in_worker or self._progress.is_finished(share.workers)
                 yield batch
         if not in_worker:
             self._progress.next = share.end
         if not indices:
             self._progress.finish(share.worker)
+
+    def _measured(self, epoch: int) -> AbstractContextManager[IterationMeter | NoIterationMeter]:
+        """Return what measures an iteration of this process, unless a Loader does."""
+        info = get_worker_info()
+        if info is None and self._measured_by_loader:
+            return nullcontext(NoIterationMeter())
+        self._passes += 1
+        number = time.monotonic_ns() if info is None else (info.seed - info.id + self._passes) % (1 << 62) + 1
+        return measured(self, epoch, number, by_loader=self._measured_by_loader)
+
+    @contextmanager
+    def measured_by_loader(self, epoch: int, workers: int) -> Iterator[IterationMeter]:
+        """Measure an iteration of a Loader with so many workers."""
+        self._measured_by_loader = True
+        try:
+            with measured(self, epoch, time.monotonic_ns(), workers, by_loader=True) as meter:
+                yield meter
+        finally:
+            self._measured_by_loader = False
+
+    def describe_reading(self) -> list[str]:
+        """Return what the processes of this pass read now, as lines; of a worker only what it reads itself."""
+        return describe_reading(self.readers, only=None if get_worker_info() is None else os.getpid())
+
+    @property
+    def meters(self) -> list[Meter]:
+        """All that count for this dataset."""
+        return list({id(meter): meter for meter in (self.meter, *(reader.meter for reader in self.readers))}.values())
+
+    @property
+    @abstractmethod
+    def meter(self) -> Meter:
+        """What counts the trainer's waits."""
+
+    @property
+    @abstractmethod
+    def readers(self) -> Sequence[DatasetReader]:
+        """What reads, of a mix several."""
+
+    @abstractmethod
+    def stats(self) -> DatasetStats:
+        """Return what reading has taken so far."""
 
     def _place(self, after: Batch | int | Place | None) -> Place:
         """Return the place to go on from when ``after``, a batch or its index, was consumed on every rank."""

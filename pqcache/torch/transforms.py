@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pqcache.errors import UsageError
+from pqcache.reader.meter import NO_METER, TRANSFORM, Meter
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 from pqcache.torch.batch import Batch, Position
@@ -105,11 +106,12 @@ class TransformRunner:
         failures: FailureLog | None,
         seed: int,
         node: Sequence[int] = (),
+        meter: Meter = NO_METER,
     ) -> None:
         self._transform, self._origin, self._failures = transform, origin, failures
         self._seed, self._node = seed & (2**64 - 1), tuple(node)
         self._packed = isinstance(origin.plan.packs, PackedRows)
-        self._count = 0
+        self._count, self._meter = 0, meter
 
     def run(
         self, items: Iterable[Item], indices: Sequence[int], lanes: int, total: int, read: Callable[[int], Any]
@@ -182,11 +184,12 @@ class TransformRunner:
         if function is None:
             return value
         seeds = (self._seed, *item.numbers, *self._node)
-        if threads is not None:
-            result = function(value, np.random.default_rng(seeds))
-        else:
-            with seeded(*seeds):
-                result = function(value)
+        with self._meter.timed(TRANSFORM) if self._origin.in_batches else nullcontext():
+            if threads is not None:
+                result = function(value, np.random.default_rng(seeds))
+            else:
+                with seeded(*seeds):
+                    result = function(value)
         return Batch(result, item.position) if type(result) is dict and self._origin.in_batches else result
 
     def _tried(self, item: Item, value: Any) -> Any:

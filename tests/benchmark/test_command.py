@@ -58,6 +58,9 @@ def test_a_real_run(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert item.of_limit == pytest.approx(item.rows_per_second / report.limit)
         assert item.bytes_per_second == pytest.approx(item.rows_per_second * report.decoded / report.rows)
         assert item.window == 16
+        assert item.limited_by in ("storage", "start", "decode", "gather", "transfer")
+        assert min(item.seconds_of["decode"], item.seconds_of["gather"]) > 0
+        assert (item.seconds_of["send"] > 0) == (item.workers == 1)
         if sys.platform == "linux":
             assert item.memory is not None
             assert item.memory > 50 << 20  # Python, Arrow and torch are there
@@ -66,6 +69,7 @@ def test_a_real_run(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert f"recommended  num_workers={report.recommended}" in shown
     assert "limit" in shown
+    assert "bottleneck   " in shown
 
 
 def test_the_command_line_reads_a_share_by_itself(cache: Path, tmp_path: Path) -> None:

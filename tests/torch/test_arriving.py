@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from pqcache import Cache, Pack, TokenBatches
 from pqcache.errors import CacheError, ParquetError, SourceDenied, UsageError
-from pqcache.reader.arrival_stats import DatasetStats
+from pqcache.reader.arrival_stats import ArrivalStats
 from pqcache.store.arriving import start_run
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
@@ -214,15 +214,15 @@ def test_a_pickled_dataset_opens_the_snapshot_wherever_it_is(source: Path, publi
 def test_stats_count_what_is_wanted_and_waited_for(source: Path, published: Path, tmp_path: Path) -> None:
     filler = Filler(source, tmp_path / "cache")
     dataset = ParquetDataset(tmp_path / "cache", columns=["id"], batch_size=100)
-    before = dataset.stats()
+    before = dataset.stats().arrivals
     assert 0 < before.wanted_bytes < before.total_bytes == sum(f.stat().st_size for f in source.rglob("*.parquet"))
     assert (before.arrived_bytes, before.wanted_arrived_bytes, before.waited_seconds) == (0, 0, 0.0)
     FillingThread(filler, 0.01).start()
     assert len(list(Loader(dataset, num_workers=2, multiprocessing_context="fork"))) == 24
-    after = dataset.stats()
+    after = dataset.stats().arrivals
     assert after.wanted_arrived_bytes == after.wanted_bytes == before.wanted_bytes
     assert after.waited_seconds > 0
-    assert ParquetDataset(published).stats() == DatasetStats()
+    assert ParquetDataset(published).stats().arrivals == ArrivalStats()
 
 
 # The run that source= starts. A small one, of tests/filling.py, does what the options of its store say.

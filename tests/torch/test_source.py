@@ -100,9 +100,9 @@ def check_cache(cache: Path, lake: Path) -> None:
 
 def test_an_epoch_from_nothing(remote: str, slow: Proxy, published: Path, lake: Path, tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path / "cache", remote, slow)
-    assert dataset.stats().wanted_arrived_bytes < dataset.stats().wanted_bytes
+    assert dataset.stats().arrivals.wanted_arrived_bytes < dataset.stats().arrivals.wanted_bytes
     assert [values_of(batch) for batch in dataset] == expected(published)
-    assert dataset.stats().waited_seconds > 0
+    assert dataset.stats().arrivals.waited_seconds > 0
     check_cache(tmp_path / "cache", lake)
     assert dataset.snapshot == CacheDirectory(tmp_path / "cache").snapshot().id
     dataset.set_epoch(1)

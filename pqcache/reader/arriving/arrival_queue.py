@@ -43,6 +43,7 @@ class ArrivalQueue:
         self._wake = threading.Event()
         self._blocked_since: float | None = None  # the thread that uses the results
         self._arrived_last = 0.0
+        self.waited_seconds = 0.0  # of that thread
         threading.Thread(target=self._watch, name="pqcache-arrivals", daemon=True).start()
 
     def submit(self, number: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -67,7 +68,9 @@ class ArrivalQueue:
             return future.result()
         finally:
             self._blocked_since = None
-            self._arrivals.add_waited(max(0.0, self._arrived_last - begun))
+            waited = max(0.0, self._arrived_last - begun)
+            self.waited_seconds += waited
+            self._arrivals.add_waited(waited)
 
     def close(self) -> None:
         """Cancel the jobs whose row groups are not there."""

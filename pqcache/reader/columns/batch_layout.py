@@ -126,6 +126,12 @@ class FinishedBatch:
     numbers: list[NumberColumns]
     others: dict[str, ColumnData]
 
+    @property
+    def bytes(self) -> int:
+        """The bytes of the columns."""
+        size = sum(values.nbytes for _, values in self.numbers)
+        return int(size + sum(column.values.nbytes for column in self.others.values()))
+
     def columns(self) -> dict[str, ColumnData]:
         """Return all columns one by one."""
         found = dict(self.others)

@@ -36,6 +36,7 @@ class PageColumns:
         self._forms = [form for form in forms if _is_faster(form)]
         self._reader = Reader(memory)
         self._leaves: dict[int, Leaves] = {}  # by file; without a lock, as the process may fork
+        self.long = sum(form.kind != "bytes" for form in self._forms)  # columns whose rows are all long
 
     def clear(self) -> None:
         """Forget what is known of files."""
@@ -43,12 +44,16 @@ class PageColumns:
 
     def read(
         self, file: pq.ParquetFile, file_number: int, path: Path, row_group: int, arenas: Mapping[str, Arena]
-    ) -> dict[str, ColumnData]:
-        """Return columns of a row group, all of its rows, by name; long rows in ``arenas``, which are by column."""
+    ) -> tuple[dict[str, ColumnData], int]:
+        """Return columns of a row group, all of its rows, by name; long rows in ``arenas``, which are by column.
+
+        Beside them is the number of columns with long rows, all of which would be read so if their pages were others.
+        """
         leaves = self._leaves_of(file, file_number, path)
         if not leaves:
-            return {}
+            return {}, self.long
         found: dict[str, ColumnData] = {}
+        long = self.long
         metadata = file.metadata.row_group(row_group)
         descriptor = open_regular(path)
         try:
@@ -56,6 +61,7 @@ class PageColumns:
                 chunk = metadata.column(leaf.number)
                 if form.kind == "bytes" and chunk.total_uncompressed_size < LONG * chunk.num_values:
                     continue  # short rows are decoded faster by pyarrow
+                long += form.kind == "bytes"
                 try:
                     column = self._column(descriptor, chunk, form, leaf, arenas.get(form.name))
                 except MoreValues as error:  # of which pyarrow would return as many as the footer says
@@ -67,7 +73,7 @@ class PageColumns:
                     log.debug("%s: row group %d: column %r is read by pyarrow: %s", path, row_group, form.name, _PAGES)
         finally:
             os.close(descriptor)
-        return found
+        return found, long
 
     def _column(
         self, descriptor: int, chunk: pq.ColumnChunkMetaData, form: ColumnForm, leaf: LeafColumn, into: Arena | None

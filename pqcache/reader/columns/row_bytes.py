@@ -37,6 +37,12 @@ class PackedBytes:
     def __len__(self) -> int:
         return len(self.ends) - 1
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows, and of where they and their views end."""
+        ends = 0 if self.views is None else self.views.rows.nbytes + self.views.ends.nbytes
+        return self.ends.nbytes + self.data.nbytes + ends
+
 
 @dataclass(frozen=True)
 class ViewLists:
@@ -50,3 +56,8 @@ class ViewLists:
 
     def __len__(self) -> int:
         return len(self.ends) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the views and of what they point to, and of where rows end."""
+        return int(self.ends.nbytes + self.views.nbytes)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pqcache.errors import UsageError
-from pqcache.reader.order.epoch_order import Ints, stream
+from pqcache.reader.order.epoch_order import Ints, Order, stream
 
 _MOST_BATCHES = 1 << 28  # of an epoch, each of which takes 8 bytes and more
 _ROTATION = 3  # what a random stream is for, after those of the order
@@ -147,6 +147,12 @@ class DatasetPass(NamedTuple):
     lane_sizes: Ints
     last_lane: int
     readers: Ints | None = None
+
+    def order_of(self, order: Order) -> Order:
+        """Return the order of the pass, which divides the rows among its lanes as the mix draws from them."""
+        lane_rows = self.lane_sizes * order.batch_size
+        lane_rows[self.last_lane] -= max(0, int(lane_rows.sum()) - order.rows)  # the last batch may be short
+        return replace(order, lane_rows=lane_rows)
 
 
 @dataclass(frozen=True)

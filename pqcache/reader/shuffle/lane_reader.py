@@ -15,6 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Generic
 
+from pqcache.reader.meter import GATHER
 from pqcache.reader.order.epoch_order import Lane
 from pqcache.reader.shuffle.gather import BatchBuilder, BatchRows, gather
 from pqcache.reader.shuffle.scatter import Buckets, Done, ReadContext, scatter
@@ -51,6 +52,8 @@ class LaneReader(Generic[Done]):
         self._begun[0] -= 1
         while self._begun and self._begun[0] <= 0:
             self._begun.popleft()
+            if self._context.shared is None:  # of a worker those count that it has sent
+                self._context.meter.note_ready(sum(future.done() for future in self._coming))
             self._top_up()
         return found
 
@@ -127,8 +130,9 @@ class LaneReader(Generic[Done]):
             try:
                 buckets = {span: future.result() for span, future in scattered.items()}
                 scattered.clear()
-                for batch in gather(context, lane, blocks, buckets, places):
-                    results[id(batch)].set_result(context.finish(batch.build(context)))
+                with context.meter.timed(GATHER):
+                    for batch in gather(context, lane, blocks, buckets, places):
+                        results[id(batch)].set_result(context.finish(batch.build(context)))
                 places.clear()
             except BaseException as error:  # noqa: BLE001 - raised where the batch is asked for
                 fail(error)

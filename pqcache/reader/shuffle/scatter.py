@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pqcache.reader.arriving.arrival_queue import ArrivalQueue
 from pqcache.reader.columns.batch_layout import LONG, BatchLayout, GatheredBatch
 from pqcache.reader.columns.column_data import NEAR, Bytes, ColumnData, bytes_of_views, compact, cut, take
 from pqcache.reader.columns.column_forms import ColumnForm
+from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, NO_METER, READ_WAIT, Meter
 from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
@@ -42,6 +44,7 @@ class ReadContext(Generic[Done]):
     ``arrivals``       where row groups are still arriving: starts what reads one when it is there
     ``load_around``    like ``load``, but returns more rows, and where among them are those that are wanted, so that
                        these are copied only once
+    ``meter``          counts what it takes
     """
 
     load: Load
@@ -55,6 +58,7 @@ class ReadContext(Generic[Done]):
     arenas: Mapping[str, Arena] = field(default_factory=dict)
     arrivals: ArrivalQueue | None = None
     load_around: LoadAround | None = None
+    meter: Meter = NO_METER
 
     def submit_read(self, row_group: int, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn``, which loads a row group, on a thread, once its bytes are there."""
@@ -64,7 +68,17 @@ class ReadContext(Generic[Done]):
 
     def result(self, future: Future[T]) -> T:
         """Return what comes of jobs that read row groups."""
-        return future.result() if self.arrivals is None else self.arrivals.result(future)
+        if future.done():
+            return future.result()
+        arrived = 0.0 if self.arrivals is None else self.arrivals.waited_seconds
+        self.meter.waits_since = time.monotonic_ns()
+        try:
+            with self.meter.timed(READ_WAIT):
+                return future.result() if self.arrivals is None else self.arrivals.result(future)
+        finally:
+            self.meter.waits_since = None
+            if self.arrivals is not None:
+                self.meter.add(ARRIVAL_WAIT, int(1e9 * (self.arrivals.waited_seconds - arrived)))
 
     def loaded(self, row_group: int, low: int, high: int) -> tuple[Rows, Ints | None]:
         """Return decoded rows, and where among them are those that are wanted; None for all."""
@@ -132,6 +146,14 @@ Buckets = list[Bucket | None]  # of a span; None where it is not needed, or was 
 def scatter(context: ReadContext[Any], lane: Lane, span: int, first_bucket: int) -> Buckets:
     """Decode a span of a lane and return its buckets; those before ``first_bucket`` are None."""
     columns, rows = context.loaded(int(lane.row_groups[span]), int(lane.lows[span]), int(lane.highs[span]))
+    with context.meter.timed(GATHER):
+        return _in_buckets(context, lane, span, first_bucket, columns, rows)
+
+
+def _in_buckets(
+    context: ReadContext[Any], lane: Lane, span: int, first_bucket: int, columns: Rows, rows: Ints | None
+) -> Buckets:
+    """Return the buckets of a span of decoded ``columns``; ``rows`` are those that are wanted, None for all."""
     order, offsets = lane.row_order(span), lane.bucket_offsets(span).tolist()
     order = order if rows is None else rows[order]
     buckets: Buckets = [None] * first_bucket

@@ -1,0 +1,229 @@
+"""What reading a dataset takes, as values: the numbers of a meter, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from pqcache.reader.arrival_stats import ArrivalStats
+from pqcache.reader.meter import MemoryUse, MeterCounts
+
+Limit = Literal["trainer", "start", "storage", "decode", "gather", "transform", "transfer"]
+
+_FEW = 0.05  # of the time: a trainer that waits for less is not limited by its data
+_IDLE = 0.25  # of the time of workers: they have made batches before the trainer wants them
+_MOST = 0.5  # of the time that the trainer waits
+_BLOCKED = 0.5  # of the time to decode
+_FROM_DISK = 0.1  # of the bytes that are decoded
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingStats:
+    """What was read, and what it took; the times of threads and workers are added up, so they may exceed the trainer's.
+
+    Attributes:
+        epoch: the number of the epoch; None for all epochs together.
+        batches: batches that were made, also those that the trainer has not taken yet; 0 where rows are yielded.
+        rows: rows (or sequences) that were made.
+        bytes: bytes of their columns in memory.
+        seconds: of the trainer, from the beginning of its iterations to their ends, or to now; None where it is not
+            known, as with workers of a plain DataLoader.
+        waited_seconds: for which the trainer waited for its next batch. Where it makes the batches itself they include
+            the transform. None where ``seconds`` is None.
+        start_seconds: of these, until a worker began.
+        read_wait_seconds: for which those that make batches waited for decoded rows.
+        arrival_wait_seconds: of these, for bytes of a first copy that had not arrived.
+        decode_seconds: for reading and decoding row groups.
+        decode_blocked_seconds: of these, without computing: waiting for a disk, a core or the interpreter.
+        gather_seconds: for putting rows into their order, and into batches of tensors.
+        transform_seconds: in the transform.
+        send_seconds: for packing batches for the trainer, in workers, and for unpacking them there.
+        transfer_seconds: for moving batches to the ``device`` of a Loader; a copy that runs beside the training is not
+            waited for.
+        worker_seconds: of workers while they were making batches.
+        worker_idle_seconds: of workers while as many batches as they prepare in advance were made.
+        row_groups: row groups (or pieces) that were decoded.
+        row_group_bytes: bytes in files of the columns of these.
+        disk_bytes: bytes that a disk was read for; the others were in the page cache.
+        fast_columns: the share, from 0 to 1, of columns of row groups that were read straight from their pages, among
+            those for which that is faster than pyarrow; None where there are none.
+        ready_batches: how many batches were made and not yet used, on average; None where that was not looked at.
+        limited_by: what to make faster first: "trainer" (it hardly waits for data), "start" (of worker processes),
+            "storage", "decode", "gather", "transform" or "transfer" (from workers, and to a device); None before
+            anything was read.
+    """
+
+    epoch: int | None = None
+    batches: int = 0
+    rows: int = 0
+    bytes: int = 0
+    seconds: float | None = None
+    waited_seconds: float | None = None
+    start_seconds: float = 0.0
+    read_wait_seconds: float = 0.0
+    arrival_wait_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decode_blocked_seconds: float = 0.0
+    gather_seconds: float = 0.0
+    transform_seconds: float = 0.0
+    send_seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    worker_seconds: float = 0.0
+    worker_idle_seconds: float = 0.0
+    row_groups: int = 0
+    row_group_bytes: int = 0
+    disk_bytes: int = 0
+    fast_columns: float | None = None
+    ready_batches: float | None = None
+    limited_by: Limit | None = None
+
+    @property
+    def waited_share(self) -> float | None:
+        """The share of its time, from 0 to 1, for which the trainer waited; None where that is not known."""
+        return None if self.waited_seconds is None or not self.seconds else self.waited_seconds / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as a dict of JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetStats:
+    """What a dataset, all its threads and workers of this rank, has done; ``dataset.stats()`` returns it.
+
+    Attributes:
+        epoch: of the present epoch, or of the latest one.
+        total: of all epochs.
+        memory_bytes: bytes that decoded rows take now, in all living processes, and all else that Arrow has there.
+        memory_peak_bytes: the most that they were, added up over these processes.
+        memory_limit_bytes: the dataset's ``memory``.
+        arrivals: what has arrived of a first copy.
+        datasets: of a Mix, the numbers of each of its datasets by name; waiting is the mix's. With ``within_batch``
+            each counts its parts of the mix's batches.
+    """
+
+    epoch: ReadingStats = field(default_factory=ReadingStats)
+    total: ReadingStats = field(default_factory=ReadingStats)
+    memory_bytes: int = 0
+    memory_peak_bytes: int = 0
+    memory_limit_bytes: int = 0
+    arrivals: ArrivalStats = field(default_factory=ArrivalStats)
+    datasets: Mapping[str, DatasetStats] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as a dict of JSON values."""
+        found = asdict(replace(self, datasets={}))
+        return found | {"datasets": {name: stats.to_dict() for name, stats in self.datasets.items()}}
+
+
+def dataset_stats(
+    counts: MeterCounts, memory: MemoryUse, *, limit: int, arrivals: ArrivalStats, transform_threads: int = 1
+) -> DatasetStats:
+    """Return the numbers of a dataset's meter; ``transform_threads`` are those of a process."""
+    return DatasetStats(
+        epoch=reading_stats(counts.of_epoch, counts.epoch, transform_threads),
+        total=reading_stats(counts.total, None, transform_threads),
+        memory_bytes=sum(memory.buffers.values()) + sum(memory.arrow.values()),
+        memory_peak_bytes=memory.peak,
+        memory_limit_bytes=limit,
+        arrivals=arrivals,
+    )
+
+
+def mix_stats(
+    own: MeterCounts,
+    datasets: Mapping[str, DatasetStats],
+    parts: Iterable[tuple[MeterCounts, MemoryUse]],
+    within_batch: bool = False,
+) -> DatasetStats:
+    """Return the numbers of a mix: of its ``own`` meter what the trainer does, of its datasets' the rest.
+
+    ``within_batch`` says that the mix makes its batches of those of several datasets, and counts them itself.
+    """
+    total, epoch, buffers, peak = dict(own.total), dict(own.of_epoch), 0, 0
+    arrow: dict[int, int] = {}  # of each process, whatever it reads
+    for counts, memory in parts:
+        for sums, more in ((total, counts.total), (epoch, counts.of_epoch)):
+            for name, number in more.items():
+                sums[name] += number
+        buffers, peak = buffers + sum(memory.buffers.values()), peak + memory.peak
+        arrow |= {process: max(size, arrow.get(process, 0)) for process, size in memory.arrow.items()}
+    if within_batch:
+        total["batches"], epoch["batches"] = own.total["batches"], own.of_epoch["batches"]
+    arrivals = [stats.arrivals for stats in datasets.values()]
+    names = ("total_bytes", "arrived_bytes", "wanted_bytes", "wanted_arrived_bytes", "waited_seconds")
+    return DatasetStats(
+        epoch=reading_stats(epoch, own.epoch),
+        total=reading_stats(total, None),
+        memory_bytes=buffers + sum(arrow.values()),
+        memory_peak_bytes=peak,
+        memory_limit_bytes=sum(stats.memory_limit_bytes for stats in datasets.values()),
+        arrivals=ArrivalStats(**{name: sum(getattr(item, name) for item in arrivals) for name in names}),
+        datasets=dict(datasets),
+    )
+
+
+def reading_stats(counts: Mapping[str, int], epoch: int | None, transform_threads: int = 1) -> ReadingStats:
+    """Return the counters of a meter, by name and in nanoseconds, as numbers in seconds."""
+    seconds = {name: number / 1e9 for name, number in counts.items()}
+    is_known = counts["seconds"] > 0
+    possible, samples = counts["possible_columns"], counts["ready_samples"]
+    found = ReadingStats(
+        epoch=epoch,
+        batches=counts["batches"],
+        rows=counts["rows"],
+        bytes=counts["bytes"],
+        seconds=seconds["seconds"] if is_known else None,
+        waited_seconds=seconds["waited"] if is_known else None,
+        start_seconds=seconds["start"],
+        read_wait_seconds=seconds["read_wait"],
+        arrival_wait_seconds=seconds["arrival_wait"],
+        decode_seconds=seconds["decode"],
+        decode_blocked_seconds=seconds["decode_blocked"],
+        gather_seconds=seconds["gather"] + seconds["tensors"],
+        transform_seconds=seconds["transform"],
+        send_seconds=seconds["send"] + seconds["receive"],
+        transfer_seconds=seconds["transfer"],
+        worker_seconds=seconds["busy"],
+        worker_idle_seconds=seconds["idle"],
+        row_groups=counts["row_groups"],
+        row_group_bytes=counts["row_group_bytes"],
+        disk_bytes=counts["disk_bytes"],
+        fast_columns=counts["fast_columns"] / possible if possible else None,
+        ready_batches=counts["ready"] / samples if samples else None,
+    )
+    return replace(found, limited_by=limit_of(found, seconds, transform_threads))
+
+
+def limit_of(stats: ReadingStats, seconds: Mapping[str, float], transform_threads: int = 1) -> Limit | None:
+    """Return what to make faster first; ``seconds`` are the counters by name.
+
+    Those that make batches do one thing after the other: they wait for decoded rows, make tensors of them and call the
+    transform. What of that takes longest limits them.
+    """
+    if not stats.rows:
+        return None
+    share, working = stats.waited_share, seconds["busy"] + seconds["idle"]
+    if share is not None and share < _FEW:
+        return "trainer"
+    if share is None and seconds["idle"] > _IDLE * working:
+        return "trainer"
+    if stats.start_seconds > _MOST * (stats.waited_seconds or float("inf")):
+        return "start"
+    if seconds["receive"] + seconds["transfer"] > _MOST * (stats.waited_seconds or float("inf")):
+        return "transfer"
+    waits: dict[Limit, float] = {
+        "storage": seconds["arrival_wait"],
+        "decode": seconds["read_wait"] - seconds["arrival_wait"],
+        "gather": seconds["tensors"],
+        "transform": seconds["transform"] / transform_threads,
+        "transfer": seconds["send"],
+    }
+    first: Limit = max(waits, key=lambda name: waits[name])
+    if first != "decode":
+        return first
+    if seconds["gather"] > seconds["decode"]:
+        return "gather"
+    from_disk = stats.disk_bytes > _FROM_DISK * stats.row_group_bytes
+    return "storage" if from_disk and seconds["decode_blocked"] > _BLOCKED * seconds["decode"] else "decode"

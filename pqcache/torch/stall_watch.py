@@ -1,0 +1,87 @@
+"""Says what is going on where no batch comes for long: the stacks of the threads that read, and their files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+log = logging.getLogger("pqcache.torch")
+
+_FRAMES = 16  # of a stack that are shown, the innermost ones
+
+
+class StallWatch:
+    """Logs a warning, once for a batch, when it has been asked for more than ``seconds`` ago, and when it comes.
+
+    Its thread neither keeps the iteration alive nor uses Arrow; in a forked child there is none. ``describe`` returns
+    lines on what is read, and ``waits_since`` since when the batch is waited for where ``since`` is not set.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        what: str,
+        describe: Callable[[], Sequence[str]],
+        waits_since: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._seconds, self._what, self._describe, self._waits_since = seconds, what, describe, waits_since
+        self._thread, self._process = threading.get_ident(), os.getpid()
+        self.since: int | None = None  # of the batch that is asked for; by time.monotonic_ns, as all times here
+        self._said: int | None = None  # the one of which a warning was logged
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="pqcache-stall-watch", daemon=True).start()
+
+    def got(self) -> None:
+        """Note that the batch is there."""
+        self.since = None
+        if self._said is not None:
+            self._goes_on()
+
+    def _goes_on(self) -> None:
+        since, self._said = self._said, None
+        if since is not None:
+            log.warning("%s: it goes on after %.1f s", self._what, (time.monotonic_ns() - since) / 1e9)
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._process == os.getpid():  # a child has no thread, and may have the lock as the thread held it
+            self._ended.set()
+
+    def _watch(self) -> None:
+        wait = self._seconds / 4
+        while not self._ended.wait(wait):
+            since, now = self.since or self._waits_since(), time.monotonic_ns()
+            if since != self._said:
+                self._goes_on()
+            if since is None or since == self._said:
+                wait = self._seconds / 4
+            elif (seconds := (now - since) / 1e9) < self._seconds:
+                wait = min(self._seconds / 4, self._seconds - seconds)
+            else:
+                self._said = since
+                lines = [*self._describe(), *stacks(self._thread)]
+                log.warning("%s: no batch for %.1f s\n%s", self._what, seconds, "\n".join(lines))
+
+
+def stacks(consumer: int) -> list[str]:
+    """Return the stacks of this process's threads that read, and of the one that uses what is read, as lines."""
+    frames, lines = sys._current_frames(), []
+    for thread in threading.enumerate():
+        if thread.ident == consumer or (thread.name.startswith("pqcache") and thread is not threading.current_thread()):
+            frame = frames.get(thread.ident or 0)
+            lines += [f"  thread {thread.name}:", *(f"    {line}" for line in _lines(frame))]
+    return lines
+
+
+def _lines(frame: FrameType | None) -> list[str]:
+    """Return the innermost calls of a stack, the last one first; no source is read, which may be what hangs."""
+    found: list[str] = []
+    while frame is not None and len(found) < _FRAMES:
+        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+        frame = frame.f_back
+    return found

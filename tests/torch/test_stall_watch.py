@@ -1,0 +1,172 @@
+"""What is logged where no batch comes for long: the file that is read and the stacks, and again when it goes on."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from pqcache.errors import UsageError
+from pqcache.reader.row_group_reader import RowGroupReader
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+TIMEOUT = 0.2
+
+
+def dataset(table: Path, **options: Any) -> ParquetDataset:
+    how = {"columns": ["id"], "batch_size": 50, "lanes": 2, "stall_timeout": TIMEOUT, **options}
+    return ParquetDataset(table, **how)
+
+
+def wait_for(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, "pqcache.torch")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "pqcache.torch"]
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Storage that blocks until the event is set."""
+    event, read = threading.Event(), RowGroupReader.read
+
+    def block(self: RowGroupReader, *args: Any) -> Any:
+        event.wait(60)
+        return read(self, *args)
+
+    monkeypatch.setattr(RowGroupReader, "read", block)
+    yield event
+    event.set()
+
+
+@pytest.mark.parametrize("batch_size", [50, None])
+def test_storage_that_blocks(
+    table: Path, blocked: threading.Event, warnings: Callable[[], list[str]], batch_size: int | None
+) -> None:
+    batches = iter(dataset(table, batch_size=batch_size))
+    threading.Thread(target=lambda: (wait_for(lambda: bool(warnings())), blocked.set())).start()
+    next(batches)
+    wait_for(lambda: len(warnings()) == 2)
+    first, second = warnings()
+    assert first.startswith("epoch 0: no batch for 0.")
+    assert f"process {os.getpid()} reads row group " in first
+    assert f" of {table / 'a.parquet'} since " in first
+    assert " block\n" in first  # in the stack of a thread that reads
+    assert "thread MainThread:" in first
+    assert second.startswith("epoch 0: it goes on after ")
+    for _ in batches:
+        pass
+    assert len(warnings()) == 2
+
+
+def test_a_transform_that_hangs(table: Path, warnings: Callable[[], list[str]]) -> None:
+    event = threading.Event()
+
+    def hang(batch: Batch) -> Batch:
+        event.wait(60)
+        return batch
+
+    threading.Thread(target=lambda: (wait_for(lambda: bool(warnings())), event.set())).start()
+    assert len(list(dataset(table, transform=hang))) == 10
+    assert f"{__file__}:" in warnings()[0]
+    assert " hang\n" in warnings()[0]
+
+
+def test_a_worker_that_is_stopped(table: Path, warnings: Callable[[], list[str]]) -> None:
+    loader = Loader(dataset(table), num_workers=1, prefetch_factor=1)
+    batches = iter(loader)
+    next(batches)
+    (worker,) = torch.multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGSTOP)
+    threading.Thread(target=lambda: (wait_for(lambda: bool(warnings())), os.kill(worker.pid, signal.SIGCONT))).start()
+    for _ in batches:
+        pass
+    first, second = warnings()[:2]
+    assert first.startswith("epoch 0: no batch for ")
+    assert f"process {worker.pid} reads " in first
+    assert second.startswith("epoch 0: it goes on after ")
+
+
+def test_a_worker_logs_its_own_stacks(table: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    loader = DataLoader(dataset(table, transform=_Hang(log)), batch_size=None, num_workers=1)
+    assert len(list(loader)) == 10
+    text = log.read_text()
+    assert "epoch 0, worker 0 (pid " in text
+    assert "__call__" in text
+
+
+class _Hang:
+    """A transform that hangs until a warning is in the log."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def __call__(self, batch: Batch) -> Batch:
+        if not self.log.exists():
+            logging.getLogger("pqcache.torch").addHandler(logging.FileHandler(self.log))
+            wait_for(lambda: "no batch for" in self.log.read_text())
+        return batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_thread_is_left(table: Path, workers: int) -> None:
+    def watches() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "pqcache-stall-watch"]
+
+    loader = Loader(dataset(table, stall_timeout=60), num_workers=workers)
+    list(loader)
+    wait_for(lambda: not watches())
+    batches = iter(loader)
+    next(batches)
+    assert len(watches()) == 1
+    del batches  # dropped half way
+    gc.collect()
+    wait_for(lambda: not watches())
+    with pytest.raises(ZeroDivisionError):
+        [1 // (batch.index * 0) for batch in loader]
+    gc.collect()
+    wait_for(lambda: not watches())
+
+
+def test_none_is_off(table: Path) -> None:
+    batches = iter(dataset(table, stall_timeout=None))
+    next(batches)
+    assert not [thread for thread in threading.enumerate() if thread.name == "pqcache-stall-watch"]
+
+
+def test_a_fork_in_the_middle(table: Path, warnings: Callable[[], list[str]]) -> None:
+    """A child has a copy of the iteration, which it may close, and no thread."""
+    batches = iter(dataset(table, stall_timeout=60))
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        batches.close()  # type: ignore[attr-defined]
+        os._exit(0 if threading.active_count() == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(batches)) == 9
+
+
+def test_what_does_not_fit(table: Path) -> None:
+    assert dataset(table, stall_timeout="5m").stall_timeout == 300
+    with pytest.raises(UsageError, match="every batch takes longer"):
+        dataset(table, stall_timeout=0)
+    with pytest.raises(UsageError, match="not a duration"):
+        Mix({"a": dataset(table, lanes=None)}, stall_timeout="soon")

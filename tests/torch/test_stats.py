@@ -1,0 +1,316 @@
+"""What dataset.stats() counts, over threads, workers and datasets, and what is said at the end of an epoch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader
+
+from pqcache import Pack
+from pqcache.torch import Batch, Loader, Mix, ParquetDataset
+from tests.torch.conftest import ROWS
+
+pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
+
+NAP = 0.02  # seconds
+EVEN = f"id in ({', '.join(map(str, range(0, ROWS, 2)))})"
+FEW = f"id in ({', '.join(map(str, range(0, ROWS, 50)))})"  # one of each row group
+
+
+def nap(batch: Batch) -> Batch:
+    time.sleep(NAP)
+    return batch
+
+
+def dataset(table: Path, **options: Any) -> ParquetDataset:
+    return ParquetDataset(table, **{"columns": ["id", "tokens"], "batch_size": 50, "lanes": 2, **options})
+
+
+def test_nothing_is_counted_before_the_first_batch(table: Path) -> None:
+    stats = dataset(table, memory="3MB").stats()
+    assert (stats.epoch.epoch, stats.total.rows, stats.total.seconds, stats.total.limited_by) == (None, 0, None, None)
+    assert (stats.memory_bytes, stats.memory_limit_bytes) == (0, 3 << 20)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_epoch_without_workers(table: Path, shuffle: bool) -> None:
+    read = dataset(table, shuffle=shuffle)
+    size = 0
+    for number in range(2):
+        read.set_epoch(number)
+        size += sum(
+            batch["id"].nbytes + batch["tokens"].values.nbytes + batch["tokens"].offsets.nbytes for batch in read
+        )
+        stats = read.stats()
+        assert (stats.epoch.epoch, stats.epoch.batches, stats.epoch.rows) == (number, 10, ROWS)
+        assert stats.epoch.row_groups == 10
+    assert (stats.total.epoch, stats.total.batches, stats.total.rows) == (None, 20, 2 * ROWS)
+    assert stats.total.bytes == size if shuffle else stats.total.bytes > 0  # in order, rows point into decoded memory
+    assert stats.total.row_group_bytes == 2 * stats.epoch.row_group_bytes > 0
+    for part in (stats.epoch, stats.total):
+        assert part.seconds is not None
+        assert part.waited_seconds is not None
+        assert 0 < part.waited_seconds <= part.seconds
+        assert min(part.decode_seconds, part.gather_seconds) > 0
+        assert part.transform_seconds == part.send_seconds == part.transfer_seconds == part.worker_seconds == 0
+    assert 0 < stats.memory_bytes <= stats.memory_peak_bytes
+    assert json.loads(json.dumps(stats.to_dict()))["total"]["rows"] == 2 * ROWS
+
+
+def test_the_trainer_is_the_limit_where_it_is_slow(table: Path) -> None:
+    read = dataset(table)
+    list(read)  # the first epoch also starts threads
+    for _ in read:
+        time.sleep(NAP)
+    stats = read.stats().epoch
+    assert stats.waited_seconds is not None
+    assert stats.seconds is not None
+    assert stats.seconds - stats.waited_seconds >= 10 * NAP
+
+
+def test_a_slow_transform_is_the_limit(table: Path) -> None:
+    read = dataset(table, transform=nap)
+    list(read)
+    stats = read.stats().epoch
+    assert stats.transform_seconds >= 10 * NAP
+    assert stats.waited_seconds is not None
+    assert stats.waited_seconds >= stats.transform_seconds
+    assert stats.limited_by == "transform"
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_loader_add_up(table: Path, context: str) -> None:
+    read = dataset(table, transform=nap)
+    loader = Loader(read, num_workers=2, multiprocessing_context=context)
+    for number in range(2):
+        assert len(list(loader)) == 10
+        stats = read.stats()
+        assert (stats.epoch.epoch, stats.epoch.batches, stats.epoch.rows) == (number, 10, ROWS)
+        assert (stats.total.batches, stats.total.rows) == (10 * (number + 1), ROWS * (number + 1))
+        assert stats.epoch.transform_seconds >= 10 * NAP
+        assert stats.epoch.send_seconds > 0
+        assert stats.epoch.worker_seconds >= stats.epoch.transform_seconds
+        assert stats.epoch.seconds is not None
+        assert stats.epoch.waited_seconds is not None
+        assert stats.epoch.seconds >= stats.epoch.waited_seconds > NAP
+    assert stats.epoch.start_seconds < stats.total.start_seconds  # the workers are persistent
+
+
+def test_workers_of_a_plain_loader_without_what_only_the_trainer_knows(table: Path) -> None:
+    read = dataset(table, transform=nap)
+    for number in range(2):  # other workers in each epoch
+        read.set_epoch(number)
+        assert len(list(DataLoader(read, batch_size=None, num_workers=2))) == 10
+        stats = read.stats()
+        assert (stats.epoch.epoch, stats.epoch.rows, stats.total.rows) == (number, ROWS, ROWS * (number + 1))
+        assert (stats.epoch.seconds, stats.epoch.waited_seconds) == (None, None)
+        assert stats.epoch.limited_by == "transform"
+
+
+def test_what_a_killed_process_has_made_remains(table: Path) -> None:
+    read = dataset(table)
+    child = os.fork()
+    if child == 0:
+        batches = iter(read)
+        next(batches)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    stats = read.stats()
+    assert (stats.total.batches, stats.total.rows, stats.memory_bytes) == (1, 50, 0)
+    assert sum(len(batch["id"]) for batch in read) == ROWS
+    assert (read.stats().epoch.rows, read.stats().total.rows) == (ROWS, ROWS + 50)
+
+
+def test_rows_one_by_one(table: Path) -> None:
+    read = dataset(table, batch_size=None)
+    assert len(list(read)) == ROWS
+    stats = read.stats().epoch
+    assert (stats.rows, stats.batches) == (ROWS, 0)
+    assert stats.seconds is not None
+
+
+def test_each_rank_counts_what_it_reads(table: Path) -> None:
+    ranks = [dataset(table, num_replicas=2, rank=rank) for rank in range(2)]
+    assert [sum(1 for _ in read) for read in ranks] == [5, 5]
+    assert sum(read.stats().epoch.rows for read in ranks) == ROWS
+
+
+def test_a_mix_counts_each_dataset(table: Path) -> None:
+    mix = Mix({"slow": dataset(table, lanes=None, transform=nap), "fast": dataset(table, lanes=None, batch_size=25)})
+    for workers in (0, 2):
+        assert len(list(Loader(mix, num_workers=workers))) == 30
+        stats = mix.stats()
+        assert stats.epoch.rows == 2 * ROWS
+        assert {name: (s.epoch.rows, s.epoch.batches) for name, s in stats.datasets.items()} == {
+            "slow": (ROWS, 10),
+            "fast": (ROWS, 20),
+        }
+        assert stats.datasets["slow"].epoch.transform_seconds >= 10 * NAP
+        assert stats.datasets["fast"].epoch.transform_seconds == 0
+        assert stats.epoch.seconds is not None
+    assert set(stats.to_dict()["datasets"]) == {"slow", "fast"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mix_within_batches_counts_its_own_batches(table: Path, workers: int) -> None:
+    parts = {"a": dataset(table, lanes=None, batch_size=30, transform=nap), "b": dataset(table, lanes=None)}
+    mix = Mix(parts, within_batch=True, lanes=2)
+    for number in range(2):
+        batches = list(Loader(mix, num_workers=workers))
+        mix.set_epoch(number + 1)
+        stats = mix.stats()
+        assert len(batches) == 10
+        assert (stats.epoch.batches, stats.total.batches) == (10, 10 * (number + 1))
+        assert stats.epoch.rows == sum(len(batch["id"]) for batch in batches) > 0
+        assert {name: s.epoch.batches for name, s in stats.datasets.items()} == {"a": 10, "b": 10}
+        assert stats.datasets["a"].epoch.transform_seconds >= 10 * NAP
+        assert stats.epoch.transform_seconds == pytest.approx(stats.datasets["a"].epoch.transform_seconds)
+        assert stats.epoch.gather_seconds > sum(s.epoch.gather_seconds for s in stats.datasets.values())
+
+
+def nap_with(batch: Batch, generator: np.random.Generator) -> Batch:
+    return nap(batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_transforms_on_threads_add_up(table: Path, workers: int) -> None:
+    read = dataset(table, transform=nap_with, transform_workers=4)
+    assert len(list(Loader(read, num_workers=workers))) == 10
+    stats = read.stats().epoch
+    assert (stats.batches, stats.rows) == (10, ROWS)
+    assert stats.transform_seconds >= 10 * NAP
+
+
+def test_a_transform_that_fails_for_some_rows_is_counted_each_time(table: Path) -> None:
+    def fail(batch: Batch) -> Batch:
+        time.sleep(NAP)
+        if 7 in batch["id"].tolist():
+            raise ValueError("seven")
+        return batch
+
+    read = dataset(table, transform=fail, on_error="skip")
+    assert sum(len(batch["id"]) for batch in read) == ROWS
+    stats = read.stats().epoch
+    assert (stats.batches, stats.rows) == (10, ROWS)
+    assert stats.transform_seconds >= 12 * NAP  # also of the parts in which the row is looked for
+
+
+@pytest.mark.parametrize("options", [{"filters": EVEN}, {"filters": FEW}, {"sample": 0.5}])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_row_groups_of_which_rows_are_chosen_are_counted_once(table: Path, options: Any, shuffle: bool) -> None:
+    read = dataset(table, shuffle=shuffle, **options)
+    rows = sum(len(batch["id"]) for batch in read)
+    stats = read.stats().epoch
+    assert 0 < rows < ROWS
+    assert (stats.rows, stats.row_groups) == (rows, 10)
+    assert stats.row_group_bytes > 0
+    assert min(stats.decode_seconds, stats.gather_seconds) > 0
+
+
+def test_weights_count_the_rows_of_each_epoch(table: Path) -> None:
+    read = dataset(table, weights={"id": {i: 0.5 if i % 2 else 1.5 for i in range(ROWS)}})
+    total = 0
+    for number in range(2):
+        read.set_epoch(number)
+        rows = sum(len(batch["id"]) for batch in read)
+        total += rows
+        stats = read.stats()
+        assert (stats.epoch.epoch, stats.epoch.rows, stats.total.rows) == (number, rows, total)
+        assert min(stats.epoch.decode_seconds, stats.epoch.gather_seconds) > 0
+
+
+def test_packed_documents_are_counted_as_sequences(table: Path) -> None:
+    read = ParquetDataset(table, pack=Pack("tokens", length=16), batch_size=4)
+    rows = sum(len(batch["tokens"]) for batch in read)
+    stats = read.stats().epoch
+    assert stats.rows == rows > 0
+    assert stats.bytes > 0
+    assert min(stats.decode_seconds, stats.gather_seconds) > 0
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("size", [3, 3_000])
+def test_bytes_of_lists_of_bytes(tmp_path: Path, shuffle: bool, size: int) -> None:
+    values = [[b"x" * size] * (i % 3) for i in range(60)]
+    pq.write_table(pa.table({"b": pa.array(values, pa.list_(pa.binary()))}), tmp_path / "a.parquet", row_group_size=20)
+    read = ParquetDataset(tmp_path, batch_size=10, shuffle=shuffle)
+    assert sum(1 for _ in read) == 6
+    stats = read.stats().epoch
+    assert stats.rows == 60
+    assert stats.bytes >= 60 * size
+
+
+def test_a_copy_begins_at_zero(table: Path) -> None:
+    read = dataset(table)
+    list(read)
+    copy = pickle.loads(pickle.dumps(read))
+    assert copy.stats().total.rows == 0
+    list(copy)
+    assert (copy.stats().total.rows, read.stats().total.rows) == (ROWS, ROWS)
+
+
+def test_fast_columns(tmp_path: Path) -> None:
+    lists = pa.FixedSizeListArray.from_arrays(np.arange(20_000, dtype=np.float32), 200)
+    pq.write_table(pa.table({"id": np.arange(100), "e": lists}), tmp_path / "a.parquet", use_dictionary=False)
+    read = ParquetDataset(tmp_path, batch_size=10)
+    list(read)
+    assert read.stats().epoch.fast_columns == 1.0
+    chosen = ParquetDataset(tmp_path, batch_size=10, filters="id in (1, 5, 7)")
+    list(chosen)
+    assert chosen.stats().epoch.fast_columns == 1.0
+    numbers = ParquetDataset(tmp_path, columns=["id"], batch_size=10)
+    list(numbers)
+    assert numbers.stats().epoch.fast_columns is None
+    (tmp_path / "null").mkdir()
+    pq.write_table(
+        pa.table({"e": pa.array([None, *lists.to_pylist()[1:]], lists.type)}), tmp_path / "null" / "a.parquet"
+    )
+    null = ParquetDataset(tmp_path / "null", batch_size=10, nulls="mask")
+    list(null)
+    assert null.stats().epoch.fast_columns == 0.0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_line_at_the_end_of_an_epoch(table: Path, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pqcache.torch")
+    loader = Loader(dataset(table, transform=nap), num_workers=workers)
+    for number in range(2):
+        batches = iter(loader)
+        for _ in range(10):  # a trainer that counts steps does not ask for more
+            next(batches)
+        del batches
+        (record,) = caplog.records
+        assert record.getMessage().startswith(f"epoch {number}: 500 rows in ")
+        assert "the trainer waited" in record.getMessage()
+        assert record.getMessage().endswith(
+            "limited by transform" if workers == 0 or number else record.getMessage()[-9:]
+        )
+        caplog.clear()
+    batches = iter(loader)
+    next(batches)
+    del batches  # not at its end
+    assert not caplog.records
+
+
+def test_spans_where_a_profiler_is_active(table: Path) -> None:
+    read = dataset(table, transform=nap, shuffle=False)
+    list(read)
+    read.set_epoch(1)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        list(read)
+    names = {event.key: event.count for event in profiler.key_averages() if event.key.startswith("pqcache/")}
+    assert names["pqcache/wait"] == 11  # the last one finds the end
+    assert names["pqcache/transform"] == 10
+    assert names["pqcache/gather"] == 10
