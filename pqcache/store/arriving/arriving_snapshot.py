@@ -13,7 +13,6 @@ arriving/ID/                    ID is the one of the snapshot that it becomes
 from __future__ import annotations
 
 import json
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,6 @@ from pqcache.system.locks import has_writer, user_name
 
 if TYPE_CHECKING:
     from pqcache.store.arriving.arrival_map import ArrivalMap
-
-log = logging.getLogger("pqcache.arriving")
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,9 @@ class ArrivingSnapshot(Snapshot):
             descriptor = os.open(self.path / RUN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
+                import logging  # a sync with nothing to do does not need it
+
+                log = logging.getLogger("pqcache.arriving")
                 log.debug("%s: whether a run is at work is not known: %s", self.path, error)
             return False, ""
         try:

@@ -306,7 +306,7 @@ def test_an_empty_directory_of_a_web_server_is_one(page: bytes, web: tuple[Web, 
     ("url", "shown"),
     [
         ("http://h/lake;token=S3CR3T/shop", "http://h/lake;token=***/shop"),
-        ("https://h/lake/;a=1;sig_token=S3CR3T?x=1", "https://h/lake/;a=1;sig_token=***?x=1"),
+        ("https://h/lake/;a=1;sig_token=S3CR3T?x=1", "https://h/lake/;a=1;sig_token=***"),
         ("http://h/lake#access_key=S3CR3T", "http://h/lake#access_key=***"),
         ("webhdfs://h:1/x;delegation=S3CR3T", "webhdfs://h:1/x;delegation=***"),
         ("http://h/lake?a=1;token=S3CR3T", "http://h/lake?a=1;token=***"),
