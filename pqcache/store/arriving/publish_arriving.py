@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +13,6 @@ from pqcache.store.layout import ARRIVED, ARRIVING, CHANGED, CHECKED, PUBLISHING
 from pqcache.store.ownership import file_mode
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import fsync_path, fsync_tree, read_regular, remove_tree, replace_symlink, write_durably
-
-log = logging.getLogger("pqcache.sync")
 
 
 def publish_arriving(cache: CacheDirectory, arriving: ArrivingSnapshot) -> Snapshot:
@@ -72,7 +69,9 @@ def _remove_wanted(cache: CacheDirectory, arriving: ArrivingSnapshot) -> None:
     try:
         remove_tree(trash)
     except OSError as error:  # a reader that had begun has made a file in it: the end of a run removes the rest
-        log.debug("%s is left for later: %s", trash, error)
+        import logging  # a sync with nothing to do does not need it
+
+        logging.getLogger("pqcache.sync").debug("%s is left for later: %s", trash, error)
 
 
 def remove_empty(cache: CacheDirectory) -> None:
