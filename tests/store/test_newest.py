@@ -16,7 +16,16 @@ words = st.one_of(st.integers(-20, 2000).map(str), st.sampled_from(["007", "2026
 levels = st.sampled_from(
     [words.map("a={}".format), st.tuples(words, words).map(lambda values: "a={}/b={}".format(*values))]
 )
-tables = levels.flatmap(lambda paths: st.dictionaries(paths, st.integers(0, 1000), min_size=1, max_size=30))
+
+
+def are_partitions(table: dict[str, int]) -> bool:
+    """Return whether each directory is a partition of its own: not one like a=7 and a=007."""
+    return newest_partitions(table, Newest("all", partitions=len(table))).listed == len(table)
+
+
+tables = levels.flatmap(
+    lambda paths: st.dictionaries(paths, st.integers(0, 1000), min_size=1, max_size=30).filter(are_partitions)
+)
 sizes_of = {"dt=1": 10, "dt=2": 10, "dt=3": 50, "dt=4": 10, "dt=5": 10}
 
 
