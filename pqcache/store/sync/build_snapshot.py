@@ -214,15 +214,7 @@ def _kept(plan: Plan) -> Iterator[FileEntry]:
 
 def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
     """Write manifest, summary, checksums and key indexes of a snapshot that has its index; return the manifest."""
-    manifest = Manifest(
-        files=tuple(entries),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        source=job.metadata.source,
-        where=job.metadata.where,
-        shard=job.metadata.shard,
-        listing=job.metadata.listing,
-        table=job.metadata.table,
-    )
+    manifest = manifest_of(job, entries)
     readable = readable_by(target, entries)
     new = target / f"{FILES}.new"
     write_manifest(manifest, new)
@@ -240,6 +232,19 @@ def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> 
         refresh_key_indexes(keys, None if job.reindex else job.previous, Snapshot(target), job.on_event)
         limit_modes(target / KEYS, readable)
     return manifest
+
+
+def manifest_of(job: SnapshotJob, entries: Iterable[FileEntry]) -> Manifest:
+    """Return the manifest of the snapshot that a job makes of these files."""
+    return Manifest(
+        files=tuple(entries),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        source=job.metadata.source,
+        where=job.metadata.where,
+        shard=job.metadata.shard,
+        listing=job.metadata.listing,
+        table=job.metadata.table,
+    )
 
 
 def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,11 +30,11 @@ from pqcache.store.drivers.file_shape import shape_of
 from pqcache.store.drivers.retries import with_retries
 from pqcache.store.hive import parent
 from pqcache.store.layout import ARRIVED, FILES, LEASE, ROW_GROUPS, RUN, WANTED
-from pqcache.store.manifest import FileEntry, Manifest, SourceFile
+from pqcache.store.manifest import FileEntry, SourceFile
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.row_group_index import IndexBuilder, read_index
-from pqcache.store.sync.build_snapshot import readable_by
+from pqcache.store.sync.build_snapshot import manifest_of, readable_by
 from pqcache.store.sync.download.download_columns import project_file
 from pqcache.store.sync.download.download_file import Vanished, copy_mode
 from pqcache.store.sync.download.download_pool import stoppable_threads
@@ -253,16 +252,7 @@ def _write_metadata(job: SnapshotJob, target: Path, known: Sequence[_Known], ind
     entries = [item.entry for item in known]
     with _agreeing(job):
         index.write([entry.path for entry in entries], None, target / ROW_GROUPS)
-    manifest = Manifest(
-        files=tuple(entries),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        source=job.metadata.source,
-        where=job.metadata.where,
-        shard=job.metadata.shard,
-        listing=job.metadata.listing,
-        table=job.metadata.table,
-    )
-    write_manifest(manifest, target / FILES)
+    write_manifest(manifest_of(job, entries), target / FILES)
     readable = readable_by(target, entries)
     for name in (ROW_GROUPS, FILES):
         limit_mode(target / name, readable)
