@@ -192,6 +192,14 @@ class Filler:
         self.run = -1
 
 
+def publish_copy(source: Path, cache: Path) -> Path:
+    """Make ``cache`` a published copy of a local dataset; return it."""
+    filler = Filler(source, cache)
+    filler.fill()
+    filler.publish()
+    return cache
+
+
 class FillingThread(threading.Thread):
     """A thread that fills and publishes, for tests that read meanwhile."""
 

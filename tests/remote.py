@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from tests.servers.hdfs import Hdfs
 
 
+# for @pytest.fixture(params=STORES), with make_remote
+STORES = [
+    "path",
+    pytest.param("hdfs", marks=pytest.mark.hdfs),
+    pytest.param("webhdfs", marks=pytest.mark.hdfs),
+    pytest.param("s3", marks=pytest.mark.s3),
+]
+
+
 @dataclass(frozen=True)
 class Remote:
     """A dataset's place at a store: ``url`` for pqcache, and the few changes that tests make there."""

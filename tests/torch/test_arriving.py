@@ -26,7 +26,7 @@ from pqcache.store.config import Config, write_config
 from pqcache.torch import Loader, Mix, ParquetDataset, Split
 from pqcache.torch.ragged import to_rows
 from tests.datasets import write_shop
-from tests.filling import Filler, FillingThread
+from tests.filling import Filler, FillingThread, publish_copy
 from tests.torch.ranks import Ranks
 
 COLUMNS = ["id", "title", "tokens", "dt"]
@@ -42,11 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def published(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of it that is published."""
-    cache = tmp_path_factory.mktemp("published") / "cache"
-    filler = Filler(source, cache)
-    filler.fill()
-    filler.publish()
-    return cache
+    return publish_copy(source, tmp_path_factory.mktemp("published") / "cache")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from pqcache.store.config import Config, write_config
 from pqcache.store.gc import remove_snapshot
 from pqcache.store.snapshot import Snapshot
 from tests.datasets import write_shop
-from tests.filling import Filler, FillingThread
+from tests.filling import Filler, FillingThread, publish_copy
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def published(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache of it that is published."""
-    cache = tmp_path_factory.mktemp("published") / "cache"
-    filler = Filler(source, cache)
-    filler.fill()
-    filler.publish()
-    return cache
+    return publish_copy(source, tmp_path_factory.mktemp("published") / "cache")
 
 
 def epoch(cache: Path, **options: Any) -> list[dict[str, Any]]:

@@ -27,18 +27,10 @@ from pqcache.store.history import read_history
 from pqcache.store.row_group_index import IndexBuilder
 from pqcache.store.sync import build_snapshot
 from tests.datasets import files_of, rows_of, shop_table, write_day, write_shop
-from tests.remote import Remote, make_remote
-
-STORES = [
-    "path",
-    "file",
-    pytest.param("hdfs", marks=pytest.mark.hdfs),
-    pytest.param("webhdfs", marks=pytest.mark.hdfs),
-    pytest.param("s3", marks=pytest.mark.s3),
-]
+from tests.remote import STORES, Remote, make_remote
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=["file", *STORES])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Remote]:
     yield from make_remote(request.param, request, tmp_path)
 

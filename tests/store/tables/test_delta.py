@@ -425,28 +425,27 @@ def test_deltalake_is_asked_for_by_name(table: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_sync_with_nothing_to_do_imports_no_arrow(table: Path, cache: Path) -> None:
-    pqcache.sync(table, cache)
+def check_not_imported(cache: Path, *names: str) -> None:
+    """Sync a cache in a process of its own, as the command does, which must not import these modules."""
     code = (
-        "import sys; from pqcache.cli import run; run(sys.argv[1:]); "
-        "print([name for name in ('pyarrow', 'numpy', 'rich', 'concurrent.futures') if name in sys.modules])"
+        "import sys; from pqcache.cli import run, hide_pandas; hide_pandas(); run(sys.argv[1:]); "
+        f"print([name for name in {names} if name in sys.modules])"
     )
     words = [sys.executable, "-c", code, "sync", str(cache), "-q"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_sync_with_nothing_to_do_imports_no_arrow(table: Path, cache: Path) -> None:
+    pqcache.sync(table, cache)
+    check_not_imported(cache, "pyarrow", "numpy", "rich", "concurrent.futures")
 
 
 def test_a_sync_of_one_commit_imports_what_it_needs(table: Path, cache: Path) -> None:
     """Each of these takes a tenth of the time of a sync of a few files."""
     pqcache.sync(table, cache)
     append(table, 18, 21)
-    code = (
-        "import sys; from pqcache.cli import run, hide_pandas; hide_pandas(); run(sys.argv[1:]); "
-        "print([name for name in ('pyarrow.compute', 'numpy.ma', 'pydantic', 'rich') if name in sys.modules])"
-    )
-    words = [sys.executable, "-c", code, "sync", str(cache), "-q"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+    check_not_imported(cache, "pyarrow.compute", "numpy.ma", "pydantic", "rich")
     assert held(cache) == judged(table)
 
 

@@ -25,15 +25,8 @@ from pqcache.store.sync import safety_checks
 from pqcache.store.sync.fill import fetch, scheduler
 from pqcache.store.sync.fill import snapshot as snapshot_module
 from tests.datasets import files_of, rows_of, write_shop
-from tests.remote import Remote, make_remote
+from tests.remote import STORES, Remote, make_remote
 from tests.store.sync.fill.filling import Filling, LocalReads, check_same, killed_at_first, wait_for
-
-STORES = [
-    "path",
-    pytest.param("hdfs", marks=pytest.mark.hdfs),
-    pytest.param("webhdfs", marks=pytest.mark.hdfs),
-    pytest.param("s3", marks=pytest.mark.s3),
-]
 
 
 @pytest.fixture(params=STORES)
