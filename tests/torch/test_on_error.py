@@ -21,6 +21,7 @@ from pqcache.torch import Batch, Loader, Mix, ParquetDataset
 from pqcache.torch.batch_rows import take_rows
 from pqcache.torch.ragged import to_rows
 from tests.examples import examples
+from tests.waiting import becomes_true
 
 pytestmark = pytest.mark.usefixtures("few_cores_are_fine")
 
@@ -135,7 +136,7 @@ def test_with_workers_the_report_is_of_all(root: Path) -> None:
     path = log.path
     assert path.exists()
     del dataset, batches, log
-    assert not path.exists()
+    assert becomes_true(lambda: not path.exists())
 
 
 def test_rows_one_by_one(root: Path) -> None:
