@@ -48,11 +48,11 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.reader.selection.split import Split as Split
     from pqcache.store.gc import GcReport as GcReport
     from pqcache.store.gc import gc as gc
-    from pqcache.store.history import log as log
     from pqcache.store.inspect.summary import Inspection as Inspection
     from pqcache.store.inspect.summary import inspect as inspect
     from pqcache.store.keys.command import IndexReport as IndexReport
     from pqcache.store.keys.command import index as index
+    from pqcache.store.log import log as log
     from pqcache.store.repartition.command import repartition as repartition
     from pqcache.store.repartition.dense_proposals import Proposal as Proposal
     from pqcache.store.repartition.dense_proposals import dense_proposals as dense_proposals

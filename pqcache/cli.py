@@ -9,6 +9,7 @@ import sys
 from typing import NoReturn
 
 from pqcache.console.commands import app
+from pqcache.console.line_prefix import name_lines
 from pqcache.errors import Interrupted, PqcacheError, UsageError, first_line, open_error
 from pqcache.system.startup import collect_no_more_garbage, hide_pandas, limit_blas_threads
 
@@ -41,6 +42,7 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code."""
+    name_lines("")
     try:
         code = int(app(arguments, prog_name="pqcache", standalone_mode=False) or 0)
         if code == Interrupted.exit_code:  # Typer has caught the KeyboardInterrupt

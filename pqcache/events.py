@@ -19,14 +19,24 @@ class Listed:
 
 @dataclass(frozen=True)
 class Started:
-    """A phase begins and will advance by ``total``: fetch, rewrite, read, index, verify, compare or measure.
+    """A phase begins and will advance by ``total``: list, fetch, rewrite, read, index, verify, compare or measure.
 
-    ``total`` counts bytes, or what ``unit`` names: files, rows or settings.
+    ``total`` counts bytes, or what ``unit`` names: files, rows or settings; it is 0 where nobody knows it yet.
+    ``files`` is how many files that is, where the unit is bytes and each is reported when it is done.
     """
 
     phase: str
     total: int
     unit: str = "bytes"
+    files: int = 0
+
+
+@dataclass(frozen=True)
+class Reused:
+    """An earlier run has left ``bytes`` of the ``total`` that are to be fetched; only the rest is."""
+
+    bytes: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,20 @@ class Collected:
     snapshot: str
 
 
-Event = Listed | Started | Advanced | Fetched | Awaited | Rewrote | Retried | Warned | Damaged | Published | Collected
+Event = (
+    Listed
+    | Started
+    | Reused
+    | Advanced
+    | Fetched
+    | Awaited
+    | Rewrote
+    | Retried
+    | Warned
+    | Damaged
+    | Published
+    | Collected
+)
 OnEvent = Callable[[Event], None]
 
 

@@ -38,11 +38,16 @@ def run(*arguments: object, env: Mapping[str, str] | None = None) -> subprocess.
 def error_of(result: subprocess.CompletedProcess[str], code: int) -> str:
     """Return the one line of an error, after checking that it is one and that nothing else was said."""
     assert result.returncode == code, result.stderr
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("retrying")]
+    lines = [line for line in map(unstamped, result.stderr.splitlines()) if not line.startswith("retrying")]
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("pqcache: error: ")
     assert result.stdout == ""
     return lines[0]
+
+
+def unstamped(line: str) -> str:
+    """Return a line without the time and the cache's name, with which lines of a run begin where no terminal is."""
+    return re.sub(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \S+: ", "", line)
 
 
 @pytest.fixture
@@ -55,16 +60,17 @@ def test_one_line_on_success_also_when_there_is_nothing_to_do(shop: Path, tmp_pa
     assert first.returncode == 0
     assert first.stderr == ""
     (line,) = first.stdout.splitlines()
-    assert line.startswith("synced 9 new files, ")
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ cache: synced 9 new files, ", line)
     assert "3,600 rows" in line
-    (line,) = run("sync", tmp_path / "cache").stdout.splitlines()
+    (line,) = map(unstamped, run("sync", tmp_path / "cache").stdout.splitlines())
     assert line.startswith("nothing to do in ")
-    (line,) = run("sync", tmp_path / "cache", "--dry-run").stdout.splitlines()
+    (line,) = map(unstamped, run("sync", tmp_path / "cache", "--dry-run").stdout.splitlines())
     assert line == "nothing to do"
     (line,) = run("repartition", tmp_path / "cache", "--row-group-size", "32k").stdout.splitlines()
+    line = unstamped(line)
     assert line.startswith("repartitioned 3 directories in ")
     (line,) = run("repartition", tmp_path / "cache", "--row-group-size", "32KB").stdout.splitlines()
-    assert line.startswith("nothing to do")
+    assert unstamped(line).startswith("nothing to do")
 
 
 def test_quiet_is_quiet(shop: Path, tmp_path: Path) -> None:
@@ -76,8 +82,10 @@ def test_quiet_is_quiet(shop: Path, tmp_path: Path) -> None:
 def test_json_is_one_object_per_event_and_a_summary(shop: Path, tmp_path: Path) -> None:
     events = [json.loads(line) for line in run("sync", shop, tmp_path / "c", "--json").stdout.splitlines()]
     assert [event["event"] for event in events if event["event"] != "fetched"] == [
+        "started",  # to list
         "listed",
         "started",
+        "started",  # to list again
         "published",
         "summary",
     ]
@@ -90,7 +98,7 @@ def test_json_is_one_object_per_event_and_a_summary(shop: Path, tmp_path: Path) 
     }  # fmt: skip
     assert (summary["added"], summary["rows"], summary["published"]) == (9, 3600, True)
     failed = run("sync", tmp_path / "nowhere", tmp_path / "d", "--json")
-    (event,) = [json.loads(line) for line in failed.stdout.splitlines()]
+    _, event = [json.loads(line) for line in failed.stdout.splitlines()]
     assert (event["event"], event["kind"], event["exit_code"]) == ("error", "SourceNotFound", 1)
 
 
@@ -144,7 +152,7 @@ def test_usage_errors(shop: Path, tmp_path: Path) -> None:
     ):
         result = run(*arguments)
         assert result.returncode == 2
-        assert result.stderr.startswith("pqcache: error: ")
+        assert unstamped(result.stderr).startswith("pqcache: error: ")
     assert not cache.exists()
 
 

@@ -50,9 +50,9 @@ def sync(
     Options marked * are remembered: 'pqcache sync CACHE' alone repeats them.
     """
     import pqcache
-    from pqcache.console import terminal
+    from pqcache.console import progress, terminal
 
-    with terminal.reporter(json, quiet) as on_event:
+    with progress.reporter(json, quiet, cache or source) as on_event:
         report = pqcache.sync(
             source,
             cache,
@@ -113,10 +113,10 @@ def repartition(
     A cache gets a new snapshot. It remembers the options marked *, and later syncs apply them to new files.
     """
     import pqcache
-    from pqcache.console import terminal
+    from pqcache.console import progress, terminal
 
     if dense == ["auto"]:
-        with terminal.reporter(json, quiet) as on_event:
+        with progress.reporter(json, quiet, dest or source) as on_event:
             proposals = pqcache.dense_proposals(
                 source,
                 options=parsing.store_options(option),
@@ -127,7 +127,7 @@ def repartition(
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
         print_report(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
         return
-    with terminal.reporter(json, quiet) as on_event:
+    with progress.reporter(json, quiet, dest or source) as on_event:
         report = pqcache.repartition(
             source,
             dest,
@@ -176,7 +176,7 @@ def inspect(
     """
     import pqcache
     from pqcache.benchmark.forecast import forecast
-    from pqcache.console import inspect_text, terminal
+    from pqcache.console import inspect_text, progress
     from pqcache.store.inspect import listings
     from pqcache.store.tables.data_files import FileRules
 
@@ -187,7 +187,7 @@ def inspect(
     if diff is not None:
         difference = listings.difference(target, *diff)
         return print_report(difference.to_dict(), json, False, lambda: inspect_text.print_difference(difference))
-    with terminal.reporter(json_lines=False, quiet=json) as on_event:
+    with progress.reporter(json_lines=False, quiet=json) as on_event:
         if view is not None:
             rules = FileRules(as_files=as_files, all_files=all_files)
             looked = listings.open_inspected_dataset(target, parsing.store_options(option), jobs, on_event, rules)
@@ -259,9 +259,9 @@ def verify(
     Without options: every file exists with its recorded size, and footers agree with manifest and index.
     """
     import pqcache
-    from pqcache.console import terminal
+    from pqcache.console import progress, terminal
 
-    with terminal.reporter(json, quiet) as on_event:
+    with progress.reporter(json, quiet, cache) as on_event:
         report = pqcache.verify(
             cache,
             deep=deep,
@@ -293,9 +293,9 @@ def index(
     Without options: list them. Each later snapshot gets them too, updated with what changed.
     """
     import pqcache
-    from pqcache.console import terminal
+    from pqcache.console import progress, terminal
 
-    with terminal.reporter(json, quiet) as on_event:
+    with progress.reporter(json, quiet, cache) as on_event:
         report = pqcache.index(cache, keys=key or (), drop=drop or (), jobs=jobs, wait=wait, on_event=on_event)
     print_report(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
 
@@ -309,13 +309,14 @@ def log(
     """Show the runs of a cache: time, command, files, bytes, snapshot."""
     import pqcache
     from pqcache.console import terminal
+    from pqcache.console.log_text import print_history
 
     records = pqcache.log(cache)[-last:]
     if json:
         for record in records:
             terminal.print_json(record)
     else:
-        terminal.print_history(records)
+        print_history(records)
 
 
 @app.command(cls=Command, epilog=examples.GC)
@@ -330,9 +331,9 @@ def gc(
 ) -> None:
     """Remove old snapshots that no reader holds."""
     import pqcache
-    from pqcache.console import terminal
+    from pqcache.console import progress, terminal
 
-    with terminal.reporter(json, quiet) as on_event:
+    with progress.reporter(json, quiet, cache) as on_event:
         report = pqcache.gc(
             cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
         )
@@ -375,10 +376,10 @@ def bench(
 ) -> None:
     """Measure how fast this machine reads a dataset, and recommend training settings."""
     from pqcache.benchmark import command
-    from pqcache.console import terminal
+    from pqcache.console import progress
     from pqcache.console.bench_text import print_bench
 
-    with terminal.reporter(json_lines=False, quiet=quiet or json) as on_event:
+    with progress.reporter(json_lines=False, quiet=quiet or json) as on_event:
         report = command.bench(
             target,
             columns=parsing.column_names(columns),

@@ -7,20 +7,16 @@ import json
 import os
 import shlex
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pqcache.console.line_prefix import line_prefix
 from pqcache.errors import PqcacheError
-from pqcache.events import Advanced, Awaited, Damaged, Event, Listed, OnEvent, Retried, Started, Warned
 from pqcache.store.urls import printable, printable_json
 from pqcache.units import format_count, format_seconds, format_size
 
 if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need it
     from rich.console import Console
-    from rich.progress import TaskID
 
     from pqcache.store.gc import GcReport
     from pqcache.store.keys.command import IndexReport
@@ -30,22 +26,14 @@ if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need 
     from pqcache.store.sync.cache_run import SyncReport
     from pqcache.store.verify.command import VerifyReport
 
-_PROGRESS_SECONDS = 60.0  # between lines of progress where there is no terminal
-_PHASE_TEXT = {
-    "fetch": "fetching",
-    "rewrite": "rewriting",
-    "read": "reading footers",
-    "verify": "verifying",
-    "compare": "comparing",
-    "index": "indexing",
-    "measure": "measuring",
-}
-
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Print one line without markup to standard output, or to ``stream``; what controls a terminal is escaped."""
+    """Print one line without markup to standard output, or to ``stream``; what controls a terminal is escaped.
+
+    Where no terminal is, a line of a run on a cache begins with the time and the cache's name.
+    """
     stream = stream or sys.stdout
-    stream.write(printable(text) + "\n")
+    stream.write(line_prefix(stream) + printable(text) + "\n")
     stream.flush()
 
 
@@ -72,20 +60,6 @@ def stderr_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-@contextlib.contextmanager
-def reporter(json_lines: bool, quiet: bool) -> Iterator[OnEvent]:
-    """Yield an ``on_event`` that prints events as JSON, as progress bars or lines, or not at all."""
-    if json_lines:
-        yield _json_events
-    elif quiet:
-        yield lambda event: None
-    elif sys.stderr.isatty():
-        with _ProgressBars() as bars:
-            yield bars
-    else:
-        yield _ProgressLines()
-
-
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object on a line of its own."""
     sys.stdout.write(printable_json(json.dumps(value, ensure_ascii=False, default=str)) + "\n")
@@ -101,7 +75,7 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
     label, message = "pqcache: error:", printable(" ".join(str(error).split()))
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in (None, "dumb"):
         label = f"\x1b[1;31m{label}\x1b[0m"
-    sys.stderr.write(f"{label} {message}\n")
+    sys.stderr.write(f"{line_prefix(sys.stderr)}{label} {message}\n")
     sys.stderr.flush()
 
 
@@ -219,41 +193,6 @@ def print_index(report: IndexReport) -> None:
         print_line(f"no key index; 'pqcache index {report.cache} --key COLUMN' builds one")
 
 
-def print_history(records: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table of runs, the newest last; it fits 80 columns, so that snapshot names can be copied.
-
-    Of a cache of a Delta or Iceberg table it has the versions too, which may be long.
-    """
-    if not records:
-        print_line("no run yet")
-        return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    versions = ("version",) if any(record.get("version") for record in records) else ()
-    for name in ("time (UTC)", "command", "files", "fetched", "took", "snapshot", *versions):
-        table.add_column(name, justify="right" if name in ("fetched", "took") else "left", no_wrap=True)
-    for record in records:
-        known = "added" in record  # else the run was killed before it wrote its record
-        table.add_row(
-            str(record["time"])[:16].replace("T", " "),
-            str(record["command"]),
-            _files(record) if known else "killed",
-            format_size(record["fetched_bytes"]) if known else "-",
-            format_seconds(record["seconds"]) if known else "-",
-            str(record["snapshot"]),
-            *(str(record.get("version") or "-") for _ in versions),
-        )
-    stdout_console().print(table)
-
-
-def _files(record: Mapping[str, Any]) -> str:
-    """Return the numbers of new, changed and removed files of a run."""
-    signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
-    moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
-    return " ".join(moved) or ("rewritten" if record["published"] else "unchanged")
-
-
 def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
     """Print the columns that can be dense, and the command that converts them."""
     if not proposals:
@@ -300,100 +239,3 @@ def _changes(report: SyncReport) -> str:
 
 def _directories(count: int) -> str:
     return format_count(count, "directory", "directories")
-
-
-def _json_events(event: Event) -> None:
-    if not isinstance(event, Advanced):
-        print_json({"event": type(event).__name__.lower(), **asdict(event)})
-
-
-def _message(event: Event) -> str | None:
-    """Return the line to print for an event that needs attention, or None."""
-    if isinstance(event, Warned):
-        return f"warning: {event.message}"
-    if isinstance(event, Damaged):
-        return f"damaged: {location(event.path, event.row_group, event.column)}: {event.message}"
-    if isinstance(event, Retried):
-        return f"retrying in {event.wait:.1f} s: {event.error}"
-    return None
-
-
-class _ProgressBars:
-    """Shows progress bars on a terminal, and warnings above them."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description:<16}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TextColumn("{task.fields[amount]}{task.fields[awaited]}"),
-            TimeRemainingColumn(compact=True),
-            console=stderr_console(),
-            transient=True,
-        )
-        self._tasks: dict[str, TaskID] = {}
-        self._units: dict[str, str] = {}
-
-    def __enter__(self) -> _ProgressBars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, event: Event) -> None:
-        message = _message(event)
-        if message is not None:
-            self._progress.console.print(escape(message), style="yellow")
-        elif isinstance(event, Started):
-            self._units[event.phase] = event.unit
-            if event.total:
-                self._tasks[event.phase] = self._progress.add_task(
-                    _PHASE_TEXT[event.phase], total=event.total, amount="", awaited=""
-                )
-        elif isinstance(event, Advanced) and event.phase in self._tasks:
-            task = self._tasks[event.phase]
-            self._progress.advance(task, event.amount)
-            state = self._progress.tasks[self._progress.task_ids.index(task)]
-            self._progress.update(task, amount=_amount(state.completed, self._units[event.phase]))
-        elif isinstance(event, Awaited) and "fetch" in self._tasks:
-            awaited = f", readers wait for {format_size(event.bytes)}" if event.bytes else ""
-            self._progress.update(self._tasks["fetch"], awaited=awaited)
-        elif isinstance(event, Listed):
-            files = format_count(event.files, "file")
-            self._progress.console.print(f"source holds {files}, {format_size(event.bytes)}", style="dim")
-
-
-class _ProgressLines:
-    """Prints a line of progress per minute where there is no terminal, and warnings at once."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _PROGRESS_SECONDS
-        self._totals: dict[str, tuple[int, str]] = {}
-        self._done: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, event: Event) -> None:
-        message = _message(event)
-        if message is not None:
-            print_line(message, sys.stderr)
-        elif isinstance(event, Started):
-            self._totals[event.phase] = (event.total, event.unit)
-            self._done[event.phase] = 0
-        elif isinstance(event, Advanced) and event.phase in self._totals:
-            with self._lock:
-                self._done[event.phase] += event.amount
-                if time.monotonic() < self._next:
-                    return
-                self._next = time.monotonic() + _PROGRESS_SECONDS
-            total, unit = self._totals[event.phase]
-            print_line(
-                f"{_PHASE_TEXT[event.phase]}: {_amount(self._done[event.phase], unit)} of {_amount(total, unit)}",
-                sys.stderr,
-            )
-
-
-def _amount(amount: float, unit: str) -> str:
-    return format_size(amount) if unit == "bytes" else f"{int(amount):,} {unit}"

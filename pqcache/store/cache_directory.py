@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from pqcache.errors import CacheError, CacheLocked, DamagedError, UsageError
 from pqcache.events import OnEvent, Warned, ignore
-from pqcache.store.layout import ARRIVED, ARRIVING, CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS
+from pqcache.store.layout import ARRIVED, ARRIVING, CONFIG, CONTENT, FILES, HISTORY, LISTED, LOCK, ROW_GROUPS, RUNNING
 from pqcache.store.ownership import check_ownership, directory_mode, file_mode, make_private, private_mode
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
@@ -139,7 +139,7 @@ class CacheDirectory:
             raise UsageError(self.path, "exists and is not a directory")
         self._check_links()
         check_ownership(self.path)
-        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING}
+        ours = {"CACHEDIR.TAG", LOCK, "tmp", "snapshots", ARRIVING, HISTORY, RUNNING}
         if self.path.is_dir() and any(entry.name not in ours for entry in self.path.iterdir()):
             raise UsageError(self.path, "not empty and not a pqcache", "name a new directory")
         make_directory(self.path.parent)
@@ -160,7 +160,7 @@ class CacheDirectory:
         make_private(self.tmp_dir)
 
     def _check_links(self) -> None:
-        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, CONTENT, LISTED, HISTORY):
+        for name in ("snapshots", "tmp", ARRIVING, LOCK, CONFIG, CONTENT, LISTED, HISTORY, RUNNING):
             if (self.path / name).is_symlink():
                 raise CacheError(f"{self.path / name}", "is a symbolic link", "a cache lives in one directory")
 

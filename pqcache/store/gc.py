@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from typing import Any
 from pqcache.errors import disk_errors
 from pqcache.events import Collected, OnEvent, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
-from pqcache.store.arriving.publish_arriving import finish_publishing, remove_empty
+from pqcache.store.arriving.publish_arriving import remove_empty
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import read_config
 from pqcache.store.layout import LEASE
+from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.disk import remove_tree
 from pqcache.system.locks import open_to_lock, try_lock
+from pqcache.system.stopwatch import Stopwatch
 from pqcache.units import parse_count, parse_duration
 
 
@@ -55,20 +58,25 @@ def gc(
 
     Raises CacheError, or CacheLocked when another run is at work.
     """
-    target = CacheDirectory.open(os.fspath(cache))
-    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
-        if not dry_run:
-            finish_publishing(target)
-        count = read_config(target.path).keep if keep is None else parse_count(keep)
+    target, watch = CacheDirectory.open(os.fspath(cache)), Stopwatch()
+    wait, age = parse_duration(wait), parse_duration(older_than)
+    with disk_errors(target.path), ExitStack() as stack:
         if dry_run:
-            removed = removable_snapshots(target, count, parse_duration(older_than))
+            stack.enter_context(target.lock(wait, on_event))
         else:
-            removed = remove_old_snapshots(target, count, parse_duration(older_than))
-            for snapshot in removed:
-                on_event(Collected(snapshot.id))
+            record = stack.enter_context(recorded_run(target, "gc", wait, on_event))
+        count = read_config(target.path).keep if keep is None else parse_count(keep)
+        removed = removable_snapshots(target, count, age) if dry_run else remove_old_snapshots(target, count, age)
         gone = {snapshot.id for snapshot in removed}
         kept = tuple(snapshot.id for snapshot in target.snapshots() if snapshot.id not in gone)
-    return GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept)
+        report = GcReport(str(Path(target.path)), dry_run, tuple(sorted(gone)), kept)
+        if not dry_run:
+            for snapshot in removed:
+                on_event(Collected(snapshot.id))
+            current = target.current()
+            held = {"snapshot": current.id if current is not None else None, "published": False}
+            record.end({**held, "collected": list(report.removed), "seconds": watch.seconds})
+    return report
 
 
 def remove_old_snapshots(cache: CacheDirectory, keep: int, older_than: float = 0.0) -> list[Snapshot]:

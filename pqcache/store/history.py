@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -16,13 +17,26 @@ from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.layout import HISTORY
 from pqcache.store.ownership import file_mode
 from pqcache.system.disk import fsync_path, open_plain
+from pqcache.system.locks import lock_as_writer
+
+# what a run came to
+DONE, FAILED, REFUSED, INTERRUPTED, RUNNING_NOW = "done", "failed", "refused", "interrupted", "running"
+
+_STEP = 4096  # bytes decompressed at once: more than most frames have, so that reading is linear
+_LOCK_WAIT = 5.0  # seconds; an append takes a moment
 
 
 def append_history(cache: Path, record: Mapping[str, Any]) -> None:
-    """Append one run's record durably; a torn frame left by a crash is cut off first."""
+    """Append one run's record durably; a torn frame left by a crash is cut off first.
+
+    Runs that the lock of the cache turns away append too, so the file has a lock of its own for the moment.
+    """
     path = cache / HISTORY
     frame = zstandard.ZstdCompressor().compress(json.dumps(record, ensure_ascii=False).encode() + b"\n")
     with open(open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, file_mode()), "r+b") as file:
+        deadline = time.monotonic() + _LOCK_WAIT
+        while lock_as_writer(file.fileno()) is False and time.monotonic() < deadline:
+            time.sleep(0.01)
         data = file.read()
         good = _complete_frames(data)[1]
         if good < len(data):
@@ -43,17 +57,9 @@ def read_history(cache: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return a record of each run on a cache, oldest first; raises CacheError where there is no cache.
-
-    A run that was killed after it published and before it wrote its record has one made from its snapshot.
-
-    >>> [(run["command"], run["added"]) for run in log("cache/shop")]
-    [('sync', 6)]
-    """
-    opened = CacheDirectory.open(os.fspath(cache))
-    records = read_history(opened.path)
-    return sorted([*records, *unrecorded(opened, records)], key=lambda record: str(record.get("time")))
+def result_of(record: Mapping[str, Any]) -> str:
+    """Return what a run came to; records from before there was a ``result`` are of runs that were done or killed."""
+    return str(record.get("result") or (INTERRUPTED if record.get("interrupted") else DONE))
 
 
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -65,7 +71,7 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
             continue
         published = datetime.strptime(snapshot.id.partition("-")[0], "%Y%m%dT%H%M%SZ")
         record = {"time": f"{published.isoformat()}+00:00", "command": "unknown", "interrupted": True}
-        record |= {"snapshot": snapshot.id, "published": True}
+        record |= {"result": INTERRUPTED, "snapshot": snapshot.id, "published": True}
         try:
             manifest = snapshot.manifest()
         except DamagedError:
@@ -79,16 +85,25 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
 def _complete_frames(data: bytes) -> tuple[bytes, int]:
     """Return the text of the complete frames, and where the last of them ends; damaged frames before it are skipped."""
     parts: list[bytes] = []
+    decompressor = zstandard.ZstdDecompressor()
     position = end = 0
     while 0 <= position < len(data):
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        try:
-            text = frame.decompress(data[position:])
-        except zstandard.ZstdError:
-            text = b""
-        if frame.eof:
+        text, following = _frame(decompressor, data, position)
+        if following:
             parts.append(text)
-            position = end = len(data) - len(frame.unused_data)
+            position = end = following
         else:
             position = data.find(zstandard.FRAME_HEADER, position + 1)
     return b"".join(parts), end
+
+
+def _frame(decompressor: zstandard.ZstdDecompressor, data: bytes, position: int) -> tuple[bytes, int]:
+    """Return the text of the frame at ``position``, and where it ends: 0 if it is torn or damaged."""
+    frame, parts = decompressor.decompressobj(), []
+    try:
+        while not frame.eof and position < len(data):
+            parts.append(frame.decompress(data[position : position + _STEP]))
+            position = min(position + _STEP, len(data))
+    except zstandard.ZstdError:
+        return b"", 0
+    return b"".join(parts), position - len(frame.unused_data) if frame.eof else 0

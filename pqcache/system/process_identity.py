@@ -23,6 +23,10 @@ class ProcessIdentity:
             return False
         except PermissionError:  # another user's, which has its number now
             return False
+        return self.exists()
+
+    def exists(self) -> bool:
+        """Return whether it runs, as far as the system says, also if it is another user's."""
         state, started = _state(self.number)
         return state != "Z" and started == self.started
 

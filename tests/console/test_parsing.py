@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from pqcache.console import parsing, terminal
+from pqcache.console.line_prefix import name_lines
 from pqcache.errors import SourceDenied, UsageError
 
 
@@ -46,6 +47,7 @@ def test_a_bad_text_is_refused_with_its_option_and_advice(parse: Callable[[], ob
 
 def test_an_error_is_one_line_and_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     error = SourceDenied("s3://lake/x", "access\ndenied", "check the credentials")
+    name_lines("")
     terminal.print_error(error, json_lines=True)
     printed = capsys.readouterr()
     assert printed.err == "pqcache: error: s3://lake/x: access denied; check the credentials\n"

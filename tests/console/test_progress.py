@@ -1,18 +1,84 @@
-"""The progress bar of a first copy that is read while it arrives."""
+"""What is shown of a run: the bar of a first copy that is read while it arrives, and lines where no terminal is."""
 
 from __future__ import annotations
 
-from pqcache.console import terminal
-from pqcache.events import Advanced, Awaited, Started
+import re
+import time
+
+import pytest
+
+from pqcache.console import progress
+from pqcache.events import Advanced, Awaited, Fetched, Reused, Started
+from tests.waiting import becomes_true
 
 
 def test_what_readers_wait_for() -> None:
-    with terminal._ProgressBars() as bars:
+    with progress.ProgressBars() as bars:
         bars(Awaited(1, 1))  # before there is a bar
         bars(Started("fetch", 100 << 20))
         bars(Advanced("fetch", 10 << 20))
         bars(Awaited(2, 3 << 20))
-        fields = bars._progress.tasks[0].fields
-        assert (fields["amount"], fields["awaited"]) == ("10 MB", ", readers wait for 3 MB")
+        fields = bars.bars.tasks[0].fields
+        assert (fields["amount"], fields["awaited"]) == ("10 MB of 100 MB", ", readers wait for 3 MB")
         bars(Awaited(0, 0))
-        assert bars._progress.tasks[0].fields["awaited"] == ""
+        assert bars.bars.tasks[0].fields["awaited"] == ""
+
+
+def test_the_bar_of_a_listing_goes_when_the_next_comes() -> None:
+    with progress.ProgressBars() as bars:
+        bars(Started("list", 0, "files"))
+        bars(Advanced("list", 1000))
+        (task,) = bars.bars.tasks
+        assert (task.total, task.fields["amount"]) == (None, "1,000 files")
+        bars(Started("list", 0, "files"))
+        bars(Started("fetch", 1 << 20, files=2))
+        assert [task.description for task in bars.bars.tasks] == ["fetching"]
+
+
+def test_how_fast_and_how_long() -> None:
+    meter = progress.PhaseMeter(Started("fetch", 100 << 20, files=4), now=0.0)
+    assert meter.amount(0.5) == "0 B of 100 MB, 0 of 4 files"
+    for second in range(1, 11):
+        meter.advance(5 << 20, float(second))
+    meter.files_done = 2
+    assert meter.amount(10.0) == "50 MB of 100 MB, 2 of 4 files, 5 MB/s, 10.0 s left"
+    for second in range(11, 41):
+        meter.advance(1 << 20, float(second))  # slower now: the rate is that of the last seconds
+    assert meter.amount(40.0).endswith("1 MB/s, 20.0 s left")
+    meter.advance(-(1 << 20), 40.5)  # a file is fetched again
+    assert meter.done == 79 << 20
+    reading = progress.PhaseMeter(Started("read", 300, "files"), now=0.0)
+    reading.advance(100, 2.0)
+    assert (reading.text, reading.amount(2.0)) == (
+        "reading footers",
+        "100 files of 300 files, 50 files/s, 4.0 s left",
+    )
+
+
+def test_lines_come_from_the_first_minute_on_whatever_happens(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    lines: list[str] = []
+
+    def has(text: str) -> bool:
+        lines.extend(capsys.readouterr().err.splitlines())
+        return any(text in line for line in lines)
+
+    with progress.reporter(json_lines=False, quiet=False, about="caches/shop") as on_event:
+        assert becomes_true(lambda: has("at work for 0."))  # before anything is reported
+        on_event(Started("list", 0, "files"))
+        on_event(Advanced("list", 2000))
+        assert becomes_true(lambda: has("listing: 2,000 files"))
+        on_event(Reused(8 << 20, 40 << 20))
+        assert has("resuming: 8 MB of 40 MB are here")
+        on_event(Started("fetch", 32 << 20, files=4))
+        on_event(Started("rewrite", 40 << 20))
+        on_event(Advanced("fetch", 8 << 20))
+        on_event(Fetched("a", 8 << 20, 1.0))
+        assert becomes_true(lambda: has("fetching: 8 MB of 32 MB, 1 of 4 files; rewriting: 0 B of 40 MB"))
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ shop: ", line) for line in lines), lines
+    time.sleep(0.05)
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == "", "the run has ended"

@@ -17,6 +17,7 @@ from pqcache.store.keys.build import build_key_index
 from pqcache.store.keys.lookup import check_key_index, columns_indexed, directory_of, field_of
 from pqcache.store.layout import ROW_GROUPS
 from pqcache.store.ownership import make_directories
+from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.tmp_directory import discard
 from pqcache.system.disk import fsync_path, limit_modes, remove_tree
@@ -90,7 +91,7 @@ def index(
         snapshot, lease = target.lease()
         with lease:
             return _report(target, snapshot, (), (), watch)
-    with disk_errors(target.path), target.lock(parse_duration(wait), on_event):
+    with disk_errors(target.path), recorded_run(target, "index", parse_duration(wait), on_event) as record:
         _remove_left(target.tmp_dir)
         snapshot, config = target.snapshot(), read_config(target.path)
         row_groups = snapshot.checked_index()
@@ -112,8 +113,12 @@ def index(
         for column in drop:
             _replace(directory_of(snapshot.path, column), None, target)
         remembered = [column for column in dict.fromkeys([*config.keys, *keys]) if column not in drop]
-        write_config(target.path, replace(config, keys=tuple(remembered)))
-        return _report(target, snapshot, tuple(built), tuple(drop), watch)
+        remembers = replace(config, keys=tuple(remembered))
+        write_config(target.path, remembers)
+        report = _report(target, snapshot, tuple(built), tuple(drop), watch)
+        done = {"built": built, "dropped": list(drop), "seconds": watch.seconds}
+        record.end({"snapshot": snapshot.id, "published": False, **done}, remembers)
+        return report
 
 
 def _remove_left(tmp: Path) -> None:

@@ -19,6 +19,7 @@ from pqcache.store.manifest_file import schema_of_table
 from pqcache.store.repartition.dense_proposals import DenseRequest, local_root
 from pqcache.store.repartition.endpoints import check_apart, make_endpoints
 from pqcache.store.repartition.to_target import RepartitionReport, repartition_to
+from pqcache.store.run_record import RunRecord, recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import JOBS, ByteCounter, CacheRun, RunOptions, RunResult, finish_run
@@ -175,7 +176,12 @@ def _is_done(snapshot: Snapshot, manifest: Manifest, recipe: Recipe) -> bool:
 def _repartition_cache(
     cache: CacheDirectory, changes: Mapping[str, Any], dense: DenseRequest, options: RunOptions
 ) -> RepartitionReport:
-    with disk_errors(cache.path), cache.lock(options.wait, options.on_event):
+    with disk_errors(cache.path), ExitStack() as stack:
+        record: RunRecord | None = None
+        if options.dry_run:
+            stack.enter_context(cache.lock(options.wait, options.on_event))
+        else:
+            record = stack.enter_context(recorded_run(cache, "repartition", options.wait, options.on_event))
         config = updated(read_config(cache.path), changes)
         if config.row_group_size is None:
             config = replace(config, row_group_size=BLOCK_SIZE)
@@ -183,22 +189,29 @@ def _repartition_cache(
         before = current.manifest()
         if not dense.is_empty:
             config = replace(config, dense=dense.resolve([current.path / entry.path for entry in before.files]))
-        rewrite = config.rewrite()
-        assert rewrite is not None
-        recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)
-        table = None
-        if not _is_done(current, before, recipe):
-            of_table = schema_of_table(before.table)
-            table = local_table_schema(current.path, before.files, rewrite.keep_int96, of_table)
-        plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())
-        run = CacheRun(command="repartition", cache=cache, config=config, current=current, options=options)
-        result = RunResult(plan=plan, published=None, totals=before.totals)
-        if not (options.dry_run or plan.nothing_to_do):
-            result = build_snapshot(run, plan, before, table=table)
+        run = CacheRun(
+            command="repartition", cache=cache, config=config, current=current, options=options, record=record
+        )
+        result = _repartition_snapshot(run, current, before)
         if not options.dry_run:
             write_config(cache.path, config)
         finish_run(run, result)
     return _report(run, result, before)
+
+
+def _repartition_snapshot(run: CacheRun, current: Snapshot, before: Manifest) -> RunResult:
+    """Rewrite what is not as the options say, and publish a snapshot of it, unless it is a dry run."""
+    rewrite = run.config.rewrite()
+    assert rewrite is not None
+    recipe = Recipe(recipe_of(before.files[0].recipe).subset if before.files else "", rewrite.recipe)
+    table = None
+    if not _is_done(current, before, recipe):
+        of_table = schema_of_table(before.table)
+        table = local_table_schema(current.path, before.files, rewrite.keep_int96, of_table)
+    plan = plan_repartition(before.files, recipe, table.others if table is not None else frozenset())
+    if run.options.dry_run or plan.nothing_to_do:
+        return RunResult(plan=plan, published=None, totals=before.totals)
+    return build_snapshot(run, plan, before, table=table)
 
 
 def _report(run: CacheRun, result: RunResult, before: Manifest) -> RepartitionReport:

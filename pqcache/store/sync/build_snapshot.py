@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -23,7 +23,7 @@ from pqcache.store.ownership import make_directories
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
-from pqcache.store.sync.cache_run import CacheRun, RunResult
+from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions
 from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
 from pqcache.store.sync.download.subset import EVERYTHING
@@ -123,10 +123,8 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     A directory is rewritten as soon as its last file is downloaded, while others are still downloaded.
     """
     plan, jobs, stop = job.plan, job.run.options.jobs, threading.Event()
-    job.on_event(Started("fetch", plan.download_bytes))
-    if plan.rewrites:
-        job.on_event(Started("rewrite", plan.rewrite_bytes))
     finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
+    _report_phases(job, finished)
     missing = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     downloaded: dict[SourceFile, Downloaded] = {}
     schemas = _schemas_kept(job)  # so that types that do not mix are refused as soon as they are downloaded
@@ -163,6 +161,20 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
                 done.result()  # an error there stops the downloads here
         for future in rewriting:
             yield from future.result()
+
+
+def _report_phases(job: SnapshotJob, finished: Collection[str]) -> None:
+    """Report how much is fetched and rewritten; an earlier run may have left files, and rewritten directories."""
+    plan = job.plan
+    left = {entry.name.partition(".")[0]: entry.stat().st_size for entry in os.scandir(job.workdir / "fetch")}
+    missing, files = 0, 0
+    for directory in plan.directories:
+        for file in directory.downloads if directory.directory not in finished else ():
+            missing += file.identity.size - min(left.get(job.file_key(file), 0) if left else 0, file.identity.size)
+            files += 1
+    report_fetching(job.on_event, plan.download_bytes, plan.download_bytes - missing, files)
+    if plan.rewrites:
+        job.on_event(Started("rewrite", plan.rewrite_bytes))
 
 
 def _schemas_kept(job: SnapshotJob) -> SchemaSet:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 from pqcache.errors import UsageError
-from pqcache.events import Advanced, Collected, Event, OnEvent, ignore
+from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
 from pqcache.store.drivers.base import TIMEOUT
 from pqcache.store.drivers.retries import RETRIES
 from pqcache.store.gc import remove_old_snapshots
-from pqcache.store.history import append_history, read_history, unrecorded
 from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
+from pqcache.store.run_record import RunRecord
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.plan import Plan
 from pqcache.store.tmp_directory import discard
@@ -40,6 +39,13 @@ class ByteCounter:
             with self._lock:
                 self.bytes += event.amount
         self._on_event(event)
+
+
+def report_fetching(on_event: OnEvent, total: int, here: int, files: int = 0) -> None:
+    """Report that ``total`` bytes of so many files are fetched, of which an earlier run has left some here."""
+    if here:
+        on_event(Reused(here, total))
+    on_event(Started("fetch", total - here, files=files))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,8 @@ class RunOptions:
 class CacheRun:
     """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
 
-    ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with.
+    ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with. ``record`` is
+    what the history will have of it; a run that changes nothing has none.
     """
 
     command: str
@@ -87,6 +94,7 @@ class CacheRun:
     config: Config
     current: Snapshot | None
     options: RunOptions
+    record: RunRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,24 +150,21 @@ class SyncReport:
 
 
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
-    """Return what the run did; write it into the history, and remove old snapshots and what dead runs left.
+    """Return what the run did; remove old snapshots and what dead runs left, and write it into the history.
 
-    A run that died between publishing and here gets its record now, while its snapshot is still kept. A dry run
-    changes nothing.
+    A dry run changes nothing.
     """
     report = _report(run, result)
-    if run.options.dry_run:
+    if run.record is None:
         return report
     cache = run.cache
-    own = [{"snapshot": report.snapshot}] if report.published else []  # whose record is made here, without its manifest
-    for missed in unrecorded(cache, [*read_history(cache.path), *own]):
-        append_history(cache.path, missed)
-    record = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "command": run.command}
-    append_history(cache.path, {**record, **report.to_dict()})
-    for snapshot in remove_old_snapshots(cache, run.config.keep):
+    removed = remove_old_snapshots(cache, run.config.keep)
+    for snapshot in removed:
         run.options.on_event(Collected(snapshot.id))
     for left in cache.tmp_dir.iterdir():
         discard(left)
+    collected = {"collected": [snapshot.id for snapshot in removed]} if removed else {}
+    run.record.end({**report.to_dict(), **collected}, run.config)
     return report
 
 

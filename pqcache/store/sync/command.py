@@ -14,7 +14,6 @@ from typing import Any
 from pqcache.errors import UsageError, disk_errors
 from pqcache.events import Listed, OnEvent, Warned, ignore
 from pqcache.store.arriving.arriving_snapshot import arriving_snapshots
-from pqcache.store.arriving.publish_arriving import finish_publishing
 from pqcache.store.cache_directory import CacheDirectory, cache_at, cache_path
 from pqcache.store.config import Config, read_config, updated, write_config
 from pqcache.store.drivers.base import TIMEOUT, Source, may_give_only_sizes, version_of
@@ -23,6 +22,7 @@ from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.ownership import check_ownership
+from pqcache.store.run_record import RunRecord, recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
     IDENTITY,
@@ -198,25 +198,26 @@ def _read_state(request: _Request) -> _CacheState:
 def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     """Do what is asked for; ``stack`` holds the lock and the source."""
     cache, options = request.cache, request.run
-    locked = cache.exists() and not options.dry_run
+    record: RunRecord | None = None
     check_ownership(cache.path)  # before its options are believed, and before the source is listed for it
-    if locked:
-        stack.enter_context(cache.lock(options.wait, options.on_event))
-        finish_publishing(cache)
+    if cache.exists() and not options.dry_run:
+        record = stack.enter_context(recorded_run(cache, "sync", options.wait, options.on_event))
     state = _read_state(request)  # read under the lock: a run that was waited for may have changed it
     _check_apart(state.config.source, cache.path)
     source = _open(request, state.config)
     stack.callback(source.close)
-    run = CacheRun(command="sync", cache=cache, config=state.config, current=state.current, options=options)
+    run = CacheRun(
+        command="sync", cache=cache, config=state.config, current=state.current, options=options, record=record
+    )
     if (known := _known_result(run, state, source)) is not None:
         return finish_run(run, known)
     memory = read_memory(cache.path)
     list_it = _lister(request, state, source, memory)
     listing = list_it(options.on_event)
-    if not options.dry_run and not locked:
+    if not options.dry_run and record is None:
         cache.create()
-        stack.enter_context(cache.lock(options.wait, options.on_event))
-        finish_publishing(cache)
+        record = stack.enter_context(recorded_run(cache, "sync", options.wait, options.on_event))
+        run = replace(run, record=record)
         if cache.current() is not None:  # another first run was faster: what is taken is what it has left
             state = _read_state(request)
             list_it = _lister(request, state, source, memory)
@@ -249,6 +250,8 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
     """Rewrite the files of a snapshot that has arrived as they are at the source; return the report of both runs."""
     options = replace(run.options, on_event=ByteCounter(run.options.on_event), watch=Stopwatch())
     again = replace(run, current=run.cache.current(), options=options)
+    if run.record is not None:
+        run.record.begin()
     report = finish_run(again, _run_result(again, source, list_it(ignore), list_it))
     fetched, seconds = arrived.fetched_bytes + report.fetched_bytes, run.options.watch.seconds
     changes = {name: getattr(arrived, name) + getattr(report, name) for name in ("added", "changed", "removed")}

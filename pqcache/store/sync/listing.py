@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import islice
 
 from pqcache.errors import SourceError, SourceIncomplete
-from pqcache.events import Listed, OnEvent, Warned
+from pqcache.events import Advanced, Listed, OnEvent, Started, Warned
 from pqcache.store.drivers.base import FIRST_ANSWER_TIMEOUT, Source, lists_only_data_files, narrow
 from pqcache.store.drivers.retries import RETRIES, with_retries
 from pqcache.store.manifest import SourceFile
@@ -22,6 +22,7 @@ from pqcache.store.tables.data_files import FileRules, check_passed_over, divide
 from pqcache.store.tables.table_format import check_above, check_tables
 from pqcache.units import format_count
 
+_REPORTED = 1000  # files that are reported at once while they are listed
 _TRIES = 4  # of a listing whose files change before they are looked into
 MAX_FILES = 10_000_000  # of a source, so that a listing without end is an error before the memory is full
 
@@ -94,7 +95,12 @@ def _all_files(source: Source, on_event: OnEvent, retries: int) -> list[SourceFi
     found: list[SourceFile] = []
 
     def list_once() -> None:
-        found[:] = islice(source.list(), MAX_FILES + 1)
+        found.clear()
+        on_event(Started("list", 0, "files"))
+        files = islice(source.list(), MAX_FILES + 1)
+        while some := list(islice(files, _REPORTED)):
+            found.extend(some)
+            on_event(Advanced("list", len(some)))
         if len(found) > MAX_FILES:
             raise SourceError(source.url, f"lists more than {MAX_FILES:,} files", "name a directory below it")
 

@@ -52,7 +52,6 @@ def rewrite_in_cache(
     rows = [item.rows for item in inputs]
     if target.is_dir():
         rows = json.loads((target / _ROWS).read_text())
-        job.on_event(Advanced("fetch", sum(file.identity.size for file in plan.downloads)))
         job.on_event(Advanced("rewrite", sum(item.size for item in plan.rewrite)))
     else:
         try:

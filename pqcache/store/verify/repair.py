@@ -13,6 +13,7 @@ from pqcache.store.config import Config, read_config
 from pqcache.store.drivers.base import Source
 from pqcache.store.manifest import FileEntry, Manifest, SnapshotMetadata, TableVersion
 from pqcache.store.ownership import check_ownership
+from pqcache.store.run_record import recorded_run
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.build_snapshot import build_snapshot
 from pqcache.store.sync.cache_run import CONTENT, CacheRun, RunOptions, finish_run
@@ -54,7 +55,7 @@ def repair(
             raise CacheError(cache.path, "its manifest is damaged and sync did not notice", "sync into a new directory")
         return cache.snapshot(report.snapshot)
     with ExitStack() as stack, disk_errors(cache.path):
-        stack.enter_context(cache.lock(options.wait, options.on_event))
+        record = stack.enter_context(recorded_run(cache, "repair", options.wait, options.on_event))
         config = read_config(cache.path)
         source = _open(config, store_options, manifest.table)
         stack.callback(source.close)
@@ -70,6 +71,7 @@ def repair(
             config=config,
             current=snapshot,
             options=replace(options, watch=Stopwatch()),
+            record=record,
         )
         metadata = SnapshotMetadata(
             source=redact(config.source),

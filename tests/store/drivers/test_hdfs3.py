@@ -316,7 +316,7 @@ def test_the_real_library(real: tuple[str, Path], hdfs: Hdfs, tmp_path: Path) ->
     hdfs.chmod(f"{url}/dt=2026-11-02", 0o700)
     denied = run(user="nobody2")
     assert denied.returncode == 1
-    assert denied.stderr.startswith(f"pqcache: error: {url}/dt=2026-11-02: permission denied")
+    assert f" cache: pqcache: error: {url}/dt=2026-11-02: permission denied" in denied.stderr
     for wrong in ("rpc.client.timeout=abc", "dfs.client.read.shortcircuit=perhaps"):
         assert run("-o", wrong).returncode == 2
     with hdfs.paused("namenode"):

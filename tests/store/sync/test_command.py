@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pqcache
-from pqcache.console import terminal
+from pqcache.console.log_text import print_history
 from pqcache.events import Event, Fetched, Listed, Published
 from pqcache.store.config import read_config
 from pqcache.store.history import read_history
@@ -461,8 +461,8 @@ def test_a_run_that_was_killed_before_its_record_is_in_the_history(
         pqcache.sync(cache)  # finds nothing to do, and writes what was missing
         assert read_history(cache)[1] == shown[1]
     assert len(read_history(cache)) == 4
-    terminal.print_history(pqcache.log(cache))
-    assert capsys.readouterr().out.count("killed") == 1
+    print_history(pqcache.log(cache))
+    assert capsys.readouterr().out.count("interrupted") == 1
     (cache / "history.jsonl.zst").write_bytes(recorded)
     write_day(shop, "2026-11-26")
     third = pqcache.sync(cache)  # publishes, and has one record of its own

@@ -35,6 +35,7 @@ from pqcache.store.manifest_file import write_manifest
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.row_group_index import IndexBuilder, read_index
 from pqcache.store.sync.build_snapshot import manifest_of, readable_by
+from pqcache.store.sync.cache_run import report_fetching
 from pqcache.store.sync.download.download_columns import project_file
 from pqcache.store.sync.download.download_file import Vanished, copy_mode
 from pqcache.store.sync.download.download_pool import stoppable_threads
@@ -98,7 +99,8 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
     cannot be read as one table before they are rewritten.
     """
     target, files, options = job.workdir / "snapshot", job.plan.downloads, job.run.options
-    job.on_event(Started("fetch", job.plan.download_bytes - sum(file.identity.size for file in found)))
+    here = sum(file.identity.size for file in found)
+    report_fetching(job.on_event, job.plan.download_bytes, here, len(files) - len(found))
     job.on_event(Started("read", len(files), "files"))
     for directory in ("_pqcache", *dict.fromkeys(parent(file.path) for file in files)):
         make_directories(target / directory)

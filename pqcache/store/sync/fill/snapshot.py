@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pqcache.errors import SourceChanged, UsageError, disk_errors
-from pqcache.events import Published, Started, Warned
+from pqcache.events import Published, Warned
 from pqcache.store.arriving.arrival_map import ArrivalState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot
 from pqcache.store.arriving.publish_arriving import publish_arriving
@@ -25,7 +25,7 @@ from pqcache.store.manifest import Manifest, SnapshotMetadata
 from pqcache.store.ownership import file_mode, make_directories
 from pqcache.store.publish import new_snapshot_id
 from pqcache.store.sync.build_snapshot import write_metadata
-from pqcache.store.sync.cache_run import CacheRun, RunResult
+from pqcache.store.sync.cache_run import CacheRun, RunResult, report_fetching
 from pqcache.store.sync.download.download_file import Vanished
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles
 from pqcache.store.sync.fill.fetch import Fetch
@@ -127,9 +127,8 @@ def _continue(job: SnapshotJob, files: ArrivingFiles, stack: ExitStack) -> tuple
     plan = plan_sync([file for entry in manifest.files for file in entry.sources], (), job.plan.recipe)
     _check_space(job, plan, files.map.arrived_bytes)
     _announce_rewriting(job, plan)
-    missing = files.map.total_bytes - files.map.arrived_bytes
-    log.debug("%s is continued, %d bytes are missing", files.snapshot.path, missing)
-    job.on_event(Started("fetch", missing))
+    log.debug("%s is continued, %d bytes are there", files.snapshot.path, files.map.arrived_bytes)
+    report_fetching(job.on_event, files.map.total_bytes, files.map.arrived_bytes)
     return replace(job, metadata=metadata, plan=plan), files
 
 

@@ -379,7 +379,8 @@ def test_the_command_line(handler: Handler, tmp_path: Path) -> None:
         assert again.returncode == 0, again.stderr
         refused = run_pqcache("sync", cache, "-o", "password=other", "--retries", "0")
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-        assert refused.stderr.startswith(f"pqcache: error: {shown}: 127.0.0.1:{port} refuses the login")
+        said = refused.stderr.partition(" cache: ")[2]
+        assert said.startswith(f"pqcache: error: {shown}: 127.0.0.1:{port} refuses the login")
         inspected = run_pqcache("inspect", url)
         assert inspected.returncode == 0
         assert "dt=2" in inspected.stdout

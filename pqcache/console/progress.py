@@ -1,0 +1,256 @@
+"""Shows what a run is doing: bars on a terminal, a line a minute elsewhere, or each event as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pqcache.console.line_prefix import name_lines
+from pqcache.console.terminal import escape, location, print_json, print_line, stderr_console
+from pqcache.events import (
+    Advanced,
+    Awaited,
+    Damaged,
+    Event,
+    Fetched,
+    Listed,
+    OnEvent,
+    Retried,
+    Reused,
+    Started,
+    Warned,
+)
+from pqcache.units import format_count, format_seconds, format_size
+
+if TYPE_CHECKING:  # rich is slow to import: only bars need it
+    from typing_extensions import Self
+
+LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
+_RATE_SECONDS = 15.0  # that a rate is the mean of, at least
+_PHASE_TEXT = {
+    "list": "listing",
+    "fetch": "fetching",
+    "rewrite": "rewriting",
+    "read": "reading footers",
+    "verify": "verifying",
+    "compare": "comparing",
+    "index": "indexing",
+    "measure": "measuring",
+}
+
+
+@contextlib.contextmanager
+def reporter(json_lines: bool, quiet: bool, about: str | os.PathLike[str] = "") -> Iterator[OnEvent]:
+    """Yield an ``on_event`` that prints events as JSON, as progress bars or lines, or not at all.
+
+    ``about`` is the cache that is worked on, whose name is in each line where there is no terminal.
+    """
+    name_lines(about)
+    if json_lines:
+        yield print_event
+    elif quiet:
+        yield lambda event: None
+    elif sys.stderr.isatty():
+        with ProgressBars() as bars:
+            yield bars
+    else:
+        with ProgressLines() as lines:
+            yield lines
+
+
+def print_event(event: Event) -> None:
+    """Print an event as JSON."""
+    if not isinstance(event, Advanced):
+        print_json({"event": type(event).__name__.lower(), **asdict(event)})
+
+
+class PhaseMeter:
+    """How far a phase is, how fast it goes, and when it will end; ``now`` is a monotonic time."""
+
+    def __init__(self, started: Started, now: float) -> None:
+        self.total, self.files, self._unit, self._phase = started.total, started.files, started.unit, started.phase
+        self.done = self.files_done = 0
+        self._samples = deque([(now, 0)])
+
+    @property
+    def text(self) -> str:
+        """What the phase does, as a word."""
+        return _PHASE_TEXT.get(self._phase, self._phase)
+
+    @property
+    def is_complete(self) -> bool:
+        return 0 < self.total <= self.done
+
+    def advance(self, amount: int, now: float) -> None:
+        """Count what was done by ``now``."""
+        self.done += amount
+        if now - self._samples[-1][0] >= 1:
+            self._samples.append((now, self.done))
+            while len(self._samples) > 2 and now - self._samples[1][0] > _RATE_SECONDS:
+                self._samples.popleft()
+
+    def rate(self, now: float) -> float:
+        """Return what is done in a second, by the last quarter of a minute; 0 where that is not known yet."""
+        since, before = self._samples[0]
+        return max(0.0, (self.done - before) / (now - since)) if now - since >= 1 else 0.0
+
+    def amount(self, now: float) -> str:
+        """Return how much is done, of how much, how fast, and how long the rest takes."""
+        parts = [self._amount(self.done) + (f" of {self._amount(self.total)}" if self.total else "")]
+        if self.files:
+            parts.append(f"{self.files_done:,} of {format_count(self.files, 'file')}")
+        rate = self.rate(now)
+        if rate > 0 and self._unit != "settings":
+            parts.append(f"{self._amount(rate)}/s")
+            if self.total > self.done:
+                parts.append(f"{format_seconds((self.total - self.done) / rate)} left")
+        return ", ".join(parts)
+
+    def _amount(self, amount: float) -> str:
+        return format_size(amount) if self._unit == "bytes" else f"{int(amount):,} {self._unit}"
+
+
+class _Phases:
+    """What both ways of showing progress know: the phases that have started, each with its meter."""
+
+    def __init__(self) -> None:
+        self.meters: dict[str, PhaseMeter] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Take an event; it may come from any thread."""
+        with self._lock:
+            now = time.monotonic()
+            if isinstance(event, Started):
+                self.meters[event.phase] = PhaseMeter(event, now)
+                self._show_started(event)
+            elif isinstance(event, Advanced):
+                if event.phase in self.meters:
+                    self.meters[event.phase].advance(event.amount, now)
+                    self._show_advanced(event, now)
+            elif isinstance(event, Fetched):
+                if "fetch" in self.meters:
+                    self.meters["fetch"].files_done += 1
+            elif isinstance(event, Awaited):
+                self._show_awaited(event)
+            else:
+                self._show_message(event)
+
+    def _show_started(self, event: Started) -> None: ...
+
+    def _show_advanced(self, event: Advanced, now: float) -> None: ...
+
+    def _show_awaited(self, event: Awaited) -> None: ...
+
+    def _show_message(self, event: Event) -> None: ...
+
+
+class ProgressBars(_Phases):
+    """Shows progress bars on a terminal, and warnings above them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self.bars = Progress(
+            TextColumn("{task.description:<16}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[amount]}{task.fields[awaited]}"),
+            console=stderr_console(),
+            transient=True,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
+
+    def _show_started(self, event: Started) -> None:
+        if event.phase in self._tasks:  # as where the source is listed again
+            self.bars.remove_task(self._tasks.pop(event.phase))
+        elif "list" in self._tasks:
+            self.bars.remove_task(self._tasks.pop("list"))
+        if event.total or event.phase == "list":
+            text = self.meters[event.phase].text
+            self._tasks[event.phase] = self.bars.add_task(text, total=event.total or None, amount="", awaited="")
+
+    def _show_advanced(self, event: Advanced, now: float) -> None:
+        if (task := self._tasks.get(event.phase)) is not None:
+            meter = self.meters[event.phase]
+            self.bars.update(task, completed=meter.done, amount=meter.amount(now))
+
+    def _show_awaited(self, event: Awaited) -> None:
+        if "fetch" in self._tasks:
+            awaited = f", readers wait for {format_size(event.bytes)}" if event.bytes else ""
+            self.bars.update(self._tasks["fetch"], awaited=awaited)
+
+    def _show_message(self, event: Event) -> None:
+        if (message := _message(event)) is not None:
+            self.bars.console.print(escape(message), style="yellow")
+        elif isinstance(event, Listed):
+            files = format_count(event.files, "file")
+            self.bars.console.print(f"source holds {files}, {format_size(event.bytes)}", style="dim")
+        elif isinstance(event, Reused):
+            self.bars.console.print(reused_text(event), style="dim")
+
+
+class ProgressLines(_Phases):
+    """Prints a line of progress a minute where there is no terminal, whatever happens, and warnings at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._print_lines, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _print_lines(self) -> None:
+        while not self._ended.wait(LINE_SECONDS):
+            print_line(self.line(), sys.stderr)
+
+    def line(self) -> str:
+        """Return how far the phases are that have not ended."""
+        with self._lock:
+            now = time.monotonic()
+            meters = [meter for meter in self.meters.values() if not meter.is_complete]
+            known = [meter for meter in meters if meter.total] or meters[-1:]  # the listing is known to end by the next
+            said = "; ".join(f"{meter.text}: {meter.amount(now)}" for meter in known)
+            return said or f"at work for {format_seconds(now - self._begun)}"
+
+    def _show_message(self, event: Event) -> None:
+        if (message := _message(event)) is not None:
+            print_line(message, sys.stderr)
+        elif isinstance(event, Reused):
+            print_line(reused_text(event), sys.stderr)
+
+
+def reused_text(event: Reused) -> str:
+    """Return how much an earlier run has left, as text."""
+    return f"resuming: {format_size(event.bytes)} of {format_size(event.total)} are here"
+
+
+def _message(event: Event) -> str | None:
+    """Return the line to print for an event that needs attention, or None."""
+    if isinstance(event, Warned):
+        return f"warning: {event.message}"
+    if isinstance(event, Damaged):
+        return f"damaged: {location(event.path, event.row_group, event.column)}: {event.message}"
+    if isinstance(event, Retried):
+        return f"retrying in {event.wait:.1f} s: {event.error}"
+    return None

@@ -1,0 +1,232 @@
+"""The record of a run on a cache: begun under the lock, and ended with what the run did or why it failed.
+
+``running.json`` is there while a run is at work: what it is, and its process. A run that ends appends its record to the
+history and removes the file. One that is killed leaves it, so that the next run, or ``pqcache log``, knows of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from pqcache.errors import DISK_FULL, CacheError, CacheLocked, Interrupted, PqcacheError, disk_error, first_line
+from pqcache.events import OnEvent, Warned, ignore
+from pqcache.store.arriving.publish_arriving import finish_publishing
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import Config, read_config
+from pqcache.store.history import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    REFUSED,
+    RUNNING_NOW,
+    append_history,
+    read_history,
+    unrecorded,
+)
+from pqcache.store.layout import LOCK, RUNNING
+from pqcache.store.ownership import file_mode
+from pqcache.store.urls import is_secret, redact
+from pqcache.system.boot import boot_id
+from pqcache.system.disk import open_plain, read_regular
+from pqcache.system.locks import try_lock
+from pqcache.system.process_identity import ProcessIdentity
+from pqcache.system.stopwatch import Stopwatch
+
+_REFUSALS = (3, 75)  # exit codes of runs that were kept from doing anything
+
+
+class RunRecord:
+    """What one run leaves in the history of its cache. All methods are called under the lock but ``refuse``."""
+
+    def __init__(self, cache: CacheDirectory, command: str, on_event: OnEvent = ignore) -> None:
+        self._cache, self._command, self._on_event = cache, command, on_event
+        self._known: dict[str, Any] | None = None  # the options of the cache before this run
+        self._start()
+
+    def _start(self) -> None:
+        self._watch, self._values = Stopwatch(), {"began": _now(), "command": self._command}
+        self._run, self.is_open = os.urandom(4).hex(), False
+
+    def begin(self) -> None:
+        """Note that the run is at work; first, write the records of runs that were killed before they wrote theirs."""
+        self._start()
+        records = read_history(self._cache.path)
+        process = ProcessIdentity()
+        where = {"process": process.number, "started": process.started, "host": socket.gethostname(), "boot": boot_id()}
+        text = json.dumps({"run": self._run, **self._values, **where}) + "\n"
+        self._known = next((r["options"] for r in reversed(records) if "options" in r), None)
+        if self._known is None:
+            with suppress(CacheError):  # which the run itself will raise, if there is a cache at all
+                self._known = options_of(read_config(self._cache.path))
+        with self._full_disk_warned():
+            for missed in unfinished(self._cache, records, under_lock=True):
+                append_history(self._cache.path, missed)
+            path, flags = self._cache.path / RUNNING, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            with open(open_plain(path, flags, file_mode()), "w", encoding="utf-8") as file:
+                file.write(text)
+        self.is_open = True
+
+    def end(self, values: Mapping[str, Any], config: Config | None = None) -> None:
+        """Write what the run did. ``config`` is what the cache remembers now; its changes are recorded."""
+        record = {"result": DONE, **values}
+        if config is not None and (options := options_of(config)) != self._known:
+            record["options"] = options
+            if self._known is not None:
+                record["changes"] = changes_between(self._known, options)
+            self._known = options
+        self._append(record)
+
+    def fail(self, error: BaseException) -> None:
+        """Write why the run failed, was refused or was interrupted, unless what it did is written already."""
+        if self.is_open:
+            self._append(self._failure(error))
+
+    def refuse(self, error: PqcacheError) -> None:
+        """Write that the run did not begin, as another one holds the lock."""
+        if (self._cache.path / LOCK).is_file():
+            with self._full_disk_warned():
+                append_history(self._cache.path, {"time": _now(), **self._values, **self._failure(error)})
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        if isinstance(error, OSError):
+            error = disk_error(Path(os.fsdecode(error.filename or self._cache.path)), error)
+        result, code = FAILED, getattr(error, "exit_code", 1)
+        if isinstance(error, KeyboardInterrupt | Interrupted):
+            result, code = INTERRUPTED, Interrupted.exit_code
+        elif code in _REFUSALS:
+            result = REFUSED
+        message = str(error) if isinstance(error, PqcacheError) else first_line(error)
+        return {"result": result, "exit_code": code, "error": message, "seconds": self._watch.seconds}
+
+    def _append(self, values: Mapping[str, Any]) -> None:
+        record = {"time": _now(), **self._values, "run": self._run, **values}
+        with self._full_disk_warned():
+            append_history(self._cache.path, record)
+            (self._cache.path / RUNNING).unlink(missing_ok=True)
+        self.is_open = False
+
+    @contextmanager
+    def _full_disk_warned(self) -> Iterator[None]:
+        """Report a full disk as an event: what frees space has to work all the same."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            self._on_event(Warned(f"{self._cache.path}: no space left for the record of this run in the history"))
+
+
+@contextmanager
+def recorded_run(
+    cache: CacheDirectory, command: str, wait: float = 0.0, on_event: OnEvent = ignore
+) -> Iterator[RunRecord]:
+    """Hold the lock of a cache for a run that is recorded whatever becomes of it; raises as ``CacheDirectory.lock``.
+
+    What a killed run was publishing is published first.
+    """
+    record, held = RunRecord(cache, command, on_event), False
+    try:
+        with cache.lock(wait, on_event):
+            held = True
+            finish_publishing(cache)
+            record.begin()
+            try:
+                yield record
+                if record.is_open:
+                    record.end({})
+            except BaseException as error:
+                with suppress(OSError):  # the error of the run is the one to raise; running.json tells of it too
+                    record.fail(error)
+                raise
+    except CacheLocked as error:
+        if not held:
+            record.refuse(error)
+        raise
+
+
+def read_running(cache: Path) -> dict[str, Any] | None:
+    """Return what the run that is at work wrote when it began, or one that was killed; None if there is neither."""
+    try:
+        found = json.loads(read_regular(cache / RUNNING))
+        return found if isinstance(found, dict) and "run" in found else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError:  # written in part, before the machine stopped
+        return None
+
+
+def unfinished(cache: CacheDirectory, records: list[dict[str, Any]], under_lock: bool = False) -> list[dict[str, Any]]:
+    """Return records of what ``records`` do not know: snapshots of killed runs, and the run that began last.
+
+    That one is ``running`` if it is at work, which it is not for a caller who holds the lock.
+    """
+    left, missed = read_running(cache.path), unrecorded(cache, records)
+    if left is None or any(record.get("run") == left["run"] for record in records):
+        return missed
+    if not under_lock and is_at_work(cache, left):
+        return [*missed, {"time": left["began"], "began": left["began"], "command": left["command"],
+                          "run": left["run"], "result": RUNNING_NOW}]  # fmt: skip
+    known = {name: left[name] for name in ("began", "command", "run") if name in left}
+    published = missed.pop() if missed else {"time": left.get("began", ""), "interrupted": True}
+    return [*missed, {**published, **known, "result": INTERRUPTED}]
+
+
+def is_at_work(cache: CacheDirectory, running: Mapping[str, Any]) -> bool:
+    """Return whether the run that wrote ``running`` is at work: it holds the lock, or its process exists."""
+    try:
+        descriptor = os.open(cache.path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    except PermissionError:  # another user's cache, whose lock is closed to others
+        return _process_exists(running)
+    try:
+        held = try_lock(descriptor, exclusive=False)
+        return _process_exists(running) if held is None else not held
+    finally:
+        os.close(descriptor)
+
+
+def _process_exists(running: Mapping[str, Any]) -> bool:
+    if running.get("host") != socket.gethostname():
+        return True  # nobody here knows
+    process = ProcessIdentity(int(running.get("process", 0)), str(running.get("started", "")))
+    return running.get("boot") == boot_id() and process.exists()
+
+
+def options_of(config: Config) -> dict[str, Any]:
+    """Return the source and the options that a cache remembers, those that are not the default, without secrets."""
+    found = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name == "source":
+            value = redact(value)
+        elif field.name == "options":
+            value = {name: redact(text) for name, text in value.items() if not is_secret(name)} or None
+        elif value == field.default:
+            continue
+        if value is not None:
+            found[field.name] = value if isinstance(value, str | int | float) else _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value)
+
+
+def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the options that differ, each with its value before and after; None stands for the default."""
+    names = [*after, *(name for name in before if name not in after)]
+    pairs = {name: [before.get(name), after.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,235 @@
+"""Every run that may change a cache has a record, whatever became of it: done, failed, refused, interrupted, killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pqcache
+from pqcache.console.log_text import print_history
+from pqcache.events import Event, Started
+from pqcache.store import history, run_record
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import Config
+from pqcache.store.history import read_history
+from pqcache.store.layout import HISTORY, RUNNING
+from pqcache.store.run_record import options_of
+from tests import ROOT
+from tests.datasets import write_day, write_shop
+from tests.forked_commands import run_pqcache
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    return write_shop(tmp_path / "shop", days=3, files=1, rows=20)
+
+
+@pytest.fixture
+def cache(shop: Path, tmp_path: Path) -> Path:
+    pqcache.sync(shop, tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+def last(cache: Path) -> dict[str, Any]:
+    return pqcache.log(cache)[-1]
+
+
+def killed_at(cache: Path, kind: str, *words: str) -> None:
+    """Run a sync in a process that is killed, as by kill -9, when the first event of a kind comes."""
+    code = (
+        "import os, sys, pqcache\n"
+        "def kill(event):\n"
+        "    if type(event).__name__ == sys.argv[1]: os.kill(os.getpid(), 9)\n"
+        "pqcache.sync(*sys.argv[2:], on_event=kill)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code, kind, *words, str(cache)], env=env, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_runs_that_failed_or_were_refused(cache: Path, shop: Path, tmp_path: Path) -> None:
+    with pytest.raises(pqcache.SourceNotFound):
+        pqcache.sync(tmp_path / "nowhere", cache)
+    failed = last(cache)
+    assert (failed["command"], failed["result"], failed["exit_code"]) == ("sync", "failed", 1)
+    assert "nowhere: no such file or directory" in failed["error"]
+    for day in ("2026-11-01", "2026-11-02"):
+        (shop / f"dt={day}" / "part-00000.parquet").unlink()
+    with pytest.raises(pqcache.SourceIncomplete):
+        pqcache.sync(cache)
+    refused = last(cache)
+    assert (refused["result"], refused["exit_code"]) == ("refused", 3)
+    assert "--force" in refused["error"]
+    with pytest.raises(pqcache.UsageError):
+        pqcache.repartition(cache, dense=["nothing"])
+    assert (last(cache)["command"], last(cache)["result"], last(cache)["exit_code"]) == ("repartition", "failed", 2)
+    with CacheDirectory(cache).lock(), pytest.raises(pqcache.CacheLocked):
+        pqcache.gc(cache)
+    locked = last(cache)
+    assert (locked["command"], locked["result"], locked["exit_code"]) == ("gc", "refused", 75)
+    assert len(pqcache.log(cache)) == 5
+    assert not (cache / RUNNING).exists()
+
+
+def test_runs_that_change_nothing_have_no_record(cache: Path) -> None:
+    pqcache.sync(cache, dry_run=True)
+    pqcache.repartition(cache, dry_run=True)
+    pqcache.gc(cache, dry_run=True)
+    pqcache.verify(cache)
+    pqcache.index(cache)
+    assert len(pqcache.log(cache)) == 1
+
+
+def test_gc_index_and_repair_have_records(cache: Path, shop: Path) -> None:
+    write_day(shop, "2026-11-09", files=1, rows=20)
+    first = last(cache)["snapshot"]
+    second = pqcache.sync(cache).snapshot
+    pqcache.gc(cache, keep=1)
+    assert (last(cache)["command"], last(cache)["collected"], last(cache)["snapshot"]) == ("gc", [first], second)
+    pqcache.index(cache, keys=["id"])
+    assert (last(cache)["built"], last(cache)["changes"]) == (["id"], {"keys": [None, ["id"]]})
+    (path,) = (cache / "current" / "dt=2026-11-09").glob("*.parquet")
+    path.unlink()
+    repaired = pqcache.verify(cache, repair=True).repaired
+    assert (last(cache)["command"], last(cache)["result"], last(cache)["snapshot"]) == ("repair", "done", repaired)
+
+
+def test_changes_of_source_and_options(cache: Path, shop: Path, tmp_path: Path) -> None:
+    assert "changes" not in last(cache)
+    pqcache.sync(cache)
+    assert "options" not in last(cache)
+    (tmp_path / "moved").symlink_to(shop)
+    pqcache.sync(tmp_path / "moved", cache, keep=3)
+    assert last(cache)["changes"] == {"source": [str(shop), str(tmp_path / "moved")], "keep": [None, 3]}
+    text = (cache / "pqcache.toml").read_text()
+    (cache / "pqcache.toml").write_text(text.replace("keep = 3", "keep = 5"))  # in an editor
+    pqcache.sync(cache, checksum=True)
+    assert last(cache)["changes"] == {"keep": [3, 5], "checksum": [None, True]}
+    edited = Config(source="s3://key:geheim@lake/x", options={"endpoint": "http://127.0.0.1:1", "token": "geheim"})
+    assert options_of(edited) == {"source": "s3://lake/x", "options": {"endpoint": "http://127.0.0.1:1"}}
+    pqcache.repartition(cache, row_group_size="1MB")
+    assert last(cache)["changes"] == {"row_group_size": [None, 1 << 20]}
+
+
+def test_changes_since_before_they_were_recorded(cache: Path) -> None:
+    (cache / HISTORY).unlink()  # as a cache of an older version: what it remembers is all that is known
+    pqcache.sync(cache, keep=4)
+    assert last(cache)["changes"] == {"keep": [None, 4]}
+
+
+@pytest.mark.parametrize("kind", ["Fetched", "Published"])
+def test_a_killed_run_is_found_by_log_and_written_by_the_next(kind: str, cache: Path, shop: Path) -> None:
+    before = last(cache)["snapshot"]
+    write_day(shop, "2026-11-20", files=1, rows=20)
+    killed_at(cache, kind)
+    shown = last(cache)
+    assert (shown["command"], shown["result"], shown["interrupted"]) == ("sync", "interrupted", True)
+    current = pqcache.Cache.open(cache).snapshot().id
+    assert shown.get("snapshot") == (current if kind == "Published" else None)
+    assert (current != before) is (kind == "Published")
+    assert len(read_history(cache)) == 1
+    pqcache.sync(cache)
+    records = pqcache.log(cache)
+    assert [record["result"] for record in records] == ["done", "interrupted", "done"]
+    assert records[1]["run"] == shown["run"]
+    assert read_history(cache)[1] == records[1]
+
+
+def test_a_killed_first_run_is_in_the_log_of_what_is_no_cache_yet(shop: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "first"
+    killed_at(cache, "Fetched", str(shop))
+    assert CacheDirectory(cache).current() is None
+    assert last(cache)["result"] == "interrupted"
+    pqcache.sync(shop, cache)
+    assert [record["result"] for record in pqcache.log(cache)] == ["interrupted", "done"]
+    with pytest.raises(pqcache.CacheError, match="not a pqcache"):
+        pqcache.log(shop)
+
+
+def test_a_run_at_work_and_an_interrupted_one(cache: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def look(event: Event) -> None:
+        if isinstance(event, Started) and event.phase == "fetch":
+            seen.append(last(cache)["result"])
+            monkeypatch.setattr(run_record, "try_lock", lambda *_, **__: None)  # where there are no locks
+            seen.append(last(cache)["result"])
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    write_day(shop, "2026-11-20", files=1, rows=20)
+    with pytest.raises(KeyboardInterrupt):
+        pqcache.sync(cache, on_event=look)
+    assert seen == ["running", "running"]
+    assert (last(cache)["result"], last(cache)["exit_code"]) == ("interrupted", 130)
+    assert not (cache / RUNNING).exists()
+
+
+def test_the_order_is_that_of_the_runs_whatever_the_clock_is(cache: Path, shop: Path) -> None:
+    write_day(shop, "2026-11-20", files=1, rows=20)
+    killed_at(cache, "Published")
+    running = json.loads((cache / RUNNING).read_text())
+    (cache / RUNNING).write_text(json.dumps({**running, "began": "2020-01-01T00:00:00+00:00"}))  # the clock was wrong
+    assert [record["result"] for record in pqcache.log(cache)] == ["done", "interrupted"]
+    pqcache.sync(cache)
+    assert [record["result"] for record in pqcache.log(cache)] == ["done", "interrupted", "done"]
+
+
+def test_damage_of_the_note_of_a_run_is_no_obstacle(cache: Path) -> None:
+    (cache / RUNNING).write_text('{"run": "ab')
+    assert len(pqcache.log(cache)) == 1
+    pqcache.sync(cache)
+    assert len(pqcache.log(cache)) == 2
+
+
+def test_gc_frees_space_on_a_full_disk(cache: Path, shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_day(shop, "2026-11-20", files=1, rows=20)
+    pqcache.sync(cache)
+    events: list[Event] = []
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_record, "append_history", full)
+    assert len(pqcache.gc(cache, keep=1, on_event=events.append).removed) == 1
+    assert "no space left for the record of this run" in str(events)
+
+
+def test_the_history_of_years_is_read_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = cache / HISTORY
+    one = path.read_bytes()
+    path.write_bytes(one * 3000 + one[:-2])
+    sizes: list[int] = []
+    frame_of = history._frame
+
+    def counted(decompressor: Any, data: bytes, position: int) -> tuple[bytes, int]:
+        sizes.append(position)
+        return frame_of(decompressor, data, position)
+
+    monkeypatch.setattr(history, "_frame", counted)
+    assert len(pqcache.log(cache)) == 3000
+    assert len(sizes) <= 3010, "each frame is decompressed once"
+    assert run_pqcache("log", cache, "--last", "2").stdout.count("sync") == 2
+
+
+def test_the_table_says_why_and_what_changed(
+    cache: Path, shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pqcache.sync(cache, where="dt >= '2026-11-02'")
+    with pytest.raises(pqcache.SourceNotFound):
+        pqcache.sync(tmp_path / "nowhere", cache)
+    print_history(pqcache.log(cache))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["time", "(UTC)", "command", "files", "fetched", "took", "snapshot"]
+    assert lines[2].split()[2:4] == ["sync", "-1"]
+    assert lines[3] == "    where: default -> dt >= '2026-11-02'"
+    assert lines[4].split()[2:4] == ["sync", "failed"]
+    assert lines[5] == f"    {tmp_path}/nowhere: no such file or directory; check the path"
+    assert max(map(len, lines[:5])) <= 80
