@@ -61,6 +61,9 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.serve.command import CacheServer as CacheServer
     from pqcache.store.serve.command import serve as serve
     from pqcache.store.snapshot import Snapshot as Snapshot
+    from pqcache.store.status import CacheStatus as CacheStatus
+    from pqcache.store.status import StatusReport as StatusReport
+    from pqcache.store.status import status as status
     from pqcache.store.sync.cache_run import SyncReport as SyncReport
     from pqcache.store.sync.command import sync as sync
     from pqcache.store.verify.command import VerifyReport as VerifyReport

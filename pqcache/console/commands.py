@@ -393,3 +393,6 @@ def bench(
             on_event=on_event,
         )
     print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
+
+
+from pqcache.console import status_command  # noqa: E402, F401  commands in modules of their own, after those above

@@ -88,6 +88,11 @@ LOG = _examples(
     ),
 )
 
+STATUS = _examples(
+    ("All caches below a directory", "pqcache status /data/cache"),
+    ("For a monitor: exit code 1 if one is older", "PQCACHE_ROOT=/data/cache pqcache status --max-age 30h"),
+)
+
 GC = _examples(
     ("Remove all snapshots but the current one", "pqcache gc cache/shop --keep 1"),
     (

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pqcache.console.terminal import print_line
+from pqcache.console.text_table import print_table
 from pqcache.store.history import DONE, result_of
 from pqcache.units import format_seconds, format_size
 
@@ -23,20 +24,7 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
         return
     titles = _TITLES if any(record.get("version") for record in records) else _TITLES[:-1]
     rows = [_cells(record)[: len(titles)] for record in records]
-    widths = [max(len(row[at]) for row in (titles, *rows)) for at in range(len(titles))]
-    _print_row(titles, titles, widths)
-    for record, row in zip(records, rows, strict=True):
-        _print_row(titles, row, widths)
-        for line in _notes(record):
-            print_line(f"    {line}")
-
-
-def _print_row(titles: Sequence[str], cells: Sequence[str], widths: Sequence[int]) -> None:
-    padded = [
-        cell.rjust(width) if title in _RIGHT else cell.ljust(width)
-        for title, cell, width in zip(titles, cells, widths, strict=True)
-    ]
-    print_line("  ".join(padded).rstrip())
+    print_table(titles, [(row, _notes(record)) for record, row in zip(records, rows, strict=True)], _RIGHT)
 
 
 def _cells(record: Mapping[str, Any]) -> tuple[str, ...]:

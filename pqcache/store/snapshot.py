@@ -13,7 +13,7 @@ from pqcache.errors import CacheError, CacheLocked, DamagedError, open_error
 from pqcache.store.layout import CHECKSUMS, FILES, LEASE, ROW_GROUPS, SUMMARY
 from pqcache.system.checksum import checksum_matches, checksum_of
 from pqcache.system.disk import open_plain, read_regular
-from pqcache.system.locks import lock_holder, try_lock
+from pqcache.system.locks import lock_holder, open_to_lock, try_lock
 
 if TYPE_CHECKING:
     from pqcache.store.manifest import Manifest
@@ -84,6 +84,17 @@ class Snapshot:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise DamagedError(checksums, f"cannot be read ({error})", "the next sync builds it again") from error
         raise DamagedError(path, "is not as it was written", "the next sync builds it again")
+
+    def is_leased(self) -> bool:
+        """Return whether a reader holds this snapshot; False also where the file system has no locks."""
+        try:
+            descriptor = open_to_lock(self.path / LEASE)
+        except FileNotFoundError:
+            return False
+        try:
+            return try_lock(descriptor, exclusive=True) is False
+        finally:
+            os.close(descriptor)
 
     def lease(self) -> Lease:
         """Keep this snapshot from being removed until the lease is closed or the process ends."""

@@ -32,7 +32,7 @@ from pqcache.store.sync.download.download_file import copy_mode, read_chunks
 from pqcache.store.sync.download.download_pool import stoppable_threads
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles
 from pqcache.store.sync.fill.checks import is_as_stored
-from pqcache.store.sync.fill.reuse import abandon, is_leased
+from pqcache.store.sync.fill.reuse import abandon
 from pqcache.store.sync.fill.scheduler import Piece, Scheduler
 from pqcache.store.sync.fill.source_ranges import parts_of, pieces_in
 from pqcache.store.sync.snapshot_job import SnapshotJob
@@ -111,7 +111,7 @@ class Fetch:
             for future in (*working, *checking):
                 if future.done():
                     future.result()
-            if self._moved is not None and not is_leased(self._files.snapshot):
+            if self._moved is not None and not self._files.snapshot.is_leased():
                 return
             self._report()
 

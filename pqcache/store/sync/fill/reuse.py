@@ -12,13 +12,11 @@ from pqcache.errors import CacheError, PqcacheError
 from pqcache.store.arriving.arrival_map import ArrivalMap, ArrivalState, FileState
 from pqcache.store.arriving.arriving_snapshot import ArrivingSnapshot, arriving_snapshots
 from pqcache.store.gc import remove_snapshot
-from pqcache.store.layout import LEASE
 from pqcache.store.manifest import Manifest, SourceFile
 from pqcache.store.manifest_digest import table_digest
 from pqcache.store.sync.fill.arriving_files import ArrivingFiles, read_checked, write_changed
 from pqcache.store.sync.snapshot_job import SnapshotJob
 from pqcache.system.boot import boot_id
-from pqcache.system.locks import open_to_lock, try_lock
 
 log = logging.getLogger("pqcache.sync")
 
@@ -60,9 +58,9 @@ def find_leftovers(job: SnapshotJob) -> Leftovers:
             same_boot = state.boot == boot_id()
             same_files = {file for entry in manifest.files for file in entry.sources} == wanted
             if state.state in (ArrivalState.ARRIVING, ArrivalState.COMPLETE) and _is_same_request(manifest, job):
-                if same_boot and _is_writable(snapshot) and (same_files or is_leased(snapshot)):
+                if same_boot and _is_writable(snapshot) and (same_files or snapshot.is_leased()):
                     return Leftovers(arriving=ArrivingFiles(snapshot, manifest.files), files={})
-                if same_files and not is_leased(snapshot):
+                if same_files and not snapshot.is_leased():
                     same_id = same_id or snapshot.id
             if manifest.source == job.metadata.source:
                 for file, found in _complete_files(snapshot, manifest, state, job.plan.recipe.text, same_boot):
@@ -108,18 +106,6 @@ def abandon(snapshot: ArrivingSnapshot, error: PqcacheError | None = None) -> No
         snapshot.map(writable=True).state = ArrivalState.ABANDONED
     except (CacheError, OSError) as failure:
         log.debug("%s cannot be abandoned: %s", snapshot.path, failure)
-
-
-def is_leased(snapshot: ArrivingSnapshot) -> bool:
-    """Return whether a reader has a snapshot open."""
-    try:
-        descriptor = open_to_lock(snapshot.path / LEASE)
-    except FileNotFoundError:
-        return False
-    try:
-        return try_lock(descriptor, exclusive=True) is False
-    finally:
-        os.close(descriptor)
 
 
 def _is_same_request(manifest: Manifest, job: SnapshotJob) -> bool:

@@ -1,0 +1,136 @@
+"""The state of all caches below a directory, and the exit code for a monitor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pqcache
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.history import append_history
+from pqcache.store.layout import HISTORY
+from pqcache.store.status import find_caches, next_due
+from tests.datasets import write_day, write_shop
+from tests.forked_commands import run_pqcache
+
+START = datetime(2026, 11, 1, 4, 0, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A directory with two caches, one of them deeper."""
+    shop = write_shop(tmp_path / "lake", days=2, files=1, rows=20)
+    pqcache.sync(shop, tmp_path / "root" / "a")
+    pqcache.sync(shop, tmp_path / "root" / "team" / "b")
+    (tmp_path / "root" / "empty").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "root" / "a")
+    return tmp_path / "root"
+
+
+def sync_at(hours: float, **values: Any) -> dict[str, Any]:
+    began = START + timedelta(hours=hours)
+    ended = {"time": (began + timedelta(minutes=1)).isoformat(), "began": began.isoformat()}
+    return {"command": "sync", "result": "done", **ended, **values}
+
+
+def test_all_caches_below_a_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_caches(root) == [root / "a", root / "team" / "b"]
+    assert find_caches(root / "a") == [root / "a"]
+    monkeypatch.setenv("PQCACHE_ROOT", str(root))
+    found = pqcache.status()
+    one = found.caches[0]
+    assert (one.cache, one.source, one.rows, one.files) == (str(root / "a"), str(root.parent / "lake"), 40, 2)
+    assert (one.last_result, one.last_error, one.leased, one.next_due) == ("done", None, (), None)
+    assert one.age is not None
+    assert 0 <= one.age < 120
+    monkeypatch.delenv("PQCACHE_ROOT")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root.parent / "none"))
+    with pytest.raises(pqcache.CacheError, match=r"none/pqcache: not a directory; .*PQCACHE_ROOT"):
+        pqcache.status()
+    with pytest.raises(pqcache.CacheError, match="empty: has no cache below it"):
+        pqcache.status(root / "empty")
+
+
+def test_bytes_on_disk_count_shared_files_once(root: Path) -> None:
+    write_day(root.parent / "lake", "2026-11-01", files=2, rows=1000)
+    pqcache.sync(root / "a", keep=1)
+    before = pqcache.status(root).caches[0].disk_bytes
+    data = sum(path.stat().st_blocks * 512 for path in (root / "a" / "current").rglob("*.parquet"))
+    write_day(root.parent / "lake", "2026-11-20", files=1, rows=20)
+    pqcache.sync(root / "a", keep=2)  # a second snapshot, in which all but one file are links
+    after = pqcache.status(root / "a")
+    assert before is not None
+    assert after.caches[0].disk_bytes is not None
+    assert after.caches[0].disk_bytes - before < data
+    assert after.disk_bytes == after.caches[0].disk_bytes
+    shutil.copytree(root / "a", root / "c", symlinks=True, copy_function=os.link)
+    both = pqcache.status(root / "a", root / "c")
+    assert [item.disk_bytes for item in both.caches] == [after.disk_bytes] * 2
+    assert both.disk_bytes == after.disk_bytes, "links between caches count once"
+
+
+def test_runs_readers_and_caches_that_cannot_be_read(root: Path) -> None:
+    with pytest.raises(pqcache.SourceNotFound):
+        pqcache.sync(root / "nowhere", root / "a")
+    pqcache.gc(root / "a")
+    (root / "team" / "b" / "pqcache.toml").write_text("format = [")
+    snapshot, lease = CacheDirectory(root / "a").lease()
+    with lease:
+        one, other = pqcache.status(root).caches
+    assert one.leased == (snapshot.id,)
+    assert (one.last_result, "nowhere" in str(one.last_error)) == ("failed", True)
+    assert one.synced == pqcache.log(root / "a")[0]["time"], "a run that failed makes no data fresh"
+    assert "pqcache.toml: cannot be read" in str(other.error)
+    assert pqcache.status(root / "a").caches[0].leased == ()
+
+
+def test_the_age_without_a_history_is_that_of_the_snapshot(root: Path) -> None:
+    (root / "a" / HISTORY).unlink()
+    one = pqcache.status(root / "a").caches[0]
+    assert one.last_run is None
+    assert one.snapshot is not None
+    assert one.synced is not None
+    assert one.synced.replace("-", "").replace(":", "").startswith(one.snapshot[:15])
+
+
+def test_when_the_next_run_is_due() -> None:
+    nights = [sync_at(24 * night) for night in range(5)]
+    assert next_due(nights[:3]) is None, "too few"
+    assert next_due(nights) == (START + timedelta(days=5)).isoformat(timespec="seconds")
+    missed = [*nights, sync_at(24 * 7)]
+    assert next_due(missed) == (START + timedelta(days=8)).isoformat(timespec="seconds")
+    away = [*nights, sync_at(24 * 4 + 3, result="refused", exit_code=75)]
+    assert next_due(away) == next_due(nights)
+    assert next_due([sync_at(hours) for hours in (0, 1, 9, 9.5, 30, 77)]) is None, "by a person, now and then"
+    old = [{**sync_at(24 * night), "seconds": 60.0} for night in range(5)]
+    for record in old:
+        del record["began"]  # as older versions wrote them
+    assert next_due(old) == next_due(nights)
+
+
+def test_the_command_and_its_exit_code(root: Path) -> None:
+    done = run_pqcache("status", root)
+    assert done.returncode == 0, done.stderr
+    titles, a, b, total = done.stdout.splitlines()
+    assert titles.split()[:2] == ["cache", "rows"]
+    assert (a.split()[:2], b.split()[:2]) == (["a", "40"], ["b", "40"])
+    assert total.startswith("2 caches, ")
+    assert run_pqcache("status", root, "--max-age", "30h").returncode == 0
+    for record in pqcache.log(root / "a"):
+        old = (datetime.fromtimestamp(time.time(), timezone.utc) - timedelta(days=2)).isoformat()
+        (root / "a" / HISTORY).unlink()
+        append_history(root / "a", {**record, "time": old})
+    stale = run_pqcache("status", "--max-age", "30h", "--json", env={**os.environ, "PQCACHE_ROOT": str(root)})
+    assert stale.returncode == 1
+    assert stale.stderr == ("pqcache: error: a (2 d 0 h): 1 of 2 older than 1 d 6 h; 'pqcache log CACHE' shows why\n")
+    *caches, error = map(json.loads, stale.stdout.splitlines())
+    assert [item["rows"] for item in caches] == [40, 40]
+    assert (error["event"], error["exit_code"]) == ("error", 1)
+    assert run_pqcache("status", root, "--max-age", "soon").returncode == 2
