@@ -64,8 +64,12 @@ if TYPE_CHECKING:  # the only list of the public names: type checkers read it, a
     from pqcache.store.status import CacheStatus as CacheStatus
     from pqcache.store.status import StatusReport as StatusReport
     from pqcache.store.status import status as status
+    from pqcache.store.sync.all_tables import TableResult as TableResult
+    from pqcache.store.sync.all_tables import sync_all as sync_all
     from pqcache.store.sync.cache_run import SyncReport as SyncReport
     from pqcache.store.sync.command import sync as sync
+    from pqcache.store.tables_of_root import add as add
+    from pqcache.store.tables_of_root import remove as remove
     from pqcache.store.verify.command import VerifyReport as VerifyReport
     from pqcache.store.verify.command import verify as verify
     from pqcache.units import parse_size as parse_size

@@ -32,6 +32,16 @@ class Started:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A dry run would ``add``, ``change``, ``remove`` or ``rewrite`` what lies at ``path``, and fetch so many bytes."""
+
+    path: str
+    action: str
+    reason: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Reused:
     """An earlier run has left ``bytes`` of the ``total`` that are to be fetched; only the rest is."""
 
@@ -118,6 +128,7 @@ class Collected:
 Event = (
     Listed
     | Started
+    | Planned
     | Reused
     | Advanced
     | Fetched

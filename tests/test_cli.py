@@ -60,7 +60,7 @@ def test_one_line_on_success_also_when_there_is_nothing_to_do(shop: Path, tmp_pa
     assert first.returncode == 0
     assert first.stderr == ""
     (line,) = first.stdout.splitlines()
-    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ cache: synced 9 new files, ", line)
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ cache: synced 9 new files in dt=2026-11-01, ", line)
     assert "3,600 rows" in line
     (line,) = map(unstamped, run("sync", tmp_path / "cache").stdout.splitlines())
     assert line.startswith("nothing to do in ")
@@ -94,7 +94,7 @@ def test_json_is_one_object_per_event_and_a_summary(shop: Path, tmp_path: Path) 
     assert set(summary) == {
         "event", "cache", "source", "snapshot", "published", "dry_run", "added", "changed", "removed",
         "unchanged", "rewritten", "fetched_bytes", "files", "row_groups", "rows", "bytes", "seconds", "shard",
-        "version", "newest", "newest_of",
+        "version", "newest", "newest_of", "touched",
     }  # fmt: skip
     assert (summary["added"], summary["rows"], summary["published"]) == (9, 3600, True)
     failed = run("sync", tmp_path / "nowhere", tmp_path / "d", "--json")

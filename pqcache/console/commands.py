@@ -6,6 +6,7 @@ from pqcache.console import examples, fill_options, parsing
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console import rows_options as batch_rows
+from pqcache.console import run_options as run
 from pqcache.console import serve_options as net
 from pqcache.console.app import app, print_report
 from pqcache.console.help import Command
@@ -16,8 +17,9 @@ __all__ = ["app"]  # which has the commands below
 
 @app.command(cls=Command, epilog=examples.SYNC)
 def sync(
-    source: opt.Source,
+    source: opt.OptionalSource = None,
     cache: opt.OptionalCache = None,
+    all_tables: run.All = False,
     where: opt.Where = None,
     columns: opt.Columns = None,
     newest: take.Newest = None,
@@ -39,9 +41,14 @@ def sync(
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = 4,
     timeout: opt.Timeout = 30.0,
+    bwlimit: run.BandwidthLimit = None,
     jobs: opt.Jobs = 8,
     wait: opt.Wait = 0.0,
     dry_run: opt.DryRun = False,
+    on_success: run.OnSuccess = None,
+    on_failure: run.OnFailure = None,
+    metrics: run.Metrics = None,
+    verbose: run.Verbose = False,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -49,40 +56,44 @@ def sync(
 
     Options marked * are remembered: 'pqcache sync CACHE' alone repeats them.
     """
-    import pqcache
-    from pqcache.console import progress, terminal
+    from pqcache.console import sync_runner
+    from pqcache.console.after_sync import AfterSync
 
-    with progress.reporter(json, quiet, cache or source) as on_event:
-        report = pqcache.sync(
-            source,
-            cache,
-            where=where,
-            columns=parsing.column_names(columns),
-            row_group_size=parsing.row_group_bytes("--row-group-size", row_group_size),
-            options=parsing.store_options(option),
-            newest=newest,
-            shard=shard,
-            keep=keep,
-            marker=marker,
-            settle=None if settle is None else parse_duration(settle),
-            max_delete=max_delete,
-            force=force,
-            fill=fill,
-            hdfs_driver=hdfs_driver,
-            checksum=checksum,
-            compare=compare,
-            as_files=as_files,
-            all_files=all_files,
-            version=version,
-            as_of=as_of,
-            jobs=jobs,
-            retries=retries,
-            timeout=timeout,
-            wait=wait,
-            dry_run=dry_run,
-            on_event=on_event,
-        )
-    print_report(report.to_dict(), json, quiet, lambda: terminal.print_sync(report))
+    remembered = {
+        "where": where,
+        "columns": parsing.column_names(columns),
+        "row_group_size": parsing.row_group_bytes("--row-group-size", row_group_size),
+        "newest": newest,
+        "shard": shard,
+        "keep": keep,
+        "marker": marker,
+        "settle": None if settle is None else parse_duration(settle),
+        "max_delete": max_delete,
+        "hdfs_driver": hdfs_driver,
+        "checksum": checksum,
+        "as_files": as_files,
+        "all_files": all_files,
+        "version": version,
+        "as_of": as_of,
+        "options": parsing.store_options(option) or None,
+    }
+    once = {
+        "force": force,
+        "fill": fill,
+        "compare": compare,
+        "jobs": jobs,
+        "retries": retries,
+        "timeout": timeout,
+        "bwlimit": bwlimit,
+        "wait": wait,
+        "dry_run": dry_run,
+    }
+    output = sync_runner.SyncOutput(json, quiet, verbose)
+    after = AfterSync(on_success=on_success, on_failure=on_failure, metrics=metrics)
+    if all_tables:
+        sync_runner.check_for_all(cache, remembered)
+        return sync_runner.run_all(source, once, output, after)
+    return sync_runner.run_one(parsing.required("SOURCE", source), cache, {**remembered, **once}, output, after)
 
 
 @app.command(cls=Command, epilog=examples.REPARTITION)
@@ -300,46 +311,6 @@ def index(
     print_report(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
 
 
-@app.command(cls=Command, epilog=examples.LOG)
-def log(
-    cache: opt.CacheArgument,
-    last: opt.Last = 20,
-    json: opt.LogJson = False,
-) -> None:
-    """Show the runs of a cache: time, command, files, bytes, snapshot."""
-    import pqcache
-    from pqcache.console import terminal
-    from pqcache.console.log_text import print_history
-
-    records = pqcache.log(cache)[-last:]
-    if json:
-        for record in records:
-            terminal.print_json(record)
-    else:
-        print_history(records)
-
-
-@app.command(cls=Command, epilog=examples.GC)
-def gc(
-    cache: opt.CacheArgument,
-    keep: opt.GcKeep = None,
-    older_than: opt.OlderThan = "0s",
-    wait: opt.Wait = 0.0,
-    dry_run: opt.DryRun = False,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Remove old snapshots that no reader holds."""
-    import pqcache
-    from pqcache.console import progress, terminal
-
-    with progress.reporter(json, quiet, cache) as on_event:
-        report = pqcache.gc(
-            cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
-        )
-    print_report(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))
-
-
 @app.command(cls=Command, epilog=examples.SERVE)
 def serve(
     caches: net.Caches,
@@ -395,4 +366,4 @@ def bench(
     print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
 
 
-from pqcache.console import status_command  # noqa: E402, F401  commands in modules of their own, after those above
+from pqcache.console import status_command, table_commands, upkeep_commands  # noqa: E402, F401  more commands

@@ -28,6 +28,12 @@ SYNC = _examples(
     ),
     ("Every later run", "pqcache sync cache/shop"),
     ("Show what a run would do", "pqcache sync cache/shop --dry-run"),
+    (
+        "All caches of a directory, for Prometheus, and with a mail on a failure",
+        """pqcache sync --all /data/cache --bwlimit '08:00,100MB 19:00,off' \\
+    --metrics /var/lib/node_exporter/pqcache.prom \\
+    --on-failure 'mail -s "$PQCACHE_ERROR" ops < /dev/null'""",
+    ),
     ("A first run that trainings read while it copies", "pqcache sync s3://lake/warehouse/shop cache/shop --fill"),
 )
 
@@ -86,6 +92,20 @@ LOG = _examples(
         "Bytes fetched in the last thirty runs",
         "pqcache log cache/shop --last 30 --json | jq -s 'map(.fetched_bytes) | add'",
     ),
+)
+
+ADD = _examples(
+    (
+        "Two tables, and a sync of all",
+        """export PQCACHE_ROOT=/data/cache
+pqcache add s3://lake/warehouse/shop
+pqcache add hdfs://namenode:8020/warehouse/users people
+pqcache sync --all""",
+    ),
+)
+
+REMOVE = _examples(
+    ("Remove the cache /data/cache/people", "pqcache remove people --root /data/cache"),
 )
 
 STATUS = _examples(

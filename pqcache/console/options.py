@@ -44,10 +44,11 @@ Version = Annotated[
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="With --version: show more.")]
 
 # sync
-Source = Annotated[
-    str,
+OptionalSource = Annotated[
+    str | None,
     typer.Argument(
         metavar="SOURCE",
+        show_default=False,
         help="A path or a URL: hdfs://, s3://, gs://, abfss://, http:// ... Or a cache alone, to repeat its sync.",
     ),
 ]

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from pqcache.reader.selection.split import Split
 
 
+def required(name: str, value: str | None) -> str:
+    """Return the value of an argument that may be absent only with some option; else raise UsageError."""
+    if value is None:
+        raise UsageError("", f"Missing argument '{name}'", "'pqcache sync -h' shows the usage")
+    return value
+
+
 def column_names(text: str | None) -> list[str] | None:
     """Return the names in a comma-separated list; None if the option is absent."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

@@ -65,6 +65,16 @@ def reporter(json_lines: bool, quiet: bool, about: str | os.PathLike[str] = "") 
             yield lines
 
 
+@contextlib.contextmanager
+def quiet_reporter(quiet: bool) -> Iterator[OnEvent]:
+    """Yield an ``on_event`` for runs of several caches: with a line a minute and warnings, or not at all."""
+    if quiet:
+        yield lambda event: None
+        return
+    with ProgressLines() as lines:
+        yield lines
+
+
 def print_event(event: Event) -> None:
     """Print an event as JSON."""
     if not isinstance(event, Advanced):

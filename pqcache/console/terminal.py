@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need 
     from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
     from pqcache.store.serve.command import CacheServer
-    from pqcache.store.sync.cache_run import SyncReport
     from pqcache.store.verify.command import VerifyReport
 
 
@@ -66,12 +65,16 @@ def print_json(value: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def error_values(error: PqcacheError) -> dict[str, Any]:
+    """Return an error as plain values."""
+    parts = {"subject": error.subject, "reason": error.reason, "advice": error.advice}
+    return {"kind": type(error).__name__, "message": str(error), **parts, "exit_code": error.exit_code}
+
+
 def print_error(error: PqcacheError, json_lines: bool) -> None:
     """Print an error as one line to standard error, and with ``json_lines`` as an event to standard output."""
     if json_lines:
-        parts = {"subject": error.subject, "reason": error.reason, "advice": error.advice}
-        kind = type(error).__name__
-        print_json({"event": "error", "kind": kind, "message": str(error), **parts, "exit_code": error.exit_code})
+        print_json({"event": "error", **error_values(error)})
     label, message = "pqcache: error:", printable(" ".join(str(error).split()))
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in (None, "dumb"):
         label = f"\x1b[1;31m{label}\x1b[0m"
@@ -79,52 +82,19 @@ def print_error(error: PqcacheError, json_lines: bool) -> None:
     sys.stderr.flush()
 
 
-def print_sync(report: SyncReport) -> None:
-    """Print the report of a sync as one line."""
-    changes = _changes(report)
-    if report.dry_run:
-        text = f"would sync: {changes}, {format_size(report.fetched_bytes)} to fetch"
-        if report.shard is not None:
-            text += f" for share {report.shard}"
-        text += _newest(report)
-        if report.rewritten:
-            text += f", {_directories(report.rewritten)} to rewrite"
-        print_line(f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes)
-        return
-    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
-    if report.shard is not None:
-        held += f", share {report.shard}"
-    if report.version is not None:
-        held += f", version {report.version}"
-    held += _newest(report)
-    if report.published:
-        text = f"synced {changes}, {format_size(report.fetched_bytes)} fetched"
-        if report.rewritten:
-            text += f", {_directories(report.rewritten)} rewritten"
-        print_line(f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}")
-    else:
-        print_line(f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}")
-
-
-def _newest(report: SyncReport) -> str:
-    if report.newest is None or report.newest_of is None:
-        return ""
-    return f", newest {report.newest:,} of {format_count(report.newest_of, 'partition')}"
-
-
 def print_repartition(report: RepartitionReport) -> None:
     """Print the report of a repartition as one line."""
     if report.dry_run:
         print_line(
-            f"would rewrite {report.rewritten:,} of {_directories(report.directories)}, "
+            f"would rewrite {report.rewritten:,} of {directories(report.directories)}, "
             f"{format_size(report.bytes_before)}{_kept(report)}"
         )
         return
     if report.snapshot is not None and not report.rewritten:
-        print_line(f"nothing to do: all {_directories(report.directories)} already have these row groups")
+        print_line(f"nothing to do: all {directories(report.directories)} already have these row groups")
         return
     text = (
-        f"repartitioned {_directories(report.rewritten)} in {format_seconds(report.seconds)}: "
+        f"repartitioned {directories(report.rewritten)} in {format_seconds(report.seconds)}: "
         f"{report.files_before:,} -> {format_count(report.files_after, 'file')}, "
         f"{report.row_groups_before:,} -> {format_count(report.row_groups_after, 'row group')}, "
         f"{format_size(report.bytes_before)} -> {format_size(report.bytes_after)}{_kept(report)}"
@@ -222,20 +192,5 @@ def is_plain(console: Console) -> bool:
     return name in ("C", "POSIX") or console.encoding not in ("utf-8", "utf8")
 
 
-def _changes(report: SyncReport) -> str:
-    parts = [
-        format_count(count, f"{what} file")
-        for count, what in (
-            (report.added, "new"),
-            (report.changed, "changed"),
-            (report.removed, "removed"),
-        )
-        if count
-    ]
-    if parts:
-        return ", ".join(parts)
-    return "no changed file" if report.fetched_bytes or report.rewritten else "nothing to do"
-
-
-def _directories(count: int) -> str:
+def directories(count: int) -> str:
     return format_count(count, "directory", "directories")

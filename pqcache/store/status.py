@@ -111,6 +111,11 @@ def status(*roots: str | os.PathLike[str]) -> StatusReport:
     return StatusReport(tuple(found), sum(seen.values()))
 
 
+def cache_status(cache: str | os.PathLike[str]) -> CacheStatus:
+    """Return the status of one cache."""
+    return _status(Path(cache).absolute(), {}, time.time())
+
+
 def default_root() -> Path:
     """Return the directory of all caches, which ``PQCACHE_ROOT`` names, else ``pqcache`` where caches of a user are."""
     named = os.environ.get(ROOT)

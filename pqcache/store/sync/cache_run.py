@@ -17,7 +17,9 @@ from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.run_record import RunRecord
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.plan import Plan
+from pqcache.store.sync.plan_view import PartitionChange, partition_changes
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
@@ -27,11 +29,11 @@ IDENTITY, CONTENT = "identity", "content"  # ways of comparing
 
 
 class ByteCounter:
-    """Passes events on and counts the bytes that were downloaded."""
+    """Passes events on, counts the bytes that were downloaded, and keeps within a limit who has downloaded them."""
 
-    def __init__(self, on_event: OnEvent) -> None:
+    def __init__(self, on_event: OnEvent, limit: BandwidthLimit | None = None) -> None:
         self.bytes = 0
-        self._on_event = on_event
+        self._on_event, self._limit = on_event, limit
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
@@ -39,6 +41,8 @@ class ByteCounter:
             with self._lock:
                 self.bytes += event.amount
         self._on_event(event)
+        if self._limit is not None and isinstance(event, Advanced) and event.phase == "fetch" and event.amount > 0:
+            self._limit.take(event.amount)
 
 
 def report_fetching(on_event: OnEvent, total: int, here: int, files: int = 0) -> None:
@@ -120,7 +124,7 @@ class SyncReport:
     ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
     kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
     Delta or Iceberg table that the source is, or None. With ``--newest``, the ``newest`` partitions of ``newest_of`` at
-    the source are taken, else both are None.
+    the source are taken, else both are None. ``touched`` are the partitions that have changed, or would.
     """
 
     cache: str
@@ -143,6 +147,7 @@ class SyncReport:
     version: str | None = None
     newest: int | None = None
     newest_of: int | None = None
+    touched: tuple[PartitionChange, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -164,7 +169,8 @@ def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
     for left in cache.tmp_dir.iterdir():
         discard(left)
     collected = {"collected": [snapshot.id for snapshot in removed]} if removed else {}
-    run.record.end({**report.to_dict(), **collected}, run.config)
+    done = {name: value for name, value in report.to_dict().items() if name != "touched"}
+    run.record.end({**done, **collected}, run.config)
     return report
 
 
@@ -192,4 +198,5 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         version=None if result.table is None else result.table.version or None,
         newest=result.newest.taken if result.newest is not None else None,
         newest_of=result.newest.listed if result.newest is not None else None,
+        touched=partition_changes(plan),
     )

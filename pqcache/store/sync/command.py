@@ -34,6 +34,7 @@ from pqcache.store.sync.cache_run import (
     SyncReport,
     finish_run,
 )
+from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.known_listing import known_listing, listing_key, remember_listing
 from pqcache.store.sync.listing import Listing, ListSource, list_source
 from pqcache.store.sync.newest_files import NewestRule, newest_rule, only_newest
@@ -77,13 +78,14 @@ def sync(
     dry_run: bool = False,
     fill: bool = False,
     compare: str = IDENTITY,
+    bwlimit: str | int | None = None,
     on_event: OnEvent = ignore,
 ) -> SyncReport:
     """Make ``cache`` hold what ``source`` holds now and publish a new snapshot if anything changed.
 
     An option that is None is what the cache remembers from before. Options are remembered, except secrets and those
-    of one run (``force``, ``jobs``, ``retries``, ``timeout``, ``wait``, ``dry_run``, ``compare``). Sizes, durations
-    and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
+    of one run (``force``, ``jobs``, ``retries``, ``timeout``, ``bwlimit``, ``wait``, ``dry_run``, ``compare``). Sizes,
+    durations and counts are numbers (bytes, seconds) or text, like ``"128MB"``, ``"10m"`` and ``"8"``.
 
     Args:
         source: URL or path of the dataset; or the cache alone, which repeats with the source it remembers.
@@ -118,6 +120,8 @@ def sync(
         dry_run: work out the report and change nothing.
         fill: let readers open the first snapshot of a cache while its files are fetched; what they want comes first.
         compare: ``"content"`` to compare unchanged files with the source by their bytes too, or by the store's MD5.
+        bwlimit: the most bytes a second that are downloaded, all threads together, like ``"100MB"``, or by the time of
+            day, like ``"08:00,10M 19:00,off"``.
         on_event: called with what happens, from several threads.
 
     >>> report = sync("lake/shop", "cache/shop", where="dt >= '2026-11-02'", force=True)
@@ -138,7 +142,7 @@ def sync(
         dry_run=dry_run,
         fill=fill,
         compare=compare,
-        on_event=ByteCounter(on_event),
+        on_event=ByteCounter(on_event, None if bwlimit is None else BandwidthLimit(bwlimit)),
     )
     changes = {
         "where": where,
@@ -255,7 +259,7 @@ def _rewrite_arrived(run: CacheRun, arrived: SyncReport, source: Source, list_it
     report = finish_run(again, _run_result(again, source, list_it(ignore), list_it))
     fetched, seconds = arrived.fetched_bytes + report.fetched_bytes, run.options.watch.seconds
     changes = {name: getattr(arrived, name) + getattr(report, name) for name in ("added", "changed", "removed")}
-    return replace(report, **changes, fetched_bytes=fetched, seconds=seconds, published=True)
+    return replace(report, **changes, fetched_bytes=fetched, seconds=seconds, published=True, touched=arrived.touched)
 
 
 def _open(request: _Request, config: Config) -> Source:

@@ -26,6 +26,7 @@ from pqcache.store.sync.download.download_file import Vanished
 from pqcache.store.sync.fill.obstacle import NeedsRewriting, obstacle
 from pqcache.store.sync.listing import Listing, ListSource, digest_of_shares
 from pqcache.store.sync.plan import Plan, Recipe, plan_sync, recipe_for, recipe_of
+from pqcache.store.sync.plan_view import planned_files
 from pqcache.store.sync.safety_checks import (
     WaitRules,
     check_bytes,
@@ -97,6 +98,8 @@ class _Attempt:
             table_digest(table),
         )
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
+            for planned in planned_files(plan, manifest, listing.paths) if dry_run else ():
+                run.options.on_event(planned)
             totals = manifest.totals if manifest is not None else Totals()
             return RunResult(plan=plan, published=None, totals=totals)
         metadata = SnapshotMetadata(

@@ -1,0 +1,81 @@
+"""The report of a sync as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pqcache.console.terminal import directories, print_line
+from pqcache.units import format_count, format_seconds, format_size
+
+if TYPE_CHECKING:
+    from pqcache.store.sync.cache_run import SyncReport
+
+_NAMED = 10  # partitions
+
+
+def print_sync(report: SyncReport, verbose: bool = False) -> None:
+    """Print the report of a sync as one line, in which partitions are named; with ``verbose`` each has a line.
+
+    A dry run has a line for each of the first ten partitions.
+    """
+    print_line(summary_line(report))
+    shown = len(report.touched) if verbose else _NAMED if report.dry_run else 0
+    for change in report.touched[:shown]:
+        print_line(f"  {change.directory or 'the top directory'}: {change.text}")
+    if 0 < shown < len(report.touched):
+        print_line(f"  and {len(report.touched) - shown:,} more; --verbose shows all")
+
+
+def summary_line(report: SyncReport) -> str:
+    """Return what a sync did, or would do, in one line."""
+    changes = _changes(report)
+    if report.dry_run:
+        text = f"would sync: {changes}, {format_size(report.fetched_bytes)} to fetch"
+        if report.shard is not None:
+            text += f" for share {report.shard}"
+        text += _newest(report)
+        if report.rewritten:
+            text += f", {directories(report.rewritten)} to rewrite"
+        return f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes
+    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
+    if report.shard is not None:
+        held += f", share {report.shard}"
+    if report.version is not None:
+        held += f", version {report.version}"
+    held += _newest(report)
+    if report.published:
+        text = f"synced {changes}{_named(report)}, {format_size(report.fetched_bytes)} fetched"
+        if report.rewritten:
+            text += f", {directories(report.rewritten)} rewritten"
+        return f"{text} in {format_seconds(report.seconds)}; {report.snapshot} holds {held}"
+    return f"nothing to do in {format_seconds(report.seconds)}; {report.snapshot} is current and holds {held}"
+
+
+def _named(report: SyncReport) -> str:
+    """Return the names of the first ten partitions that have changed, if there are partitions."""
+    names = [change.directory for change in report.touched if change.directory]
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f" in {', '.join(names[:_NAMED])}{more}"
+
+
+def _newest(report: SyncReport) -> str:
+    if report.newest is None or report.newest_of is None:
+        return ""
+    return f", newest {report.newest:,} of {format_count(report.newest_of, 'partition')}"
+
+
+def _changes(report: SyncReport) -> str:
+    parts = [
+        format_count(count, f"{what} file")
+        for count, what in (
+            (report.added, "new"),
+            (report.changed, "changed"),
+            (report.removed, "removed"),
+        )
+        if count
+    ]
+    if parts:
+        return ", ".join(parts)
+    return "no changed file" if report.fetched_bytes or report.rewritten else "nothing to do"

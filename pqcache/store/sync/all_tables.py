@@ -1,0 +1,73 @@
+"""Sync of many caches, one after the other; one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pqcache.errors import PqcacheError, first_line
+from pqcache.store.status import find_caches
+from pqcache.store.sync.cache_run import SyncReport
+from pqcache.store.sync.command import sync
+
+# exit codes from the worst to the best: interrupted, damage, failed, usage, source incomplete, locked, done
+SEVERITY = (130, 4, 1, 2, 3, 75, 0)
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """What became of the sync of one cache: a report, or the error with which it failed."""
+
+    cache: str
+    report: SyncReport | None
+    error: PqcacheError | None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of this sync."""
+        return 0 if self.error is None else self.error.exit_code
+
+
+def sync_all(
+    *roots: str | os.PathLike[str],
+    on_begin: Callable[[Path], None] = lambda _: None,
+    on_result: Callable[[TableResult], None] = lambda _: None,
+    **options: Any,
+) -> list[TableResult]:
+    """Sync all caches below ``roots``, by default those of ``status``; return what became of each.
+
+    ``options`` are those of ``sync`` that it does not remember. ``on_begin`` is called with a cache before its sync,
+    ``on_result`` after it. An error is in the result and is not raised.
+
+    >>> [(Path(found.cache).name, found.exit_code) for found in sync_all("cache")]
+    [('shop', 0)]
+    """
+    results = []
+    for path in find_caches(*roots):
+        on_begin(path)
+        results.append(sync_one(path, **options))
+        on_result(results[-1])
+    return results
+
+
+def sync_one(cache: str | os.PathLike[str], **options: Any) -> TableResult:
+    """Sync one cache as it remembers, and return what became of it, whatever that is."""
+    try:
+        return TableResult(os.fspath(cache), sync(cache, **options), None)
+    except PqcacheError as error:
+        return TableResult(os.fspath(cache), None, error)
+    except Exception as error:  # noqa: BLE001  a bug, which must not keep the other tables from their syncs
+        advice = "please report this bug, with the output of 'pqcache --version -v'"
+        return TableResult(os.fspath(cache), None, PqcacheError(type(error).__name__, first_line(error), advice))
+
+
+def worst(codes: Sequence[int]) -> int:
+    """Return the worst of several exit codes.
+
+    >>> worst([0, 75, 3]), worst([0, 75, 1, 3]), worst([])
+    (3, 1, 0)
+    """
+    return min(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else SEVERITY.index(1), default=0)

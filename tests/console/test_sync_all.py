@@ -1,0 +1,153 @@
+"""Many tables: one command, a line and a record for each, the worst exit code; what follows a sync; metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import pqcache
+from pqcache.console.after_sync import metrics_text
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.sync.all_tables import TableResult
+from tests.datasets import write_shop
+from tests.forked_commands import run_pqcache
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A directory with three caches that have not been synced: one of a source that does not exist."""
+    lake = write_shop(tmp_path / "lake" / "shop", days=1, files=1, rows=20)
+    for source, name in ((lake, None), (lake, "other"), (tmp_path / "nowhere", "bad")):
+        pqcache.add(source, name, root=tmp_path / "root")
+    return tmp_path / "root"
+
+
+def pqcache_at(root: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    return run_pqcache(*words, env={**os.environ, "PQCACHE_ROOT": str(root)}, cwd=root.parent)
+
+
+def test_one_that_fails_does_not_stop_the_others(root: Path) -> None:
+    done = pqcache_at(root, "sync", "--all")
+    assert done.returncode == 1
+    assert " bad: pqcache: error: " in done.stderr
+    shown = [line.partition("Z ")[2] or line for line in done.stdout.splitlines()]
+    assert shown[0].startswith("other: synced 1 new file in dt=2026-11-01, ")
+    assert shown[1].startswith("shop: synced 1 new file")
+    assert shown[2] == "synced 2 of 3 caches; failed: bad"
+    assert [pqcache.log(root / name)[-1]["result"] for name in ("bad", "other", "shop")] == ["failed", "done", "done"]
+    quiet = pqcache_at(root, "sync", "--all", root, "-q")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr.count("\n")) == (1, "", 1)
+    pqcache.remove("bad", root=root)
+    assert pqcache_at(root, "sync", "--all").returncode == 0
+
+
+def test_the_worst_exit_code(root: Path) -> None:
+    pqcache.remove("bad", root=root)
+    pqcache.sync(root / "shop")
+    with CacheDirectory(root / "shop").lock():
+        assert pqcache_at(root, "sync", "--all").returncode == 75
+    for path in (root.parent / "lake").rglob("*.parquet"):
+        path.unlink()
+    with CacheDirectory(root / "shop").lock():
+        assert pqcache_at(root, "sync", "--all").returncode == 3
+
+
+def test_json_has_a_line_for_each(root: Path) -> None:
+    done = pqcache_at(root, "sync", "--all", "--json")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(item["event"], Path(item["cache"]).name) for item in found] == [
+        ("error", "bad"),
+        ("summary", "other"),
+        ("summary", "shop"),
+    ]
+
+
+def test_what_is_of_one_cache_is_refused(root: Path) -> None:
+    for words, named in ((["--where", "id > 1"], "--where and --all"), (["-o", "a=b"], "-o and --all")):
+        refused = pqcache_at(root, "sync", "--all", *words)
+        assert (refused.returncode, named in refused.stderr) == (2, True), refused.stderr
+    assert pqcache_at(root, "sync", root, root / "shop", "--all").returncode == 2
+    assert not list(root.glob("*/current"))
+
+
+def test_caches_are_added_and_removed(root: Path, tmp_path: Path) -> None:
+    place = pqcache.add("s3://key:geheim@lake/warehouse/users/", root=root, options={"region": "x", "token": "geheim"})
+    assert place == root / "users"
+    assert "geheim" not in (place / "pqcache.toml").read_text()
+    assert 'region = "x"' in (place / "pqcache.toml").read_text()
+    for source, name in (("s3://lake/users", "shop"), ("s3://lake/users", "a/b"), ("lake", ".hidden"), ("", None)):
+        with pytest.raises(pqcache.UsageError):
+            pqcache.add(source, name, root=root)
+    done = pqcache_at(root, "add", "lake/shop", "third")
+    assert done.stdout == f"added {root}/third; 'pqcache sync {root}/third' fetches it\n"
+    pqcache.sync(root / "third")
+    _, lease = CacheDirectory(root / "third").lease()
+    with lease, pytest.raises(pqcache.CacheLocked, match="open; end them, or give --force"):
+        pqcache.remove("third", root=root)
+    assert (root / "third" / "current").is_dir()
+    assert pqcache_at(root, "remove", "third").stdout == f"removed {root}/third\n"
+    assert {path.name for path in root.iterdir()} == {"shop", "other", "bad", "users"}
+    for name in ("../lake", "..", "", "none"):
+        with pytest.raises(pqcache.PqcacheError):
+            pqcache.remove(name, root=root)
+    assert (tmp_path / "lake" / "shop").is_dir()
+
+
+SHOW = 'echo "$PQCACHE_NAME $PQCACHE_RESULT $PQCACHE_EXIT_CODE $PQCACHE_PUBLISHED $PQCACHE_ROWS $PQCACHE_ERROR" >> said'
+
+
+def test_commands_follow_a_sync(root: Path, tmp_path: Path) -> None:
+    hooks = ["--on-success", SHOW, "--on-failure", SHOW]
+    pqcache_at(root, "sync", "--all", *hooks)
+    assert pqcache_at(root, "sync", root / "shop", *hooks).returncode == 0
+    assert pqcache_at(root, "sync", root / "bad", *hooks).returncode == 1
+    assert pqcache_at(root, "sync", root / "bad", *hooks, "--dry-run").returncode == 1
+    said = (tmp_path / "said").read_text().splitlines()
+    error = f"{tmp_path}/nowhere: no such file or directory; check the path"
+    assert said == [
+        f"bad failed 1   {error}",
+        "other done 0 1 20 ",
+        "shop done 0 1 20 ",
+        "shop done 0 0 20 ",
+        f"bad failed 1   {error}",
+    ]
+    failing = pqcache_at(root, "sync", root / "shop", "--on-success", "exit 7")
+    assert failing.returncode == 1
+    assert "warning: --on-success: the command ended with exit code 7" in failing.stderr
+
+
+def test_metrics_are_those_of_prometheus(root: Path, tmp_path: Path) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    file = tmp_path / "pqcache.prom"
+    pqcache_at(root, "sync", "--all", "--metrics", file)
+    families = {family.name: family for family in parser.text_string_to_metric_families(file.read_text())}
+    assert all(family.type == "gauge" and family.documentation for family in families.values())
+
+    def values(name: str) -> dict[str, float]:
+        return {sample.labels["cache"]: sample.value for sample in families[f"pqcache_{name}"].samples}
+
+    assert values("last_run_exit_code") == {"bad": 1, "other": 0, "shop": 0}
+    assert values("rows") == {"other": 20, "shop": 20}
+    assert set(values("last_run_timestamp_seconds")) == {"bad", "other", "shop"}
+    assert values("last_success_timestamp_seconds").keys() == {"other", "shop"}
+    odd = metrics_text([TableResult('/a "b"\\c\nd', None, pqcache.PqcacheError("x"))])
+    (sample,) = next(f for f in parser.text_string_to_metric_families(odd) if f.name.endswith("exit_code")).samples
+    assert sample.labels["path"] == '/a "b"\\c\nd'
+
+
+def test_metrics_are_written_at_once_and_also_of_a_failure(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "one.prom"
+    file.write_text("old")
+    opened = file.open()  # as node_exporter may have it
+    assert pqcache_at(root, "sync", root / "bad", "--metrics", file).returncode == 1
+    assert opened.read() == "old"
+    opened.close()
+    assert f'pqcache_last_run_exit_code{{cache="bad",path="{root}/bad"}} 1\n' in file.read_text()
+    assert [path.name for path in tmp_path.glob("*.prom*")] == ["one.prom"]
+    refused = pqcache_at(root, "sync", root / "shop", "--metrics", tmp_path / "none" / "x.prom")
+    assert refused.returncode == 1
+    assert "none/x.prom: cannot be written" in refused.stderr

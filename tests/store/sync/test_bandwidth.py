@@ -1,0 +1,110 @@
+"""The limit of bytes a second: one for all threads, by the time of day, for every way of downloading."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pqcache
+from pqcache.store.sync.download import bandwidth
+from pqcache.store.sync.download.bandwidth import BandwidthLimit, parse_timetable
+from tests.datasets import write_shop
+from tests.forked_commands import run_pqcache
+
+NOON = datetime(2026, 11, 20, 12, 0)
+
+
+class Clock:
+    """A clock that goes on by what is slept."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def limit(self, text: str) -> BandwidthLimit:
+        return BandwidthLimit(text, clock=lambda: self.seconds, sleep=self.sleep, now=self.now)
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    def now(self) -> datetime:
+        return NOON + timedelta(seconds=self.seconds)
+
+
+def test_bytes_take_their_time() -> None:
+    clock = Clock()
+    limit = clock.limit("100MB")
+    for _ in range(300):
+        limit.take(1 << 20)
+    assert clock.seconds == pytest.approx(3.0)
+    clock.seconds += 100  # what was not used is not saved up
+    limit.take(200 << 20)
+    assert clock.seconds == pytest.approx(105.0)
+
+
+def test_the_limit_changes_while_a_thread_waits() -> None:
+    clock = Clock()
+    limit = clock.limit("08:00,1M 12:01,off 19:00,2M")
+    limit.take(600 << 20)  # ten minutes at this rate, but a minute later there is none
+    assert clock.seconds == pytest.approx(60, abs=1)
+    limit.take(1 << 40)
+    assert clock.seconds == pytest.approx(60, abs=1)
+    clock.seconds = 7 * 3600
+    limit.take(20 << 20)
+    assert clock.seconds == pytest.approx(7 * 3600 + 10)
+    clock.seconds = 17 * 3600  # five in the morning: as since the evening
+    assert limit.rate() == 2 << 20
+
+
+def test_threads_share_one_limit() -> None:
+    waited: list[float] = []
+    limit = BandwidthLimit("1MB", clock=lambda: 0.0, sleep=lambda seconds: waited.append(seconds) or _end())
+    started = [threading.Thread(target=_taking, args=(limit,)) for _ in range(4)]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    assert limit._free == pytest.approx(2.0), "the bytes of all threads follow one another"
+
+
+class _Ended(Exception):
+    pass
+
+
+def _end() -> None:
+    raise _Ended
+
+
+def _taking(limit: BandwidthLimit) -> None:
+    try:
+        limit.take(1 << 19)
+    except _Ended:
+        return
+
+
+@pytest.mark.parametrize("text", ["", "fast", "8:00", "25:00,1M", "08:00,1M 9", "08:00,fast", "0", "08:00,0"])
+def test_what_is_no_limit_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(pqcache.UsageError, match="--bwlimit"):
+        parse_timetable(text)
+
+
+@pytest.mark.parametrize("how", [{}, {"fill": True}, {"columns": ["id"]}, {"where": "id > 10"}])
+def test_every_way_of_downloading_is_limited(
+    how: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shop(tmp_path / "shop", days=2, files=1, rows=50)
+    taken: list[int] = []
+    monkeypatch.setattr(bandwidth.BandwidthLimit, "take", lambda self, amount: taken.append(amount))
+    report = pqcache.sync(tmp_path / "shop", tmp_path / "cache", bwlimit="100MB", **how)
+    assert sum(taken) == report.fetched_bytes > 0
+
+
+def test_the_option(tmp_path: Path) -> None:
+    write_shop(tmp_path / "shop", days=1, files=1, rows=50)
+    done = run_pqcache("sync", tmp_path / "shop", tmp_path / "cache", "--bwlimit", "00:00,1G 12:00,off")
+    assert done.returncode == 0, done.stderr
+    assert "bwlimit" not in (tmp_path / "cache" / "pqcache.toml").read_text()
+    assert run_pqcache("sync", tmp_path / "cache", "--bwlimit", "fast").returncode == 2
