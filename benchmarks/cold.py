@@ -95,7 +95,8 @@ if parquet:
     litdata.index_parquet_dataset(url, cache_dir=out, storage_options=options)
     loader = {"item_loader": ParquetLoader()}
 files = litdata.StreamingDataset(url, cache_dir=out, storage_options=options, shuffle=True, **loader)
-epoch(litdata.StreamingDataLoader(files, batch_size=256, num_workers=workers, collate_fn=list))
+start = {"multiprocessing_context": "spawn"} if parquet else {}  # it refuses to fork
+epoch(litdata.StreamingDataLoader(files, batch_size=256, num_workers=workers, collate_fn=list, **start))
 """,
     "webdataset": """
 import webdataset
