@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pqcache.console import examples, fill_options, parsing
+from pqcache.console import examples, fill_options, parsing, source_options
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console import rows_options as batch_rows
@@ -35,6 +35,7 @@ def sync(
     checksum: opt.Checksum = None,
     compare: opt.Compare = "identity",
     fill: fill_options.Fill = False,
+    new_source: source_options.NewSource = False,
     option: opt.Options = None,
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = 4,
@@ -68,6 +69,7 @@ def sync(
             max_delete=max_delete,
             force=force,
             fill=fill,
+            new_source=new_source,
             hdfs_driver=hdfs_driver,
             checksum=checksum,
             compare=compare,

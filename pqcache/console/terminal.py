@@ -251,6 +251,7 @@ def _files(record: Mapping[str, Any]) -> str:
     """Return the numbers of new, changed and removed files of a run."""
     signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
     moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
+    moved += ["(new source)"] if record.get("previous_source") else []
     return " ".join(moved) or ("rewritten" if record["published"] else "unchanged")
 
 

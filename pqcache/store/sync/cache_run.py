@@ -55,6 +55,7 @@ class RunOptions:
         dry_run: change nothing.
         fill: let readers open the first snapshot of a cache while its files are fetched.
         compare: how held files are compared with the source, ``identity`` or ``content``.
+        new_source: take another source than the one that the cache is a copy of.
         on_event: called with what happens.
         watch: started with the run.
     """
@@ -67,6 +68,7 @@ class RunOptions:
     dry_run: bool = False
     fill: bool = False
     compare: str = IDENTITY
+    new_source: bool = False
     on_event: ByteCounter = field(default_factory=lambda: ByteCounter(ignore))
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -80,6 +82,7 @@ class CacheRun:
     """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
 
     ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with.
+    ``previous_source`` is the source that the cache was a copy of, where this run takes another one.
     """
 
     command: str
@@ -87,6 +90,7 @@ class CacheRun:
     config: Config
     current: Snapshot | None
     options: RunOptions
+    previous_source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +115,8 @@ class SyncReport:
     File counts are of source files, ``fetched_bytes`` of what was downloaded, ``bytes``, ``rows``, ``files`` and
     ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
     kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
-    Delta or Iceberg table that the source is, or None. With ``--newest``, the ``newest`` partitions of ``newest_of`` at
+    Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
+    cache was a copy of another one, else None. With ``--newest``, the ``newest`` partitions of ``newest_of`` at
     the source are taken, else both are None.
     """
 
@@ -135,6 +140,7 @@ class SyncReport:
     version: str | None = None
     newest: int | None = None
     newest_of: int | None = None
+    previous_source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -187,4 +193,5 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         version=None if result.table is None else result.table.version or None,
         newest=result.newest.taken if result.newest is not None else None,
         newest_of=result.newest.listed if result.newest is not None else None,
+        previous_source=run.previous_source,
     )

@@ -228,7 +228,7 @@ def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None)
     held = None if manifest is None else manifest.table
     if manifest is None or held is None or not held.version or version_of(source) is not None:
         return
-    if run.config.as_files or manifest.source != redact(run.config.source):
+    if run.config.as_files or run.previous_source is not None:
         return
     reason = f"has no log of a table any more, and the cache holds {held}"
     raise UsageError(source.url, reason, "put the log back, or take the files as they are with --as-files")
