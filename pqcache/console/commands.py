@@ -36,6 +36,7 @@ def sync(
     compare: opt.Compare = "identity",
     fill: fill_options.Fill = False,
     new_source: source_options.NewSource = False,
+    skip_bad: source_options.SkipBad = None,
     option: opt.Options = None,
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = 4,
@@ -70,6 +71,7 @@ def sync(
             force=force,
             fill=fill,
             new_source=new_source,
+            skip_bad=skip_bad,
             hdfs_driver=hdfs_driver,
             checksum=checksum,
             compare=compare,
@@ -85,6 +87,7 @@ def sync(
             on_event=on_event,
         )
     print_report(report.to_dict(), json, quiet, lambda: terminal.print_sync(report))
+    report.raise_if_skipped()
 
 
 @app.command(cls=Command, epilog=examples.REPARTITION)

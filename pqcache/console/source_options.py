@@ -8,6 +8,15 @@ import typer
 
 from pqcache.console.help import SAFETY
 
+SkipBad = Annotated[
+    bool | None,
+    typer.Option(
+        "--skip-bad/--no-skip-bad",
+        help="* Keep the old version of a partition whose new files are damaged or have other types, and publish the "
+        "rest, with exit code 5. Default: nothing is published then.",
+        rich_help_panel=SAFETY,
+    ),
+]
 NewSource = Annotated[
     bool,
     typer.Option(

@@ -123,6 +123,8 @@ def print_sync(report: SyncReport) -> None:
     if report.version is not None:
         held += f", version {report.version}"
     held += _newest(report)
+    if report.skipped:
+        held += f"; {format_count(len(report.skipped), 'partition')} skipped"
     if report.published:
         text = f"synced {changes}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
@@ -195,6 +197,9 @@ def print_verify(report: VerifyReport) -> None:
         print_line(f"changed at the source: {path}")
     if len(report.changed or ()) > 20:
         print_line(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
+    for item in report.skipped:
+        what = "its old version is kept" if item["kept"] else "left out"
+        print_line(f"not as at the source: partition {item['partition']}: {what}: {item['reason']}")
     checked = "every page" if report.deep else "sizes, footers and index"
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     text = f"{report.snapshot}: {checked} of {held} checked in {format_seconds(report.seconds)}"
@@ -251,8 +256,10 @@ def _files(record: Mapping[str, Any]) -> str:
     """Return the numbers of new, changed and removed files of a run."""
     signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
     moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
+    moved = moved or ["rewritten" if record["published"] else "unchanged"]
     moved += ["(new source)"] if record.get("previous_source") else []
-    return " ".join(moved) or ("rewritten" if record["published"] else "unchanged")
+    moved += [f"({len(record['skipped'])} skipped)"] if record.get("skipped") else []
+    return " ".join(moved)
 
 
 def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:

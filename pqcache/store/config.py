@@ -48,6 +48,7 @@ class Config:
     max_delete: str = MAX_DELETE
     hdfs_driver: str = HDFS_NATIVE
     checksum: bool = False
+    skip_bad: bool = False
     as_files: bool = False
     all_files: bool = False
     version: str | None = None
@@ -149,6 +150,7 @@ def read_config(cache: Path) -> Config:
             max_delete=str(document.get("max_delete", MAX_DELETE)),
             hdfs_driver=str(document.get("hdfs_driver", HDFS_NATIVE)),
             checksum=document.get("checksum", False) is True,
+            skip_bad=document.get("skip_bad", False) is True,
             as_files=document.get("as_files", False) is True,
             all_files=document.get("all_files", False) is True,
             version=None if "version" not in document else str(document["version"]),
@@ -207,6 +209,7 @@ def write_config(cache: Path, config: Config) -> None:
         "max_delete": config.max_delete if config.max_delete != MAX_DELETE else None,
         "hdfs_driver": config.hdfs_driver if config.hdfs_driver != HDFS_NATIVE else None,
         "checksum": config.checksum or None,
+        "skip_bad": config.skip_bad or None,
         "as_files": config.as_files or None,
         "all_files": config.all_files or None,
         "version": config.version,

@@ -56,6 +56,12 @@ def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return sorted([*records, *unrecorded(opened, records)], key=lambda record: str(record.get("time")))
 
 
+def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the partitions that the last sync to publish or keep a snapshot could not take; see `SkippedPartition`."""
+    records = (r for r in reversed(read_history(cache)) if r.get("snapshot") == snapshot and r.get("command") == "sync")
+    return tuple(next(records, {}).get("skipped", ()))
+
+
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what its manifest has."""
     known = {record.get("snapshot") for record in records}

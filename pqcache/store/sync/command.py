@@ -66,6 +66,7 @@ def sync(
     force: bool = False,
     hdfs_driver: str | None = None,
     checksum: bool | None = None,
+    skip_bad: bool | None = None,
     as_files: bool | None = None,
     all_files: bool | None = None,
     version: str | int | None = None,
@@ -106,6 +107,8 @@ def sync(
         force: drop them all the same.
         hdfs_driver: ``hdfs-native`` or ``hdfs3``.
         checksum: compare each download with the store's own checksum, where it has one; costs CPU.
+        skip_bad: keep the old version of a partition whose new files are damaged or have types that do not fit the
+            others', and publish the rest; ``report.skipped`` names them. Without an old version, it is left out.
         as_files: take all Parquet files of a Delta, Iceberg, Hudi or transactional Hive table, also those that its log
             does not count; and those of a directory whose files are of another kind for the greater part.
         all_files: take every file that is not hidden, whatever its name; one that is not Parquet is an error.
@@ -156,6 +159,7 @@ def sync(
         "max_delete": None if max_delete is None else str(max_delete),
         "hdfs_driver": hdfs_driver,
         "checksum": checksum,
+        "skip_bad": skip_bad,
         "as_files": as_files,
         "all_files": all_files,
         "version": None if version is None else str(version),
