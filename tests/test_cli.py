@@ -263,7 +263,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
             deadline = time.monotonic() + 30
             while not any((cache / "tmp").glob("*/fetch/*")) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert error_of(run("sync", cache), 75).endswith("wait for it with --wait SECONDS")
+            assert error_of(run("sync", cache), 75).endswith("wait for it with --wait 10m")
             process.send_signal(signal.SIGTERM)
             _, stderr = process.communicate(timeout=30)
         assert process.returncode == 130

@@ -87,10 +87,9 @@ class _Attempt:
         guarded = manifest is not None and not run.options.force
         if manifest is not None and guarded:
             self._check_deletions(plan, manifest, files)
-        if not plan.directories and self.skipped:
-            raise next(iter(self.skipped.values()))  # there is no old version of anything
         if not plan.directories:
-            raise SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
+            reason = SourceIncomplete(self.source.url, "every file there has to wait", "nothing was published")
+            raise next(iter(self.skipped.values()), reason)  # nothing that is skipped has an old version
         if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(run.cache.path, config)
         table = version_of(self.source)
@@ -114,8 +113,8 @@ class _Attempt:
                 uncompared = self._moved(plan) | listing.outside | _fetched_otherwise(manifest, recipe)
                 check_rows(entries, manifest.files, uncompared, self.source.url, config.max_delete)
 
-        skip_bad = config.skip_bad and not fills
-        origin = Origin(source=self.source, subset=listing.subset, confirm=confirm, skip_bad=skip_bad)
+        skips = config.skip_bad and not fills
+        origin = Origin(source=self.source, subset=listing.subset, confirm=confirm, skip_bad=skips)
         if fills:
             from pqcache.store.sync.fill.snapshot import fill_snapshot  # and pyarrow.compute, which few syncs need
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pqcache.errors import DamagedError, UsageError
 from pqcache.store.arriving.arriving_snapshot import find_arriving
@@ -41,13 +42,18 @@ def changed_source(
 def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None:
     """Return the source of the last sync that has ended, or of a newer snapshot; None where neither is known."""
     records = read_history(cache.path)
-    if current is not None and current.id not in {record.get("snapshot") for record in records}:
+    if current is not None and current.id not in {r.get("snapshot") for r in records if r.get("published")}:
         try:
             return current.manifest().source or None  # of a run that was killed before it wrote its record
         except DamagedError:
             pass  # sync reports what is wrong with it
-    sources = (str(r["source"]) for r in reversed(records) if r.get("command") == "sync" and r.get("source"))
-    return next(sources, None)
+    return next((str(record["source"]) for record in reversed(records) if _has_source(record)), None)
+
+
+def _has_source(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is of a run that took the files of its source."""
+    done = record.get("command") == "sync" and "published" in record and record.get("result", "done") == "done"
+    return bool(record.get("source")) and (done or record.get("interrupted") is True)
 
 
 def _refusal(cache: Path, held: str, remembered: Config, config: Config) -> UsageError:
