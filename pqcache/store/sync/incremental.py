@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
 from pqcache.events import Listed, OnEvent, Warned
+from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source, lists_one_version, version_of
 from pqcache.store.hive import parent
@@ -96,6 +97,7 @@ class _Attempt:
             digest,
             table_digest(table),
         )
+        same = same and (manifest is self.manifest or _source_paths(manifest) == _source_paths(self.manifest))
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
             totals = manifest.totals if manifest is not None else Totals()
             return RunResult(plan=plan, published=None, totals=totals)
@@ -234,6 +236,10 @@ def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None)
     raise UsageError(source.url, reason, "put the log back, or take the files as they are with --as-files")
 
 
+def _source_paths(manifest: Manifest | None) -> set[str]:
+    return set() if manifest is None else {file.path for entry in manifest.files for file in entry.sources}
+
+
 def _fetched_otherwise(manifest: Manifest, recipe: Recipe) -> frozenset[str]:
     """Return the directories with files of which other columns or rows were fetched than ``recipe`` says."""
     return frozenset(parent(e.path) for e in manifest.files if recipe_of(e.recipe).subset != recipe.subset)
@@ -260,17 +266,22 @@ def files_to_sync(listing: Listing, rules: WaitRules, manifest: Manifest | None)
 
 
 def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
-    """Return ``manifest`` with the tags that unchanged source files have in a listing.
+    """Return ``manifest`` with the tags and paths that unchanged source files have in a listing.
 
-    Snapshots of earlier versions have no tags of local files; they get them without being fetched again.
+    Snapshots of earlier versions have no tags of local files; they get them without being fetched again. So do files of
+    another cache whose names have got a suffix there since.
     """
     listed = {file.path: file for file in files}
-    held = (file for entry in manifest.files for file in entry.sources)
-    if all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values()):
+    held = [file for entry in manifest.files for file in entry.sources]
+    known = all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values())
+    if known and all(file.path in listed or file.path + SUFFIX not in listed for file in held):
         return manifest  # an equal tag is the same already
 
     def tagged(file: SourceFile) -> SourceFile:
-        now = listed.get(file.path, file)
+        now = listed.get(file.path)
+        if now is None:
+            now = listed.get(file.path + SUFFIX, file)
+            return now if file.identity.tag and file.identity == now.identity else file
         return now if file.identity != now.identity and file.identity.is_still(now.identity) else file
 
     def retagged(entry: FileEntry) -> FileEntry:
@@ -306,7 +317,8 @@ def plan_for(
         owner = owners(listing.files, shard.nodes)
         files = [file for file in files if owner.get(file.path, shard.node) == shard.node]
     plan = plan_sync(files, held, recipe, damaged | comparison.differing | comparison.uncompared)
-    found = comparison.differing.intersection(file.path for file in files).difference(plan.changed)
+    differing = {entry.sources[0].path for entry in held if entry.path in comparison.differing}
+    found = differing.intersection(file.path for file in files).difference(plan.changed)
     return replace(plan, changed=(*plan.changed, *sorted(found)), unchanged=plan.unchanged - len(found))
 
 
