@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pqcache.console.terminal import print_line
 from pqcache.errors import PqcacheError
-from pqcache.store.history import DONE, REFUSED
+from pqcache.store.history import DONE, FAILED, REFUSED
 from pqcache.store.sync.all_tables import TableResult
 from pqcache.system.disk import write_durably
 
@@ -64,7 +64,8 @@ class AfterSync:
 def variables(result: TableResult) -> dict[str, str]:
     """Return what a command learns of a sync, as environment variables."""
     report, error = result.report, result.error
-    came_to = DONE if error is None else REFUSED if error.exit_code in (3, 75) else "failed"
+    came_to = DONE if error is None else FAILED
+    came_to = {3: REFUSED, 75: REFUSED, 5: "skipped"}.get(result.exit_code, came_to)
     known: dict[str, object] = {"CACHE": result.cache, "NAME": Path(result.cache).name}
     known |= {"RESULT": came_to, "EXIT_CODE": result.exit_code, "ERROR": "" if error is None else str(error)}
     if report is not None:

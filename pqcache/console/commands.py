@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from pqcache.console import examples, fill_options, parsing
+from pqcache.console import examples, fill_options, parsing, source_options
 from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console import rows_options as batch_rows
 from pqcache.console import run_options as run
-from pqcache.console import serve_options as net
 from pqcache.console.app import app, print_report
+from pqcache.console.demo import command as demo_command
 from pqcache.console.help import Command
-from pqcache.units import parse_duration, parse_size
+from pqcache.units import parse_size
 
-__all__ = ["app"]  # which has the commands below
+__all__ = ["app", "demo_command"]  # the app has that command and those below
 
 
 @app.command(cls=Command, epilog=examples.SYNC)
@@ -37,6 +37,8 @@ def sync(
     checksum: opt.Checksum = None,
     compare: opt.Compare = "identity",
     fill: fill_options.Fill = False,
+    new_source: source_options.NewSource = False,
+    skip_bad: source_options.SkipBad = None,
     option: opt.Options = None,
     hdfs_driver: opt.HdfsDriver = None,
     retries: opt.Retries = 4,
@@ -67,7 +69,7 @@ def sync(
         "shard": shard,
         "keep": keep,
         "marker": marker,
-        "settle": None if settle is None else parse_duration(settle),
+        "settle": settle,
         "max_delete": max_delete,
         "hdfs_driver": hdfs_driver,
         "checksum": checksum,
@@ -75,10 +77,12 @@ def sync(
         "all_files": all_files,
         "version": version,
         "as_of": as_of,
+        "skip_bad": skip_bad,
         "options": parsing.store_options(option) or None,
     }
     once = {
         "force": force,
+        "new_source": new_source,
         "fill": fill,
         "compare": compare,
         "jobs": jobs,
@@ -127,6 +131,8 @@ def repartition(
     from pqcache.console import progress, terminal
 
     if dense == ["auto"]:
+        from pqcache.console.proposals_text import print_proposals
+
         with progress.reporter(json, quiet, dest or source) as on_event:
             proposals = pqcache.dense_proposals(
                 source,
@@ -136,7 +142,7 @@ def repartition(
                 on_event=on_event,
             )
         found = {"target": source, "columns": [proposal.to_dict() for proposal in proposals]}
-        print_report(found, json, quiet, lambda: terminal.print_proposals(source, dest, proposals))
+        print_report(found, json, quiet, lambda: print_proposals(source, dest, proposals))
         return
     with progress.reporter(json, quiet, dest or source) as on_event:
         report = pqcache.repartition(
@@ -311,26 +317,6 @@ def index(
     print_report(report.to_dict(), json, quiet, lambda: terminal.print_index(report))
 
 
-@app.command(cls=Command, epilog=examples.SERVE)
-def serve(
-    caches: net.Caches,
-    bind: net.Bind = "127.0.0.1",
-    port: net.Port = 8700,
-    token_file: net.TokenFile = None,
-    connections: net.MaxConnections = 256,
-    quiet: opt.Quiet = False,
-) -> None:
-    """Serve caches to other machines, as sources of their syncs.
-
-    It ends with Ctrl-C or SIGTERM. Clients read pqcache+http://HOST:PORT/NAME, where NAME is that of the directory.
-    """
-    import pqcache
-    from pqcache.console import terminal
-
-    running = pqcache.serve(caches, bind=bind, port=port, token_file=token_file, connections=connections)
-    terminal.run_server(running, quiet)
-
-
 @app.command(cls=Command, epilog=examples.BENCH)
 def bench(
     target: opt.LocalTarget,
@@ -366,4 +352,5 @@ def bench(
     print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
 
 
-from pqcache.console import status_command, table_commands, upkeep_commands  # noqa: E402, F401  more commands
+from pqcache.console import help_command, serve_command  # noqa: E402, F401, I001  in the order of the help
+from pqcache.console import status_command, table_commands, upkeep_commands  # noqa: E402, F401

@@ -47,7 +47,9 @@ def did(record: Mapping[str, Any]) -> str:
     if "added" in record:
         signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
         moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
-        return " ".join(moved) or ("rewritten" if record["published"] else "unchanged")
+        moved = moved or ["rewritten" if record["published"] else "unchanged"]
+        moved += ["(new source)"] if record.get("previous_source") else []
+        return " ".join([*moved, *([f"({len(record['skipped'])} skipped)"] if record.get("skipped") else [])])
     if "built" in record:
         names = [*(f"+{name}" for name in record["built"]), *(f"-{name}" for name in record["dropped"])]
         return " ".join(names) or "unchanged"

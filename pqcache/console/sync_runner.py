@@ -40,7 +40,9 @@ def run_one(source: str, cache: str | None, options: Mapping[str, Any], output: 
         _follow(TableResult(place, None, error), options, after)
         raise
     print_report(report.to_dict(), output.json, output.quiet, lambda: print_sync(report, output.verbose))
-    if code := _follow(TableResult(place, report, None), options, after):
+    code = _follow(TableResult(place, report, report.skipped_error()), options, after)
+    report.raise_if_skipped()
+    if code:
         raise typer.Exit(code)
 
 
@@ -86,7 +88,7 @@ def _print_result(result: TableResult, output: SyncOutput) -> None:
         if output.json:
             terminal.print_json({"event": "error", "cache": result.cache, **terminal.error_values(error)})
         terminal.print_error(error, json_lines=False)
-    elif report is not None:
+    if report is not None:
         print_report(report.to_dict(), output.json, output.quiet, lambda: print_sync(report, output.verbose))
 
 

@@ -43,6 +43,8 @@ def summary_line(report: SyncReport) -> str:
     if report.version is not None:
         held += f", version {report.version}"
     held += _newest(report)
+    if report.skipped:
+        held += f"; {format_count(len(report.skipped), 'partition')} skipped"
     if report.published:
         text = f"synced {changes}{_named(report)}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:

@@ -6,7 +6,6 @@ from pqcache.console import examples
 from pqcache.console import options as opt
 from pqcache.console.app import app, print_report
 from pqcache.console.help import Command
-from pqcache.units import parse_duration
 
 
 @app.command(cls=Command, epilog=examples.LOG)
@@ -32,7 +31,7 @@ def log(
 def gc(
     cache: opt.CacheArgument,
     keep: opt.GcKeep = None,
-    older_than: opt.OlderThan = "0s",
+    older_than: opt.OlderThan = 0.0,
     wait: opt.Wait = 0.0,
     dry_run: opt.DryRun = False,
     json: opt.Json = False,
@@ -43,7 +42,5 @@ def gc(
     from pqcache.console import progress, terminal
 
     with progress.reporter(json, quiet, cache) as on_event:
-        report = pqcache.gc(
-            cache, keep=keep, older_than=parse_duration(older_than), wait=wait, dry_run=dry_run, on_event=on_event
-        )
+        report = pqcache.gc(cache, keep=keep, older_than=older_than, wait=wait, dry_run=dry_run, on_event=on_event)
     print_report(report.to_dict(), json, quiet, lambda: terminal.print_gc(report))

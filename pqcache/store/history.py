@@ -62,6 +62,13 @@ def result_of(record: Mapping[str, Any]) -> str:
     return str(record.get("result") or (INTERRUPTED if record.get("interrupted") else DONE))
 
 
+def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the partitions that the last sync to publish or keep a snapshot could not take; see `SkippedPartition`."""
+    records = (r for r in reversed(read_history(cache)) if r.get("snapshot") == snapshot and r.get("command") == "sync")
+    found: Mapping[str, Any] = next(records, {})
+    return tuple(found.get("skipped", ()))
+
+
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what its manifest has."""
     known = {record.get("snapshot") for record in records}
@@ -77,6 +84,7 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
         except DamagedError:
             found.append(record)  # sync reports what is wrong with it
             continue
+        record |= {"source": manifest.source}
         record |= {"files": len(manifest.files), "rows": manifest.rows, "bytes": manifest.size}
         found.append({**record, "row_groups": manifest.row_groups})
     return found

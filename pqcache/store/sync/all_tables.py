@@ -13,13 +13,13 @@ from pqcache.store.status import find_caches
 from pqcache.store.sync.cache_run import SyncReport
 from pqcache.store.sync.command import sync
 
-# exit codes from the worst to the best: interrupted, damage, failed, usage, source incomplete, locked, done
-SEVERITY = (130, 4, 1, 2, 3, 75, 0)
+# exit codes, the worst first: interrupted, damage, failed, usage, source incomplete, partitions skipped, locked, done
+SEVERITY = (130, 4, 1, 2, 3, 5, 75, 0)
 
 
 @dataclass(frozen=True)
 class TableResult:
-    """What became of the sync of one cache: a report, or the error with which it failed."""
+    """What became of the sync of one cache: a report, or the error with which it failed; both if some was skipped."""
 
     cache: str
     report: SyncReport | None
@@ -56,7 +56,8 @@ def sync_all(
 def sync_one(cache: str | os.PathLike[str], **options: Any) -> TableResult:
     """Sync one cache as it remembers, and return what became of it, whatever that is."""
     try:
-        return TableResult(os.fspath(cache), sync(cache, **options), None)
+        report = sync(cache, **options)
+        return TableResult(os.fspath(cache), report, report.skipped_error())
     except PqcacheError as error:
         return TableResult(os.fspath(cache), None, error)
     except Exception as error:  # noqa: BLE001  a bug, which must not keep the other tables from their syncs

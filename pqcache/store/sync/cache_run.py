@@ -6,7 +6,7 @@ import threading
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pqcache.errors import UsageError
+from pqcache.errors import PartitionsSkipped, UsageError
 from pqcache.events import Advanced, Collected, Event, OnEvent, Reused, Started, ignore
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
@@ -17,12 +17,14 @@ from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.run_record import RunRecord
 from pqcache.store.snapshot import Snapshot
+from pqcache.store.sync.bad_partitions import SkippedPartition
 from pqcache.store.sync.download.bandwidth import BandwidthLimit
 from pqcache.store.sync.plan import Plan
 from pqcache.store.sync.plan_view import PartitionChange, partition_changes
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
+from pqcache.units import format_count
 
 JOBS = 8
 IDENTITY, CONTENT = "identity", "content"  # ways of comparing
@@ -65,6 +67,7 @@ class RunOptions:
         dry_run: change nothing.
         fill: let readers open the first snapshot of a cache while its files are fetched.
         compare: how held files are compared with the source, ``identity`` or ``content``.
+        new_source: take another source than the one that the cache is a copy of.
         on_event: called with what happens.
         watch: started with the run.
     """
@@ -77,6 +80,7 @@ class RunOptions:
     dry_run: bool = False
     fill: bool = False
     compare: str = IDENTITY
+    new_source: bool = False
     on_event: ByteCounter = field(default_factory=lambda: ByteCounter(ignore))
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -90,7 +94,8 @@ class CacheRun:
     """A run of ``command`` on ``cache``, which it has locked unless it is a dry run.
 
     ``config`` is what the cache remembers from now on, ``current`` the snapshot that the run began with. ``record`` is
-    what the history will have of it; a run that changes nothing has none.
+    what the history will have of it; a run that changes nothing has none. ``previous_source`` is the source that the
+    cache was a copy of, where this run takes another one.
     """
 
     command: str
@@ -99,6 +104,7 @@ class CacheRun:
     current: Snapshot | None
     options: RunOptions
     record: RunRecord | None = None
+    previous_source: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +112,7 @@ class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
 
     ``table`` is the version of the table that the source is, ``newest`` what was taken of its partitions with
-    ``--newest``.
+    ``--newest``. ``skipped`` are the partitions that could not be taken.
     """
 
     plan: Plan
@@ -114,6 +120,7 @@ class RunResult:
     totals: Totals
     table: TableVersion | None = None
     newest: NewestPartitions | None = None
+    skipped: tuple[SkippedPartition, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +130,10 @@ class SyncReport:
     File counts are of source files, ``fetched_bytes`` of what was downloaded, ``bytes``, ``rows``, ``files`` and
     ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
     kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
-    Delta or Iceberg table that the source is, or None. With ``--newest``, the ``newest`` partitions of ``newest_of`` at
-    the source are taken, else both are None. ``touched`` are the partitions that have changed, or would.
+    Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
+    cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they
+    are at the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both
+    are None. ``touched`` are the partitions that have changed, or would.
     """
 
     cache: str
@@ -147,11 +156,27 @@ class SyncReport:
     version: str | None = None
     newest: int | None = None
     newest_of: int | None = None
+    previous_source: str | None = None
+    skipped: tuple[SkippedPartition, ...] = ()
     touched: tuple[PartitionChange, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
         return asdict(self)
+
+    def skipped_error(self) -> PartitionsSkipped | None:
+        """Return the error for partitions that could not be taken, or None if all were."""
+        if not self.skipped:
+            return None
+        number = format_count(len(self.skipped), "partition")
+        named = ", ".join(item.partition for item in self.skipped[:3]) + (", ..." if len(self.skipped) > 3 else "")
+        advice = "the next sync tries again; correct the files at the source"
+        return PartitionsSkipped(self.cache, f"{number} skipped: {named}", advice)
+
+    def raise_if_skipped(self) -> None:
+        """Raise PartitionsSkipped if partitions could not be taken."""
+        if (error := self.skipped_error()) is not None:
+            raise error
 
 
 def finish_run(run: CacheRun, result: RunResult) -> SyncReport:
@@ -198,5 +223,7 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         version=None if result.table is None else result.table.version or None,
         newest=result.newest.taken if result.newest is not None else None,
         newest_of=result.newest.listed if result.newest is not None else None,
+        previous_source=run.previous_source,
+        skipped=result.skipped,
         touched=partition_changes(plan),
     )
