@@ -19,6 +19,7 @@ from pqcache.store.manifest import TableVersion, Totals
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.plan import Plan
+from pqcache.store.tables.data_files import PassedOver
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
@@ -94,7 +95,7 @@ class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
 
     ``table`` is the version of the table that the source is, ``newest`` what was taken of its partitions with
-    ``--newest``.
+    ``--newest``. ``passed_over`` counts what was not taken of the listing, None where nothing was listed.
     """
 
     plan: Plan
@@ -102,6 +103,7 @@ class RunResult:
     totals: Totals
     table: TableVersion | None = None
     newest: NewestPartitions | None = None
+    passed_over: PassedOver | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,8 @@ class SyncReport:
     ``row_groups`` of the snapshot that is current now (0 before the first one). ``shard`` is the node whose share is
     kept, like ``0/3``, or None; files that now belong to another node count as removed. ``version`` is that of the
     Delta or Iceberg table that the source is, or None. With ``--newest``, the ``newest`` partitions of ``newest_of`` at
-    the source are taken, else both are None.
+    the source are taken, else both are None. ``passed_over`` counts the files of the source that are not taken:
+    ``hidden`` ones, ``other`` than Parquet, and those that ``where`` leaves out; None where the source was not listed.
     """
 
     cache: str
@@ -135,6 +138,7 @@ class SyncReport:
     version: str | None = None
     newest: int | None = None
     newest_of: int | None = None
+    passed_over: PassedOver | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -187,4 +191,5 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         version=None if result.table is None else result.table.version or None,
         newest=result.newest.taken if result.newest is not None else None,
         newest_of=result.newest.listed if result.newest is not None else None,
+        passed_over=result.passed_over,
     )
