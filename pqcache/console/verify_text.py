@@ -17,6 +17,9 @@ def print_verify(report: VerifyReport) -> None:
         print_line(f"changed at the source: {path}")
     if len(report.changed or ()) > _SHOWN:
         print_line(f"changed at the source: … {len(report.changed or ()) - _SHOWN:,} more")
+    for item in report.skipped:
+        what = "its old version is kept" if item["kept"] else "left out"
+        print_line(f"not as at the source: partition {item['partition']}: {what}: {item['reason']}")
     checked = "every page" if report.deep else "sizes, footers and index"
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     text = f"{report.snapshot}: {checked} of {held} checked in {format_seconds(report.seconds)}"

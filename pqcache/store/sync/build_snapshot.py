@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -85,7 +86,8 @@ def build_snapshot(
         if job.rewrite is not None and not index.is_uniform([entry.path for entry in entries], known):
             target, entries, known, plan = _unify(job, target, entries)
             index = IndexBuilder(job.table_schema)
-        index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
+        with job.clashes_by_partition():
+            index.write([entry.path for entry in entries], known, target / ROW_GROUPS)
         manifest = write_metadata(job, target, entries)
         snapshot = publish(cache, target, job.previous)
     job.on_event(Published(snapshot.id))
@@ -101,7 +103,8 @@ def _unify(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> tuple[Pa
     assert job.rewrite is not None
     done, source = job.plan, job.metadata.source
     try:
-        table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
+        with job.clashes_by_partition(f"{target}/"):
+            table = local_table_schema(target, entries, job.rewrite.keep_int96, job.table_schema)
     except ParquetError as error:
         raise error.renamed(target, source) from error
     if table.others:
@@ -140,9 +143,10 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
 
         def rewrite_and_index(directory: DirectoryPlan, files: dict[SourceFile, Downloaded]) -> list[BuiltFile]:
             built = []
-            for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
-                index.add(file.entry.path, metadata, schema)
-                built.append(file)
+            with job.blame(directory.directory) if directory.downloads else nullcontext():
+                for file, metadata, schema in rewrite_in_cache(job, directory, files, stop.is_set):
+                    index.add(file.entry.path, metadata, schema)
+                    built.append(file)
             return built
 
         for directory in plan.directories:
@@ -151,14 +155,16 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         tasks = ((d, f) for d in plan.directories if d.directory not in finished for f in d.downloads)
         for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
             if not directory.rewrite:
-                index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
+                with job.blame(directory.directory):
+                    index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
                 yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
                 continue
             downloaded[file] = copy
             missing[directory.directory] -= 1
             if not missing[directory.directory]:
                 rewrite(directory)
-            schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
+            with job.clashes_by_partition(f"{job.metadata.source}/"):
+                schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
             for done in [future for future in rewriting if future.done()]:
                 done.result()  # an error there stops the downloads here
         for future in rewriting:
@@ -185,7 +191,9 @@ def _downloader(job: SnapshotJob, stopped: Callable[[], bool]) -> Downloader:
         stopped=stopped,
         on_event=job.on_event,
     )
-    return Downloader(source=source, cache=job.run.cache.path, target=job.download_path, options=options)
+    return Downloader(
+        source=source, cache=job.run.cache.path, target=job.download_path, options=options, blame=job.blame
+    )
 
 
 def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[Path, list[FileEntry]]:
