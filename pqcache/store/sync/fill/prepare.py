@@ -117,7 +117,7 @@ def prepare(job: SnapshotJob, source: Source, found: Mapping[SourceFile, FoundFi
         for batch in _in_order(threads, prepare_batch, batches, 2 * options.jobs):
             for one in batch:
                 with _agreeing(job):
-                    index.add(one.file.path, one.metadata, one.schema)
+                    index.add(job.plan.path_of(one.file), one.metadata, one.schema)
                 known.append(_known(job, one))
             job.on_event(Advanced("read", len(batch)))
     known.sort(key=lambda item: item.entry.path)
@@ -175,7 +175,7 @@ def _fetch_end(job: SnapshotJob, source: Source, target: Path, file: SourceFile)
         what = "vanished from" if isinstance(error, SourceNotFound) else "changed at"
         advice = "nothing was published, sync again when the source is complete"
         raise Vanished(file.path, f"{what} {source.url} while it was copied", advice) from error
-    path = target / file.path
+    path = target / job.plan.path_of(file)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         status = os.fstat(descriptor)
@@ -237,14 +237,14 @@ def _take_over(job: SnapshotJob, target: Path, file: SourceFile, found: FoundFil
         if not as_recorded or (is_copy and not is_as_stored(digests, file)):
             log.debug("%s is fetched again: what an earlier run has left is damaged", file.path)
             return None
-    link_or_copy(found.path, target / file.path)
+    link_or_copy(found.path, target / job.plan.path_of(file))
     size = found.path.stat().st_size
     return _PreparedFile(file=file, metadata=metadata, schema=schema, size=size, tail=0, checksum=checksum)
 
 
 def _known(job: SnapshotJob, one: _PreparedFile) -> _Known:
     entry = FileEntry(
-        path=one.file.path,
+        path=job.plan.path_of(one.file),
         size=one.size,
         rows=one.metadata.num_rows,
         row_groups=one.metadata.num_row_groups,
