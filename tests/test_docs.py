@@ -333,6 +333,12 @@ def test_the_contents_have_every_page() -> None:
         linked = {unquote(target) for target in re.findall(r"\]\(([^)#\s]+)", (folder / "README.md").read_text())}
         pages = {path.name for path in folder.glob("*.md")} - {"README.md"}
         assert pages <= linked, folder
+    text = (ROOT / "docs" / "site" / "conf.py").read_text()
+    contents = set(
+        re.findall(r'"((?:docs|benchmarks)/[\w./-]+|[A-Z]+)"', text.partition("CONTENTS = {")[2].partition("}")[0])
+    )
+    expected = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert expected <= contents, "docs/site/conf.py: CONTENTS"
 
 
 def anchors_of(page: Path) -> set[str]:
