@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo test test-deep test-frameworks lint types check bench docs clean
 
 demo: $(READY)
-	@$(BIN)/python demo/demo.py
+	@$(BIN)/pqcache demo build/demo
 
 # three workers for two cores, as tests also wait; each server is on one of them; your own PYTEST_ADDOPTS come after
 # these, so that -n 0 or -n 4 wins
@@ -69,4 +69,4 @@ $(FRAMEWORKS): $(READY)
 	@touch $(FRAMEWORKS)
 
 clean:
-	rm -rf $(VENV) build dist demo/data .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

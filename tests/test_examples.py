@@ -1,4 +1,4 @@
-"""The examples run, and the README shows the one it explains as it is."""
+"""The examples run, and the page on training shows the one it explains as it is."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.test_docs import ROOT, blocks_of, environment, run_under_torchrun
 EXAMPLES = ROOT / "examples"
 
 
-def test_the_readme_shows_the_example() -> None:
-    texts = [block.text for block in blocks_of(ROOT / "README.md") if block.kind == "python"]
+def test_the_page_shows_the_example() -> None:
+    texts = [block.text for block in blocks_of(ROOT / "docs" / "training.md") if block.kind == "python"]
     assert (EXAMPLES / "train_ddp.py").read_text().rstrip() in texts
 
 

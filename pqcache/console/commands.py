@@ -7,10 +7,11 @@ from pqcache.console import file_options as take
 from pqcache.console import options as opt
 from pqcache.console import rows_options as batch_rows
 from pqcache.console.app import app, print_report
+from pqcache.console.demo import command as demo_command
 from pqcache.console.help import Command
 from pqcache.units import parse_size
 
-__all__ = ["app"]  # which has the commands below
+__all__ = ["app", "demo_command"]  # the app has that command and those below
 
 
 @app.command(cls=Command, epilog=examples.SYNC)

@@ -48,6 +48,7 @@ from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 FORMAT = 1
 NO_SCHEMA = pa.schema([])
+_PLACES = ("file", "row_group", "rows")  # columns that each row group that is read needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +128,12 @@ class Index:
         return frozenset(self.table.column_names)
 
     def numbers(self, column: str) -> npt.NDArray[np.int64]:
-        """Return an integer column of ``table`` as an array of int64, one item per row group."""
-        return np.asarray(self.table[column].to_numpy(), dtype=np.int64)
+        """Return an integer column of ``table`` as an array of int64 to be read, one item per row group."""
+        return self._places[column] if column in _PLACES else _int64(self.table[column])
+
+    @cached_property
+    def _places(self) -> dict[str, npt.NDArray[np.int64]]:
+        return {name: _int64(self.table[name]) for name in _PLACES}
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
@@ -144,6 +149,12 @@ class Index:
         for name in (name for name in names if name in self.recorded):
             total += np.nan_to_num(self.table[name].to_numpy()).astype(np.int64)
         return total
+
+
+def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    found = np.asarray(column.to_numpy(), dtype=np.int64)
+    found.flags.writeable = False
+    return found
 
 
 def build_index(root: Path, paths: Sequence[str], jobs: int = 8, table_schema: pa.Schema = NO_SCHEMA) -> Index:
@@ -372,13 +383,3 @@ def read_index(path: Path) -> Index:
         table_schema=table_schema,
         uniform=about.get("uniform") is True,
     )
-
-
-def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:
-    """Yield each file's path and its rows of the index, zero-copy."""
-    files = index.numbers("file")
-    starts = np.searchsorted(files, np.arange(len(index.paths)))
-    ends = np.searchsorted(files, np.arange(len(index.paths)), side="right")
-    for position, path in enumerate(index.paths):
-        start, end = int(starts[position]), int(ends[position])
-        yield path, index.table.slice(start, end - start)

@@ -156,7 +156,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
         for (directory, file), copy in download_all(threads, _downloader(job, stop.is_set), tasks, jobs):
             if not directory.rewrite:
                 with job.blame(directory.directory):
-                    index.add(copy.file.path, copy.metadata, copy.schema)
+                    index.add(plan.path_of(copy.file), copy.metadata, copy.schema)
                 yield BuiltFile(str(job.download_path(copy.file)), _entry(job, copy))
                 continue
             downloaded[file] = copy
@@ -201,23 +201,25 @@ def _assemble(job: SnapshotJob, target: Path, built: list[BuiltFile]) -> tuple[P
     previous = job.previous
     places = {item.entry.path: item.file for item in built}
     entries = [item.entry for item in built]
-    entries.extend(_kept(job.plan))
+    for directory in job.plan.directories:
+        entries.extend(now for _, now in directory.kept)
+        places.update((new, f"{previous.path if previous else ''}/{old}") for old, new in directory.renamed.items())
     entries.sort(key=lambda entry: entry.path)
     make_directories(target / "_pqcache")
     made: set[str] = set()
     for entry in entries:
-        directory = parent(entry.path)
-        if directory not in made:
-            make_directories(target / directory)
-            made.add(directory)
+        above = parent(entry.path)
+        if above not in made:
+            make_directories(target / above)
+            made.add(above)
         place = places.get(entry.path) or f"{previous.path if previous else ''}/{entry.path}"
         link_or_copy(place, f"{target}/{entry.path}")
     return target, entries
 
 
 def _kept(plan: Plan) -> Iterator[FileEntry]:
-    """Yield the entries of the previous snapshot that are kept."""
-    return (entry for directory in plan.directories for entry in directory.keep)
+    """Yield the entries of the files that are kept, as they will be."""
+    return (now for directory in plan.directories for _, now in directory.kept)
 
 
 def write_metadata(job: SnapshotJob, target: Path, entries: list[FileEntry]) -> Manifest:
@@ -264,23 +266,34 @@ def readable_by(target: Path, entries: Iterable[FileEntry]) -> int:
 
 
 def _previous_index(job: SnapshotJob) -> Index | None:
-    """Return the current snapshot's index, if files are kept; a damaged one is built again from their footers."""
+    """Return the current snapshot's index, if files are kept; a damaged one is built again from their footers.
+
+    It has the files by their new paths.
+    """
     previous = job.previous
     if previous is None or not any(directory.keep for directory in job.plan.directories):
         return None
     if not job.reindex:
         try:
-            return previous.checked_index()
+            return _with_new_paths(job.plan, previous.checked_index())
         except DamagedError as error:
             log.debug("footers of all kept files are read again: %s", error)
     kept = [entry.path for d in job.plan.directories for entry in d.keep]
-    return build_index(previous.path, kept, table_schema=job.table_schema)
+    return _with_new_paths(job.plan, build_index(previous.path, kept, table_schema=job.table_schema))
+
+
+def _with_new_paths(plan: Plan, index: Index) -> Index:
+    """Return an index with the new paths of kept files that get any; others then have none, not one that is given."""
+    if not any(directory.renamed for directory in plan.directories):
+        return index
+    new = {held.path: now.path for directory in plan.directories for held, now in directory.kept}
+    return replace(index, paths=tuple(new.get(path, "") for path in index.paths))
 
 
 def _entry(job: SnapshotJob, copy: Downloaded) -> FileEntry:
     recipe, file, metadata = job.plan.recipe.text, copy.file, copy.metadata
     return FileEntry(
-        path=file.path,
+        path=job.plan.path_of(file),
         size=job.download_path(file).stat().st_size if recipe or file.identity.is_shaped else file.identity.size,
         rows=metadata.num_rows,
         row_groups=metadata.num_row_groups,

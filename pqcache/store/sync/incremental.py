@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from pqcache.errors import DamagedError, ParquetError, PqcacheError, SourceIncomplete, UsageError
 from pqcache.events import Listed, OnEvent, Warned
+from pqcache.store.cached_paths import SUFFIX
 from pqcache.store.config import write_config
 from pqcache.store.drivers.base import Source, lists_one_version, version_of
 from pqcache.store.hive import parent
@@ -93,11 +94,9 @@ class _Attempt:
         if not dry_run and run.current is None:  # so that a first run that fails can be repeated by the cache's name
             write_config(run.cache.path, config)
         table = version_of(self.source)
-        same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == (
-            config.shard,
-            digest,
-            table_digest(table),
-        )
+        now = (config.shard, digest, table_digest(table))
+        same = manifest is not None and (manifest.shard, manifest.listing, table_digest(manifest.table)) == now
+        same = same and (manifest is self.manifest or _source_paths(manifest) == _source_paths(self.manifest))
         if dry_run or (plan.nothing_to_do and run.current is not None and self.intact and same):
             totals = manifest.totals if manifest is not None else Totals()
             return RunResult(plan=plan, published=None, totals=totals)
@@ -263,6 +262,10 @@ def _check_still_table(run: CacheRun, source: Source, manifest: Manifest | None)
     raise UsageError(source.url, reason, "put the log back, or take the files as they are with --as-files")
 
 
+def _source_paths(manifest: Manifest | None) -> set[str]:
+    return set() if manifest is None else {file.path for entry in manifest.files for file in entry.sources}
+
+
 def _fetched_otherwise(manifest: Manifest, recipe: Recipe) -> frozenset[str]:
     """Return the directories with files of which other columns or rows were fetched than ``recipe`` says."""
     return frozenset(parent(e.path) for e in manifest.files if recipe_of(e.recipe).subset != recipe.subset)
@@ -289,17 +292,22 @@ def files_to_sync(listing: Listing, rules: WaitRules, manifest: Manifest | None)
 
 
 def with_tags(manifest: Manifest, files: Iterable[SourceFile]) -> Manifest:
-    """Return ``manifest`` with the tags that unchanged source files have in a listing.
+    """Return ``manifest`` with the tags and paths that unchanged source files have in a listing.
 
-    Snapshots of earlier versions have no tags of local files; they get them without being fetched again.
+    Snapshots of earlier versions have no tags of local files; they get them without being fetched again. So do files of
+    another cache whose names have got a suffix there since.
     """
     listed = {file.path: file for file in files}
-    held = (file for entry in manifest.files for file in entry.sources)
-    if all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values()):
+    held = [file for entry in manifest.files for file in entry.sources]
+    known = all(file.identity.tag for file in held) and all(file.identity.tag for file in listed.values())
+    if known and all(file.path in listed or file.path + SUFFIX not in listed for file in held):
         return manifest  # an equal tag is the same already
 
     def tagged(file: SourceFile) -> SourceFile:
-        now = listed.get(file.path, file)
+        now = listed.get(file.path)
+        if now is None:
+            now = listed.get(file.path + SUFFIX, file)
+            return now if file.identity.tag and file.identity == now.identity else file
         return now if file.identity != now.identity and file.identity.is_still(now.identity) else file
 
     def retagged(entry: FileEntry) -> FileEntry:
@@ -335,7 +343,8 @@ def plan_for(
         owner = owners(listing.files, shard.nodes)
         files = [file for file in files if owner.get(file.path, shard.node) == shard.node]
     plan = plan_sync(files, held, recipe, damaged | comparison.differing | comparison.uncompared)
-    found = comparison.differing.intersection(file.path for file in files).difference(plan.changed)
+    differing = {entry.sources[0].path for entry in held if entry.path in comparison.differing}
+    found = differing.intersection(file.path for file in files).difference(plan.changed)
     return replace(plan, changed=(*plan.changed, *sorted(found)), unchanged=plan.unchanged - len(found))
 
 
