@@ -100,6 +100,23 @@ def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(found.get("skipped", ()))
 
 
+def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None:
+    """Return the source of the last sync that has ended, or of a newer snapshot; None where neither is known."""
+    records = read_history(cache.path)
+    if current is not None and current.id not in {r.get("snapshot") for r in records if r.get("published")}:
+        try:
+            return current.manifest().source or None  # of a run that was killed before it wrote its record
+        except DamagedError:
+            pass  # sync reports what is wrong with it
+    return next((str(record["source"]) for record in reversed(records) if _has_source(record)), None)
+
+
+def _has_source(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is of a run that took the files of its source."""
+    done = record.get("command") == "sync" and "published" in record and record.get("result", "done") == "done"
+    return bool(record.get("source")) and (done or record.get("interrupted") is True)
+
+
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what its manifest has."""
     known = {record.get("snapshot") for record in records}
