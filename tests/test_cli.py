@@ -280,7 +280,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
         (["sync"], r"Missing argument 'SOURCE'; 'pqcache sync -h' shows the usage"),
         (["syn"], r"No such command 'syn'.*'sync'"),
         (["sync", "--frob"], r"No such option: --frob"),
-        (["sync", "a", "b", "--jobs", "x"], r"'--jobs'"),
+        (["sync", "a", "b", "--jobs", "x"], r"--jobs x: not a whole number"),
         (["gc", ""], r"CACHE: an empty path"),  # "$CACHE" where it is not set; not the working directory
         (["sync", "lake", ""], r"CACHE: an empty path"),
         (["bench", ""], r"TARGET: an empty path"),

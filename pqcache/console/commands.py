@@ -380,4 +380,4 @@ def bench(
     print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
 
 
-from pqcache.console import help_command, serve_command  # noqa: E402, F401  in the order of the help
+from pqcache.console import help_command, serve_command, snapshot_commands  # noqa: E402, F401  more of them

@@ -229,13 +229,17 @@ def print_history(records: Sequence[Mapping[str, Any]]) -> None:
         table.add_row(
             str(record["time"])[:16].replace("T", " "),
             str(record["command"]),
-            _files(record) if known else "killed",
+            _files(record) if known else _without_files(record),
             format_size(record["fetched_bytes"]) if known else "-",
             format_seconds(record["seconds"]) if known else "-",
             str(record["snapshot"]),
             *(str(record.get("version") or "-") for _ in versions),
         )
     stdout_console().print(table)
+
+
+def _without_files(record: Mapping[str, Any]) -> str:
+    return f"from {str(record['previous']).rpartition('-')[2]}" if record.get("previous") else "killed"
 
 
 def _files(record: Mapping[str, Any]) -> str:

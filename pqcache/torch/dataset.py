@@ -89,6 +89,7 @@ class ParquetDataset(ResumableDataset):
     ``pack``          a ``Pack``: documents of different lengths in sequences of one length, which ``batch_size`` then
                       counts. Of the columns only those that it names are read. Or ``TokenBatches``: batches of whole
                       documents by their tokens, without a batch_size
+    ``snapshot``      the snapshot of a cache to read, by its ID, its number or the name of its pin (None: the current)
     ``as_files``, ``all_files``   of a directory: which of its files are read, as for ``pqcache.sync``
     ``source``        the URL of the dataset that ``path`` is to be a cache of. While that has no snapshot, a run that
                       fetches the first one is started, or one that does is waited for, and batches come as their
@@ -148,6 +149,7 @@ class ParquetDataset(ResumableDataset):
         balance: str | None = None,
         sequence: SequenceOf | None = None,
         pack: Pack | TokenBatches | None = None,
+        snapshot: str | None = None,
         as_files: bool = False,
         all_files: bool = False,
         source: str | os.PathLike[str] | None = None,
@@ -180,6 +182,7 @@ class ParquetDataset(ResumableDataset):
             ),
             sequence=sequence,
             pack=pack,
+            snapshot=snapshot,
             batch_size=1 if isinstance(pack, TokenBatches) else batch_rows,
             shuffle=shuffle,
             seed=seed,
