@@ -276,7 +276,8 @@ def verify(
     Without options: every file exists with its recorded size, and footers agree with manifest and index.
     """
     import pqcache
-    from pqcache.console import progress, terminal
+    from pqcache.console import progress
+    from pqcache.console.verify_text import print_verify
 
     with progress.reporter(json, quiet, cache) as on_event:
         report = pqcache.verify(
@@ -291,7 +292,7 @@ def verify(
             wait=wait,
             on_event=on_event,
         )
-    print_report(report.to_dict(), json, quiet, lambda: terminal.print_verify(report))
+    print_report(report.to_dict(), json, quiet, lambda: print_verify(report))
     report.raise_if_not_ok()
 
 
@@ -352,5 +353,5 @@ def bench(
     print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
 
 
-from pqcache.console import help_command, serve_command  # noqa: E402, F401, I001  in the order of the help
+from pqcache.console import help_command, serve_command, snapshot_commands  # noqa: E402, F401, I001  in the order of the help
 from pqcache.console import status_command, table_commands, upkeep_commands  # noqa: E402, F401

@@ -47,12 +47,15 @@ def did(record: Mapping[str, Any]) -> str:
     if "added" in record:
         signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
         moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
-        moved = moved or ["rewritten" if record["published"] else "unchanged"]
+        made = "repaired" if record["command"] == "repair" else "rewritten"
+        moved = moved or [made if record["published"] else "unchanged"]
         moved += ["(new source)"] if record.get("previous_source") else []
         return " ".join([*moved, *([f"({len(record['skipped'])} skipped)"] if record.get("skipped") else [])])
     if "built" in record:
         names = [*(f"+{name}" for name in record["built"]), *(f"-{name}" for name in record["dropped"])]
         return " ".join(names) or "unchanged"
+    if record.get("previous"):  # of a rollback
+        return f"from {str(record['previous']).rpartition('-')[2]}"
     return f"{len(record.get('collected', ())):,} removed"
 
 

@@ -124,7 +124,7 @@ class PhaseMeter:
         return ", ".join(parts)
 
     def _amount(self, amount: float) -> str:
-        return format_size(amount) if self._unit == "bytes" else f"{int(amount):,} {self._unit}"
+        return format_size(amount) if self._unit == "bytes" else format_count(int(amount), self._unit.removesuffix("s"))
 
 
 class _Phases:

@@ -36,6 +36,7 @@ def summary_line(report: SyncReport) -> str:
         text += _newest(report)
         if report.rewritten:
             text += f", {directories(report.rewritten)} to rewrite"
+        text += _passed_over(report)
         return f"{text} ({report.unchanged:,} unchanged)" if changes != "nothing to do" else changes
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     if report.shard is not None:
@@ -45,6 +46,7 @@ def summary_line(report: SyncReport) -> str:
     held += _newest(report)
     if report.skipped:
         held += f"; {format_count(len(report.skipped), 'partition')} skipped"
+    held += _passed_over(report)
     if report.published:
         text = f"synced {changes}{_named(report)}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
@@ -66,6 +68,15 @@ def _newest(report: SyncReport) -> str:
     if report.newest is None or report.newest_of is None:
         return ""
     return f", newest {report.newest:,} of {format_count(report.newest_of, 'partition')}"
+
+
+def _passed_over(report: SyncReport) -> str:
+    """Return how many files of the source were not taken, and why; nothing where all were."""
+    passed = report.passed_over
+    if passed is None or not (passed.hidden or passed.other or passed.where):
+        return ""
+    counts = ((passed.hidden, "hidden"), (passed.other, "not Parquet"), (passed.where, "outside of --where"))
+    return f"; not taken: {', '.join(f'{count:,} {why}' for count, why in counts if count)}"
 
 
 def _changes(report: SyncReport) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need 
     from pqcache.store.keys.command import IndexReport
     from pqcache.store.repartition.to_target import RepartitionReport
     from pqcache.store.serve.command import CacheServer
-    from pqcache.store.verify.command import VerifyReport
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
@@ -127,28 +126,6 @@ def location(path: str, row_group: int | None, column: str | None) -> str:
     """Return a file, and a row group and a column of it where they are known, as text."""
     parts = [path, *([] if row_group is None else [f"row group {row_group}"])]
     return ", ".join([*parts, *([] if column is None else [f"column {column}"])])
-
-
-def print_verify(report: VerifyReport) -> None:
-    """Print what was checked and what differs; damage was printed when it was found."""
-    for name, reason in report.unread.items():
-        print_line(f"not compared: column {name}: {reason}")
-    for path in (report.changed or ())[:20]:
-        print_line(f"changed at the source: {path}")
-    if len(report.changed or ()) > 20:
-        print_line(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
-    for item in report.skipped:
-        what = "its old version is kept" if item["kept"] else "left out"
-        print_line(f"not as at the source: partition {item['partition']}: {what}: {item['reason']}")
-    checked = "every page" if report.deep else "sizes, footers and index"
-    held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
-    text = f"{report.snapshot}: {checked} of {held} checked in {format_seconds(report.seconds)}"
-    if report.deep and report.unrecorded:
-        text += f"; {format_count(report.unrecorded, 'file')} without a recorded checksum"
-    damaged = format_count(len({item.path for item in report.damage}), "damaged file")
-    if report.repaired is not None:
-        text += f"; {damaged} fetched again, {report.repaired} is current"
-    print_line(f"{text}; {damaged if report.damage else 'no damage'}" if report.repaired is None else text)
 
 
 def print_index(report: IndexReport) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from pqcache.store.cache_directory import CacheDirectory, cache_path
-from pqcache.store.history import read_history, result_of
+from pqcache.store.history import in_order, read_history, result_of
 from pqcache.store.layout import HISTORY
 from pqcache.store.run_record import read_running, unfinished
 
@@ -26,18 +25,7 @@ def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if read_running(opened.path) is None and not (opened.path / HISTORY).is_file():
         opened = CacheDirectory.open(os.fspath(cache))
     records = read_history(opened.path)
-    for record in unfinished(opened, records):
-        records.insert(_place(record, records), record)
-    return [{**record, "result": result_of(record)} for record in records]
-
-
-def _place(record: Mapping[str, Any], records: list[dict[str, Any]]) -> int:
-    """Return where a record belongs: before the first run of a later snapshot, whatever the clock was, else last."""
-    number = _number(record)
-    later = (at for at, other in enumerate(records) if number and _number(other) > number)
-    return next(later, len(records))
-
-
-def _number(record: Mapping[str, Any]) -> int:
-    number = str(record.get("snapshot") or "").rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+    missed = unfinished(opened, records)
+    found = in_order(records, [record for record in missed if record.get("snapshot")])
+    found += [record for record in missed if not record.get("snapshot")]
+    return [{**record, "result": result_of(record)} for record in found]

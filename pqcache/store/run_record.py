@@ -35,7 +35,7 @@ from pqcache.store.layout import LOCK, RUNNING
 from pqcache.store.ownership import file_mode
 from pqcache.store.urls import is_secret, redact
 from pqcache.system.boot import boot_id
-from pqcache.system.disk import open_plain, read_regular
+from pqcache.system.disk import fsync_path, open_plain, read_regular
 from pqcache.system.locks import try_lock
 from pqcache.system.process_identity import ProcessIdentity
 from pqcache.system.stopwatch import Stopwatch
@@ -111,6 +111,7 @@ class RunRecord:
         with self._full_disk_warned():
             append_history(self._cache.path, record)
             (self._cache.path / RUNNING).unlink(missing_ok=True)
+            fsync_path(self._cache.path)
         self.is_open = False
 
     @contextmanager

@@ -123,8 +123,8 @@ class TransformRunner:
         of one that has no good row, where no later item is of its lane.
         """
         coming = _Coming(iter(items), indices)
-        with self._threads() as submit:
-            while (item := coming.first(self._ahead)) is not None:
+        with self.threads() as submit:
+            while (item := coming.first(self.ahead)) is not None:
                 results = coming.results
                 for ahead in itertools.islice(coming.items, len(results), None):
                     results.append(submit(partial(self._result, ahead)))
@@ -142,11 +142,12 @@ class TransformRunner:
         return result
 
     @property
-    def _ahead(self) -> int:
+    def ahead(self) -> int:
+        """How many batches are to be in the transform at the same time, or wait for their turn."""
         return 1 if self._transform.threads is None else _AHEAD * self._transform.threads
 
     @contextmanager
-    def _threads(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
+    def threads(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
         """Yield what begins a call and returns how to get its result."""
         if self._transform.threads is None or self._transform.function is None:
             yield lambda call: call

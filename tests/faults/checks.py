@@ -25,6 +25,7 @@ _ROOT = {
     "lock",
     "history.jsonl.zst",
     "running.json",
+    "snapshots.json",
     "content.json",
     "listed.json",
     "current",

@@ -56,7 +56,7 @@ def killed_at(cache: Path, kind: str, *words: str) -> None:
 
 def test_runs_that_failed_or_were_refused(cache: Path, shop: Path, tmp_path: Path) -> None:
     with pytest.raises(pqcache.SourceNotFound):
-        pqcache.sync(tmp_path / "nowhere", cache)
+        pqcache.sync(tmp_path / "nowhere", cache, new_source=True)
     failed = last(cache)
     assert (failed["command"], failed["result"], failed["exit_code"]) == ("sync", "failed", 1)
     assert "nowhere: no such file or directory" in failed["error"]
@@ -224,7 +224,7 @@ def test_the_table_says_why_and_what_changed(
 ) -> None:
     pqcache.sync(cache, where="dt >= '2026-11-02'")
     with pytest.raises(pqcache.SourceNotFound):
-        pqcache.sync(tmp_path / "nowhere", cache)
+        pqcache.sync(tmp_path / "nowhere", cache, new_source=True)
     print_history(pqcache.log(cache))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["time", "(UTC)", "command", "files", "fetched", "took", "snapshot"]

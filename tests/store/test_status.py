@@ -78,7 +78,7 @@ def test_bytes_on_disk_count_shared_files_once(root: Path) -> None:
 
 def test_runs_readers_and_caches_that_cannot_be_read(root: Path) -> None:
     with pytest.raises(pqcache.SourceNotFound):
-        pqcache.sync(root / "nowhere", root / "a")
+        pqcache.sync(root / "nowhere", root / "a", new_source=True)
     pqcache.gc(root / "a")
     (root / "team" / "b" / "pqcache.toml").write_text("format = [")
     snapshot, lease = CacheDirectory(root / "a").lease()
