@@ -326,6 +326,21 @@ def test_links_resolve(page: Path) -> None:
             assert anchor in anchors_of(linked), f"{page.name}: {target}"
 
 
+def test_the_contents_have_every_page() -> None:
+    """docs/README.md leads to each page, itself or through the README of its folder."""
+    folders = [ROOT / "docs", *(path.parent for path in (ROOT / "docs").glob("*/README.md"))]
+    for folder in folders:
+        linked = {unquote(target) for target in re.findall(r"\]\(([^)#\s]+)", (folder / "README.md").read_text())}
+        pages = {path.name for path in folder.glob("*.md")} - {"README.md"}
+        assert pages <= linked, folder
+    text = (ROOT / "docs" / "site" / "conf.py").read_text()
+    contents = set(
+        re.findall(r'"((?:docs|benchmarks)/[\w./-]+|[A-Z]+)"', text.partition("CONTENTS = {")[2].partition("}")[0])
+    )
+    expected = {path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert expected <= contents, "docs/site/conf.py: CONTENTS"
+
+
 def anchors_of(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as they are made for reading on the web."""
     headings = re.findall(r"^#+ +(.*)$", _FENCE.sub("", page.read_text()), re.MULTILINE)

@@ -16,11 +16,12 @@ SKIPPED = {"See [pqcache](README.md)."}  # sections that only say this
 
 @dataclass
 class Word:
-    """A piece of a line: its text, whether it is code, and whether it joins what is before it."""
+    """A piece of a line: its text, whether it is code, whether it joins what is before it, and begins a line."""
 
     text: str
     code: bool = False
     joined: bool = False
+    first: bool = False
 
 
 def markdown(page: str) -> str:
@@ -88,7 +89,9 @@ class Page:
                 self.flush()
                 self.blocks.append(self.items(collected(rest)))
             elif line.startswith("."):
-                self.words += inline(line[1:], self.title)
+                words = inline(line[1:], self.title)
+                words[0].first = True
+                self.words += words
             else:
                 self.words.append(Word(marked_up(plain(line))))
         self.flush()
@@ -190,11 +193,11 @@ def reference(page: str, section: str) -> str:
 
 
 def join(words: list[Word], marked: bool = True) -> str:
-    """Return words as text; code that is next to code is one piece of it."""
+    """Return words as text; code that is next to code of the same line is one piece of it."""
     text, code = "", False
     for word in words:
         space = "" if word.joined or not text or text.endswith("(") else " "
-        if word.code and code:
+        if word.code and code and not word.first:
             text += space + word.text
         elif marked:
             text += ("`" if code else "") + space + ("`" if word.code else "") + word.text

@@ -27,7 +27,7 @@ import numpy as np
 from pqcache.console.demo import shop
 from pqcache.console.demo.checks import all_ids, files, held, row_group_sizes, same_ids, same_rows
 from pqcache.console.demo.training import has_torch, save, train
-from pqcache.errors import PqcacheError, UsageError
+from pqcache.errors import Interrupted, PqcacheError, UsageError
 
 MARK = ".pqcache-demo"  # marks a directory that the demo may empty
 LIMIT = "4MB"
@@ -301,8 +301,11 @@ def train_through(cache: Path, report: Path, begun: Event, landed: Event, at: Sy
             landed.wait(300)  # on a busy machine the sync may need longer than the epoch
         time.sleep(0.03)
 
-    done = train(cache, 1, log=lambda line: say(f"    [training] {line}"), after_step=after_step)
-    save(list(done), report)
+    try:
+        done = train(cache, 1, log=lambda line: say(f"    [training] {line}"), after_step=after_step)
+        save(list(done), report)
+    except KeyboardInterrupt:  # of the demo, which says so
+        sys.exit(Interrupted.exit_code)
 
 
 def morning(demo: Demo, new: str) -> None:

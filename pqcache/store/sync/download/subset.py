@@ -79,7 +79,7 @@ def select_subset(
     names = inside.column_names
     in_paths = {name.lower() for name in names}
     in_files = [path for path in in_files if ".".join(path).lower() not in in_paths]
-    types = _types(source, files, [name for name in columns or () if name not in names], in_files, table.schema)
+    types = _types(source, files, [name for name in columns or () if name not in names], in_files, inside.schema)
     if where:
         if not in_files:
             taken = set(rows_matching(inside, where))
