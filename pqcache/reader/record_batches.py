@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, nullcontext
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pqcache.errors import UsageError
+from pqcache.reader.arrival_stats import arrival_stats
 from pqcache.reader.columns.column_data import to_arrow
 from pqcache.reader.columns.column_forms import form_of
 from pqcache.reader.epoch import batches
@@ -25,6 +27,7 @@ from pqcache.reader.memory_budget import (
     most_decoded,
     warn_of_window,
 )
+from pqcache.reader.meter import WAITED, Meter
 from pqcache.reader.open_dataset import LocalDataset, open_local_dataset
 from pqcache.reader.options import BatchOptions
 from pqcache.reader.order.epoch_order import Order
@@ -34,15 +37,50 @@ from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
 from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
+from pqcache.reader.reading_stats import DatasetStats, dataset_stats
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.row_group_reader import cpu_count, release_unused
 from pqcache.store.selected_rows import SelectedRows
 from pqcache.store.tables.data_files import FileRules
 
 
+class RecordBatches(Iterator[pa.RecordBatch]):
+    """The record batches of an epoch, one after the other."""
+
+    def __init__(self, batches: Generator[pa.RecordBatch], loader: RowGroupLoader, options: BatchOptions) -> None:
+        self._batches, self._loader, self._options = batches, loader, options
+        self._begun = False
+        loader.meter = Meter()
+
+    def __next__(self) -> pa.RecordBatch:
+        meter, asked = self._loader.meter, time.monotonic_ns()
+        if not self._begun:
+            self._begun = True
+            meter.begin(self._options.epoch, asked)
+            meter.set_running(True)
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            meter.set_running(False)
+            raise
+        meter.add(WAITED, time.monotonic_ns() - asked)
+        return batch
+
+    def close(self) -> None:
+        """Stop reading, and let go of the snapshot."""
+        self._batches.close()
+        self._loader.meter.set_running(False)
+
+    def stats(self) -> DatasetStats:
+        """Return what reading has taken so far, and how long batches were waited for; see docs/monitoring.md."""
+        meter = self._loader.meter
+        arrivals = arrival_stats(self._loader.plan)
+        return dataset_stats(meter.counts(), meter.memory(), limit=self._options.memory, arrivals=arrivals)
+
+
 def read_record_batches(
     path: str | os.PathLike[str], options: BatchOptions, rules: FileRules | None = None
-) -> Iterator[pa.RecordBatch]:
+) -> RecordBatches:
     """Return an iterator over the record batches of an epoch; see ``Cache.batches``.
 
     ``rules`` say which files are read where ``path`` is a plain directory. The dataset is opened, and its snapshot
@@ -57,7 +95,7 @@ def read_record_batches(
             lease.close()
         raise
 
-    def read() -> Iterator[pa.RecordBatch]:
+    def read() -> Generator[pa.RecordBatch]:
         try:
             with lease or nullcontext(), closing(epoch.record_batches()) as found:
                 for _, batch in found:
@@ -65,7 +103,7 @@ def read_record_batches(
         finally:
             release_unused()  # also where the reader stops half way
 
-    found = read()
+    found = RecordBatches(read(), epoch.loader, options)
     if lease is not None:
         weakref.finalize(found, lease.close)  # where nobody begins to iterate
     return found
