@@ -32,7 +32,7 @@ from pqcache.store.pins import read_kept
 from pqcache.store.snapshot import Lease, Snapshot
 from pqcache.store.urls import local_path, url_scheme
 from pqcache.system.disk import make_directory, open_plain, write_durably
-from pqcache.system.locks import lock_holder, try_lock
+from pqcache.system.locks import lock_holder, open_to_lock, try_lock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -100,6 +100,21 @@ class CacheDirectory:
             )
         return snapshot
 
+    def _run_at_work(self) -> str:
+        """Return the process that holds the lock; empty where none does, or where this user cannot know."""
+        try:
+            descriptor = open_to_lock(self.path / LOCK)
+        except OSError as error:
+            import logging  # a sync with nothing to do does not need it
+
+            logging.getLogger("pqcache.store").debug("%s: whether a run is at work is not known: %s", self.path, error)
+            return ""
+        try:
+            is_held = try_lock(descriptor, exclusive=False) is False
+            return (lock_holder(descriptor) or "a process") if is_held else ""
+        finally:
+            os.close(descriptor)
+
     def snapshots(self) -> list[Snapshot]:
         """Return all published snapshots, oldest first."""
         if not self.snapshots_dir.is_dir():
@@ -116,7 +131,10 @@ class CacheDirectory:
         if name is None:
             current = self.current()
             if current is None:
-                raise CacheError(self.path, "nothing is published yet", f"run 'pqcache sync {self.path}'")
+                holder = self._run_at_work()
+                reason = f"nothing is published yet{f', and {holder} is at work here' if holder else ''}"
+                advice = "wait for its end" if holder else f"run 'pqcache sync {self.path}'"
+                raise CacheError(self.path, reason, advice)
             return current
         kept = self.snapshots()
         for snapshot in kept:

@@ -32,7 +32,7 @@ from pqcache.torch.read_options import ReadOptions
 from pqcache.torch.resumable import STALL_TIMEOUT, Count, ResumableDataset, count_or_none
 from pqcache.torch.tensors import Nulls
 from pqcache.torch.transforms import MAX_ERRORS, OnError, Transform
-from pqcache.units import parse_size
+from pqcache.units import format_count, parse_size
 
 
 class ParquetDataset(ResumableDataset):
@@ -57,7 +57,8 @@ class ParquetDataset(ResumableDataset):
     ``pad``           False: nothing is repeated, so every row comes once over all ranks, and some ranks have one batch
                       less (``batches_per_rank``). For evaluation: see docs/loading.md before a training on ranks.
     ``memory``        bytes that decoded row groups of this rank, all its workers together, may take
-    ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16
+    ``window``        row groups mixed at a time by each lane; None: what ``memory`` allows, at most 16, or
+                      64 where it holds all rows
     ``lanes``         independent streams of batches; None: one for each worker of each rank. Fix it to a
                       common multiple to get the same batches whatever the number of ranks and workers.
     ``num_replicas``, ``rank``   default to those of torch.distributed where it is initialised, else 1 and 0
@@ -199,6 +200,15 @@ class ParquetDataset(ResumableDataset):
         check_packing(self.options, columns, batch_rows)
         self._reader = DatasetReader(self.options, columns, share_alone=num_replicas is not None)
         check_rank(*self._ranks(), None if self._can_divide or not shuffle else self._lanes)
+
+    def __repr__(self) -> str:
+        reader, options = self._reader, self.options
+        rows = "rows" if options.sequence is None and options.pack is None else "sequences"
+        held = f"{reader.rows:,} {rows}" if reader.rows is not None else f"{rows} that epochs draw"
+        columns = format_count(len(reader.schema), "column")
+        lanes = "one for each worker of each rank" if self._lanes is None else self._lanes
+        about = f"{held}, {columns}, batch_size={options.batch_size}, lanes={lanes}"
+        return f"<{type(self).__name__} {options.path} ({reader.snapshot}): {about}>"
 
     @property
     def schema(self) -> pa.Schema:

@@ -359,7 +359,8 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
         table = table_digest(version_of(source))
         summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
     if summary is not None:
-        return _nothing_to_do(summary, recipe, version_of(source), listing.newest)
+        result = _nothing_to_do(summary, recipe, version_of(source), listing.newest)
+        return replace(result, passed_over=listing.passed_over)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)
