@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
-from pqcache.reader.order.epoch_order import Ints, Order
+from pqcache.reader.order.epoch_order import Ints, Order, check_format
 from pqcache.reader.read_plan import ReadPlan, make_read_plan
 from pqcache.reader.record_batches import read_rows
 from pqcache.reader.row_group_reader import RowGroupReader
@@ -221,8 +221,9 @@ def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
             raise UsageError(name, "it is not JSON", "name a file of json.dumps(loader.state_dict())") from error
     if isinstance(state, Mapping) and "datasets" in state:
         raise UsageError(name, "it is the state of a Mix", "call rows_of(epoch, batch) of the mix in Python")
-    if not isinstance(state, Mapping) or state.get("format") != 1:
+    if not isinstance(state, Mapping) or "format" not in state:
         raise UsageError(name, "it is not a state of a ParquetDataset", "give what its state_dict() returned")
+    check_format(state["format"], name)
     for field, kind in _STATE.items():
         if not isinstance(state.get(field), kind):
             raise UsageError(name, f"it has no sound {field!r}", "give what state_dict() of a dataset returned")

@@ -34,10 +34,20 @@ from pqcache.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
 
+FORMAT = 2  # of states; an order in which a batch has other rows needs another one
 _WORD = (1 << 64) - 1
 _LINE, _ROWS, _BLOCK = 0, 1, 2  # what a random stream is for
 _BATCHES = 8  # of a block, at least
 _MOST_BLOCKS = 64  # of a step
+
+
+def check_format(found: object, name: str = "state") -> None:
+    """Raise UsageError for a state, called ``name``, of another format or order than this one."""
+    if found == 1:
+        reason = f"it is of format 1, in whose order a batch has other rows: this pqcache reads format {FORMAT}"
+        raise UsageError(name, reason, "use the pqcache that took it, or start the epoch afresh")
+    if found != FORMAT:
+        raise UsageError(name, f"it is of format {found}, this pqcache reads {FORMAT}", "upgrade pqcache")
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int, lane: int = 0, item: int = 0) -> Ints:
