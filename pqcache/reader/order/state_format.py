@@ -7,7 +7,7 @@ from typing import Any
 
 from pqcache.errors import UsageError
 
-FORMAT = 2  # in format 1 a batch had other rows
+FORMAT = 2  # an order in which a batch has other rows needs another one
 
 
 def check_format(state: Any, name: str, owner: str) -> None:
