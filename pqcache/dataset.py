@@ -12,7 +12,9 @@ import pyarrow as pa
 
 from pqcache.errors import UsageError
 from pqcache.reader.open_dataset import shard_of
-from pqcache.reader.options import BatchOptions
+from pqcache.reader.options import BATCH_SIZE, BatchOptions
+from pqcache.reader.packing.pack import Pack
+from pqcache.reader.packing.token_batches import TokenBatches
 from pqcache.reader.processes import count_and_number
 from pqcache.reader.record_batches import read_record_batches, read_rows
 from pqcache.reader.selection.row_choice import RowChoice
@@ -40,7 +42,7 @@ class Cache(CacheDirectory):
         columns: Names[str] | None = None,
         *,
         filters: Any = None,
-        batch_size: str | int = 4096,
+        batch_size: str | int = BATCH_SIZE,
         shuffle: bool = True,
         seed: int = 0,
         epoch: int = 0,
@@ -59,6 +61,7 @@ class Cache(CacheDirectory):
         weights: Any = None,
         balance: str | None = None,
         sequence: Sequence | None = None,
+        pack: Pack | TokenBatches | None = None,
         source: str | os.PathLike[str] | None = None,
         source_options: Mapping[str, str] | None = None,
         keep_filling: bool = True,
@@ -95,6 +98,8 @@ class Cache(CacheDirectory):
         ``weights``, ``balance``   how often a row comes in an epoch; see ``ParquetDataset``
         ``sequence``      a ``Sequence``: samples of several consecutive rows in place of single rows.
                           ``batch_size`` then counts sequences, and columns are lists of fixed size
+        ``pack``          a ``Pack``: documents of different lengths in sequences of one length, lists of fixed size,
+                          which ``batch_size`` then counts; ``cu_seqlens`` is left out. Or ``TokenBatches``
         ``source``, ``source_options``, ``keep_filling``   of a cache without a snapshot, for ``Cache(path)``: where it
                           is fetched from while this reads, as in ParquetDataset
 
@@ -125,6 +130,7 @@ class Cache(CacheDirectory):
             rows=rows,
             choice=RowChoice(split=split, sample=sample, limit=limit, weights=weights, balance=balance, seed=seed),
             sequence=sequence,
+            pack=pack,
             fill=fill,
         )
         return read_record_batches(self.path, options)

@@ -86,7 +86,7 @@ def test_json_is_one_object_per_event_and_a_summary(shop: Path, tmp_path: Path) 
     assert set(summary) == {
         "event", "cache", "source", "snapshot", "published", "dry_run", "added", "changed", "removed",
         "unchanged", "rewritten", "fetched_bytes", "files", "row_groups", "rows", "bytes", "seconds", "shard",
-        "version", "newest", "newest_of",
+        "version", "newest", "newest_of", "previous_source", "skipped",
     }  # fmt: skip
     assert (summary["added"], summary["rows"], summary["published"]) == (9, 3600, True)
     failed = run("sync", tmp_path / "nowhere", tmp_path / "d", "--json")
@@ -263,7 +263,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
             deadline = time.monotonic() + 30
             while not any((cache / "tmp").glob("*/fetch/*")) and time.monotonic() < deadline:
                 time.sleep(0.05)
-            assert error_of(run("sync", cache), 75).endswith("wait for it with --wait SECONDS")
+            assert error_of(run("sync", cache), 75).endswith("wait for it with --wait 10m")
             process.send_signal(signal.SIGTERM)
             _, stderr = process.communicate(timeout=30)
         assert process.returncode == 130

@@ -111,3 +111,5 @@ BENCH = _examples(
     ("Measure what a training reads", "pqcache bench cache/shop --columns id,price,tokens --batch-size 1024"),
     ("Measure other numbers of workers", "pqcache bench cache/shop --workers 0,4,12 --seconds 10"),
 )
+
+HELP = _examples(("All options of sync", "pqcache help sync"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import sys
 import threading
 import time
@@ -24,7 +23,6 @@ if TYPE_CHECKING:  # rich is slow to import: only tables and progress bars need 
 
     from pqcache.store.gc import GcReport
     from pqcache.store.keys.command import IndexReport
-    from pqcache.store.repartition.dense_proposals import Proposal
     from pqcache.store.repartition.to_target import RepartitionReport
     from pqcache.store.serve.command import CacheServer
     from pqcache.store.sync.cache_run import SyncReport
@@ -123,6 +121,8 @@ def print_sync(report: SyncReport) -> None:
     if report.version is not None:
         held += f", version {report.version}"
     held += _newest(report)
+    if report.skipped:
+        held += f"; {format_count(len(report.skipped), 'partition')} skipped"
     if report.published:
         text = f"synced {changes}, {format_size(report.fetched_bytes)} fetched"
         if report.rewritten:
@@ -195,6 +195,9 @@ def print_verify(report: VerifyReport) -> None:
         print_line(f"changed at the source: {path}")
     if len(report.changed or ()) > 20:
         print_line(f"changed at the source: … {len(report.changed or ()) - 20:,} more")
+    for item in report.skipped:
+        what = "its old version is kept" if item["kept"] else "left out"
+        print_line(f"not as at the source: partition {item['partition']}: {what}: {item['reason']}")
     checked = "every page" if report.deep else "sizes, footers and index"
     held = f"{format_count(report.files, 'file')}, {format_count(report.rows, 'row')}, {format_size(report.bytes)}"
     text = f"{report.snapshot}: {checked} of {held} checked in {format_seconds(report.seconds)}"
@@ -251,24 +254,10 @@ def _files(record: Mapping[str, Any]) -> str:
     """Return the numbers of new, changed and removed files of a run."""
     signs = (("+", "added"), ("~", "changed"), ("-", "removed"))
     moved = [f"{sign}{record[name]:,}" for sign, name in signs if record[name]]
-    return " ".join(moved) or ("rewritten" if record["published"] else "unchanged")
-
-
-def print_proposals(source: str, dest: object, proposals: Sequence[Proposal]) -> None:
-    """Print the columns that can be dense, and the command that converts them."""
-    if not proposals:
-        print_line("no list column has one length in all rows, by the footers and the first rows")
-        return
-    for item in proposals:
-        smaller = f", or {item.narrow} with --narrow" if item.narrow != item.dense else ""
-        print_line(f"{item.column}: {item.type} can be stored as {item.dense}{smaller}")
-    from pqcache.store.cache_directory import cache_at  # imports pyarrow, which an error does not need
-
-    where = [str(dest)] if dest is not None else [] if cache_at(source) is not None else ["DEST"]
-    words = ["pqcache", "repartition", source, *where]
-    words += [word for item in proposals for word in ("--dense", item.column)]
-    words += ["--narrow"] if any(item.narrow != item.dense for item in proposals) else []
-    print_line(f"command: {shlex.join(words)}")
+    moved = moved or ["rewritten" if record["published"] else "unchanged"]
+    moved += ["(new source)"] if record.get("previous_source") else []
+    moved += [f"({len(record['skipped'])} skipped)"] if record.get("skipped") else []
+    return " ".join(moved)
 
 
 def bar(console: Console, part: float, total: float, width: int) -> str:

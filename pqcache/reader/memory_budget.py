@@ -108,8 +108,14 @@ def warn_of_window(sizes: RowGroupSizes, window: int, memory: int, lanes: int, n
 
 def window_bytes(sizes: RowGroupSizes, window: int) -> float:
     """Return the bytes of the rows that a window holds at most: about half of each of its row groups."""
-    largest = np.sort(sizes.selected)[::-1][:window]
+    largest = _largest(sizes.selected, window)
     return float(largest.mean()) * (window / 2 + 1) if len(largest) else 0.0
+
+
+def _largest(sizes: Ints, most: int) -> Ints:
+    """Return the largest sizes, at most so many, in descending order."""
+    some = sizes if len(sizes) <= most else np.partition(sizes, len(sizes) - most)[len(sizes) - most :]
+    return np.sort(some)[::-1]
 
 
 def lane_bytes(sizes: RowGroupSizes, window: int) -> float:
@@ -124,6 +130,7 @@ def largest_window(sizes: RowGroupSizes, memory: int, lanes: int) -> int:
     """
     if not len(sizes):
         return 1
+    sizes = RowGroupSizes(_largest(sizes.selected, WINDOW), sizes.decoded[[sizes.decoded.argmax()]], sizes.decoded_rows)
     fitting = [window for window in range(1, WINDOW + 1) if lane_bytes(sizes, window) <= memory / lanes]
     return max(fitting, default=0)
 
@@ -223,7 +230,7 @@ def decode_budget(
     spare = memory - lanes * (window_bytes(sizes, window) + 2 * largest)
     used = int(max(1, min(threads, spare / max(1, 2 * largest))))
     kept = np.minimum(sizes.decoded, 2 * sizes.selected)  # of filtered rows, where they are less than half only those
-    windows = int(np.sort(kept)[::-1][: lanes * window].sum())
+    windows = int(_largest(kept, lanes * window).sum())
     read = int(kept.sum()) * lanes // all_lanes + lanes * largest  # by these lanes; they may begin in the middle
     keep = min(windows, read) + 2 * (lanes + used) * largest <= memory
     slots = lanes * min(window, -(-len(sizes) // all_lanes) + 1) + 2 * (lanes + used)

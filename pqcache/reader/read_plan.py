@@ -164,13 +164,19 @@ class ReadPlan:
 
     @cached_property
     def stored_bytes(self) -> Ints:
-        """Bytes in the files of the columns that are read of each row group, of those whose size is known."""
+        """Bytes in the files of the columns that are read of each row group, of those whose size is known.
+
+        Of a piece they are also those of what comes before it, which is decoded with it.
+        """
         table, recorded = self.data.index.table, self.data.index.recorded
         total = np.zeros(len(self.row_groups), np.int64)
         for name in (f"{column}:bytes" for column in self.columns_read):
             if name in recorded:
                 total += np.nan_to_num(table[name].to_numpy()).astype(np.int64)[self.row_groups]
-        return total
+        if self.piece_starts is None:
+            return total
+        share = (self.piece_starts + self.counts) / np.maximum(self.rows_read, 1)
+        return np.asarray(total * share, np.int64)
 
     @cached_property
     def columns_read(self) -> tuple[str, ...]:
@@ -185,16 +191,25 @@ class ReadPlan:
         """
         index = self.data.index
         if column in self.partitions:
-            files = index.numbers("file")[self.row_groups]
-            return int(pc.take(index.partitions[column], pa.array(np.unique(files))).null_count)
+            values = index.partitions[column]
+            return int(pc.take(values, pa.array(self._files)).null_count) if values.null_count else 0
         name = f"{column}:nulls"
         if name not in index.recorded or column in index.path_values.column_names:
             return None
-        counts = pc.take(index.table[name], pa.array(self.row_groups))
+        counts = index.table[name]
+        if not np.array_equal(self.row_groups, np.arange(len(index))):
+            counts = pc.take(counts, pa.array(self.row_groups))
         if counts.null_count:
             return None
         total = int(pc.sum(counts).as_py() or 0)
         return total if not total or self.selection is None else None
+
+    @cached_property
+    def _files(self) -> Ints:
+        """The files of these row groups, by their numbers."""
+        read = np.zeros(len(self.data.index.paths), np.bool_)
+        read[self.data.index.numbers("file")[self.row_groups]] = True
+        return np.flatnonzero(read)
 
 
 def make_read_plan(

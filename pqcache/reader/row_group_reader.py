@@ -82,7 +82,6 @@ class RowGroupReader:
         self.rows = index.rows[row_groups]  # of each row group
         self.file = index.numbers("file")[row_groups]  # number of its file in the index
         self.row_group = index.numbers("row_group")[row_groups]  # its number in the file
-        self._offset, self._bytes = index.numbers("offset")[row_groups], index.numbers("bytes")[row_groups]
         self._footers: dict[int, pq.FileMetaData] = {}  # without a lock, as the process may fork
         self._doubtful: dict[int, frozenset[str]] = {}  # columns that may be misread, by file
         self._index_row = row_groups
@@ -365,9 +364,11 @@ class RowGroupReader:
         """Ask the kernel for a complete row group at once, as a cold disk is slow page by page."""
         if not hasattr(os, "posix_fadvise"):
             return
+        table, row = self.data.index.table, int(self._index_row[number])
+        offset, size = (table[name][row].as_py() for name in ("offset", "bytes"))
         file = open_regular(path)
         try:
-            os.posix_fadvise(file, int(self._offset[number]), int(self._bytes[number]), os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(file, offset, size, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(file)
 

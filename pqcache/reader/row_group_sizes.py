@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -141,12 +142,23 @@ def _looked_at(plan: ReadPlan, names: Sequence[str]) -> Ints:
     """
     if not names or not len(plan.row_groups):
         return np.zeros(0, np.int64)
-    index = plan.data.index
-    count = len(plan.row_groups)
-    most = index.uncompressed(names)[plan.row_groups].astype(float) * index.rows[plan.row_groups]
+    index, row_groups = plan.data.index, plan.row_groups
+    count = len(row_groups)
+    most = index.uncompressed(names)[row_groups].astype(float) * index.rows[row_groups]
     apart = np.arange(_LOOKED_AT) * count // _LOOKED_AT
-    _, first = np.unique(plan.row_groups, return_index=True)  # of pieces of the same row group
-    return np.intersect1d(first, np.concatenate([apart, np.argsort(-most, kind="stable")[:_LOOKED_AT], [0]]))
+    chosen = np.unique(np.concatenate([apart, _largest(most, _LOOKED_AT), [0]]))
+    same = (chosen > 0) & (row_groups[chosen] == row_groups[chosen - 1])  # as the piece before it
+    return np.asarray(chosen[~same], np.int64)
+
+
+def _largest(values: npt.NDArray[Any], most: int) -> Ints:
+    """Return where the largest values are, the first ones among equal ones."""
+    if len(values) > most:
+        least = np.partition(values, len(values) - most)[len(values) - most]
+        among = np.flatnonzero(values >= least)
+    else:
+        among = np.arange(len(values))
+    return np.asarray(among[np.argsort(-values[among], kind="stable")[:most]], np.int64)
 
 
 def unknown_sizes(names: Iterable[str], known: SharedNumbers, row_group: int) -> list[str]:

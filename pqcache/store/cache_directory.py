@@ -178,7 +178,7 @@ class CacheDirectory:
                 if time.monotonic() >= deadline:
                     holder = lock_holder(descriptor)
                     reason = f"another run is at work here{f' ({holder})' if holder else ''}"
-                    raise CacheLocked(self.path, reason, "wait for it with --wait SECONDS")
+                    raise CacheLocked(self.path, reason, "wait for it with --wait 10m")
                 time.sleep(min(0.2, max(0.01, wait)))
             if held is None:
                 on_event(Warned(f"{self.path}: {_WITHOUT_LOCKS.format(cache=self.path)}"))

@@ -56,6 +56,13 @@ def log(cache: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return sorted([*records, *unrecorded(opened, records)], key=lambda record: str(record.get("time")))
 
 
+def skipped_in(cache: Path, snapshot: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the partitions that the last sync to publish or keep a snapshot could not take; see `SkippedPartition`."""
+    records = (r for r in reversed(read_history(cache)) if r.get("snapshot") == snapshot and r.get("command") == "sync")
+    found: Mapping[str, Any] = next(records, {})
+    return tuple(found.get("skipped", ()))
+
+
 def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a record for each snapshot that ``records`` do not know: ``interrupted``, with what its manifest has."""
     known = {record.get("snapshot") for record in records}
@@ -71,6 +78,7 @@ def unrecorded(cache: CacheDirectory, records: Iterable[Mapping[str, Any]]) -> l
         except DamagedError:
             found.append(record)  # sync reports what is wrong with it
             continue
+        record |= {"source": manifest.source}
         record |= {"files": len(manifest.files), "rows": manifest.rows, "bytes": manifest.size}
         found.append({**record, "row_groups": manifest.row_groups})
     return found

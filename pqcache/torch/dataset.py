@@ -271,8 +271,6 @@ class ParquetDataset(ResumableDataset):
             raise UsageError(self.options.path, "holds a node's share", "a mix needs all of it on every node")
         if self._lanes is not None or self._chosen_ranks is not None:
             raise UsageError("lanes, num_replicas and rank", "give them to the mix instead")
-        if self.options.transform.threads is not None:
-            raise UsageError("transform_workers", "a mix calls transforms without threads", "use DataLoader's workers")
         if callable(self.options.choice.weights):
             raise UsageError("weights", "passes of a mix have one length, and weights of the epoch change it")
         if not self.pad:

@@ -18,7 +18,8 @@ import pqcache
 from pqcache.errors import CacheError, ParquetError
 from pqcache.parquet.row_group_stats import read_footer
 from pqcache.store import row_group_index
-from pqcache.store.row_group_index import IndexBuilder, build_index, read_index, rows_by_file
+from pqcache.store.row_group_index import IndexBuilder, build_index, read_index
+from pqcache.store.verify.file_checks import rows_by_file
 from tests.datasets import files_of, write_shop
 
 

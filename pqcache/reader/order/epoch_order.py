@@ -128,23 +128,12 @@ class Lane:
 
     def first_block(self, span: int) -> int:
         """Return the first block that mixes a span."""
-        return self._first_blocks[span]
+        return max(0, span - self.edge_window + 1) * self.blocks_per_step
 
     def bucket_count(self, span: int) -> int:
         """Return the number of blocks that mix a span, each with a bucket of it."""
-        return self._bucket_counts[span]
-
-    @cached_property
-    def _first_blocks(self) -> list[int]:
-        steps = np.maximum(0, np.arange(len(self.row_groups)) - self.edge_window + 1)
-        found: list[int] = (steps * self.blocks_per_step).tolist()
-        return found
-
-    @cached_property
-    def _bucket_counts(self) -> list[int]:
-        ends = (np.arange(len(self.row_groups)) - self.edge_window + self.window + 1) * self.blocks_per_step
-        found: list[int] = (np.minimum(ends, self.blocks) - self._first_blocks).tolist()
-        return found
+        end = (span - self.edge_window + self.window + 1) * self.blocks_per_step
+        return min(end, self.blocks) - self.first_block(span)
 
     def bucket_offsets(self, span: int) -> Ints:
         """Return where each bucket of a span begins among its scattered rows, and where the last one ends."""

@@ -56,8 +56,11 @@ def check_weights(weights: Any, balance: Any) -> None:
 
 
 def _check_given(weights: Any, option: str) -> None:
-    known = isinstance(weights, str) or (isinstance(weights, Mapping) and len(weights) == 1)
-    if not known or (isinstance(weights, Mapping) and not all(isinstance(v, Mapping) for v in weights.values())):
+    by_value = isinstance(weights, Mapping) and len(weights) == 1
+    if by_value:
+        ((name, values),) = weights.items()
+        by_value = isinstance(name, str) and isinstance(values, Mapping)
+    if not (isinstance(weights, str) or by_value):
         raise UsageError(option, 'name a column, or give weights by value, like {"label": {0: 1.0, 1: 5.0}}')
 
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pqcache.errors import PqcacheError, first_line
 from pqcache.parquet.row_group_stats import columns_table, read_footer, row_group_columns
-from pqcache.store.row_group_index import rows_by_file
+from pqcache.store.row_group_index import Index
 from pqcache.store.snapshot import Snapshot
 from pqcache.system.checksum import checksum_matches
 from pqcache.system.disk import check_regular
@@ -254,6 +255,16 @@ def _text(value: pa.Scalar) -> str:
         return repr(value.as_py())
     except (ValueError, OverflowError):  # a time that Python's types cannot hold
         return str(value.value)
+
+
+def rows_by_file(index: Index) -> Iterator[tuple[str, pa.Table]]:
+    """Yield each file's path and its rows of the index, zero-copy."""
+    files = index.numbers("file")
+    starts = np.searchsorted(files, np.arange(len(index.paths)))
+    ends = np.searchsorted(files, np.arange(len(index.paths)), side="right")
+    for position, path in enumerate(index.paths):
+        start, end = int(starts[position]), int(ends[position])
+        yield path, index.table.slice(start, end - start)
 
 
 if __name__ == "__main__":

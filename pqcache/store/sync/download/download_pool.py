@@ -14,7 +14,9 @@ from queue import SimpleQueue
 from pqcache.errors import CacheError
 from pqcache.events import Fetched
 from pqcache.store.drivers.base import Source
+from pqcache.store.hive import parent
 from pqcache.store.manifest import SourceFile
+from pqcache.store.sync.bad_partitions import Blame, blame_nobody
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions, download_file
 from pqcache.store.sync.plan import DirectoryPlan
 from pqcache.system.stopwatch import Stopwatch
@@ -27,19 +29,24 @@ _OPEN_BATCHES = 2  # the footers of as many batches wait in memory
 
 @dataclass(frozen=True, kw_only=True)
 class Downloader:
-    """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes."""
+    """Downloads files of ``source`` for the cache at ``cache``; ``target`` says where a version of a file goes.
+
+    ``blame`` makes the context in which the files of a partition are downloaded.
+    """
 
     source: Source | None
     cache: Path
     target: Callable[[SourceFile], Path]
     options: DownloadOptions
+    blame: Blame = blame_nobody
 
     def download(self, file: SourceFile, use_page_cache: bool) -> Downloaded:
         """Download one file."""
         if self.source is None:
             raise CacheError(file.path, "is not in the cache any more", f"run 'pqcache sync {self.cache}'")
         watch = Stopwatch()
-        downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
+        with self.blame(parent(file.path)):
+            downloaded = download_file(self.source, file, self.target, self.options, use_page_cache)
         self.options.on_event(Fetched(downloaded.file.path, downloaded.file.identity.size, watch.seconds))
         return downloaded
 

@@ -1,0 +1,208 @@
+"""What grows with a table: a cache of a million row groups.
+
+    python benchmarks/growth.py
+    python benchmarks/growth.py --groups 100000 --files 30000
+
+The cache is made up: its files are links to a few real ones, and its manifest and index are written by the package's
+own writers. Each case runs in a process of its own and prints wall and CPU seconds, and the PSS beyond what the process
+had before, without the pages of the index. With workers the CPU seconds are those of the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pqcache.store.cache_directory import CacheDirectory
+from pqcache.store.config import Config, write_config
+from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
+from pqcache.store.manifest_digest import write_summary
+from pqcache.store.manifest_file import write_manifest
+from pqcache.store.publish import publish
+from pqcache.store.row_group_index import Index, IndexBuilder, build_index
+from pqcache.store.snapshot import write_checksums
+
+PER_DIRECTORY, LINKS = 1000, 50_000  # of a directory, and to one file: ext4 allows 65,000
+ROWS = 64  # of a row group
+
+
+def table_of(rows: int) -> pa.Table:
+    """Return rows of five columns, one of each kind."""
+    rng = np.random.default_rng(0)
+    ends = np.concatenate([[0], np.cumsum(rng.integers(1, 9, rows))]).astype(np.int32)
+    return pa.table(
+        {
+            "id": np.arange(rows),
+            "price": rng.random(rows),
+            "title": [f"item {i}" for i in range(rows)],
+            "tokens": pa.ListArray.from_arrays(pa.array(ends), pa.array(np.arange(ends[-1], dtype=np.int32))),
+            "label": rng.integers(0, 9, rows).astype(np.int32),
+        }
+    )
+
+
+def paths_of(files: int) -> list[str]:
+    """Return the paths of so many files, sorted, 1,000 in each partition."""
+    return [f"dt={i // PER_DIRECTORY:04d}-01/part-{i % PER_DIRECTORY:05d}.parquet" for i in range(files)]
+
+
+def link_files(root: Path, paths: list[str], kinds: list[Path]) -> None:
+    """Make each path a link to one of ``kinds``, in turn, or to a copy of it where that has too many links."""
+    made: dict[int, tuple[Path, int]] = {}
+    for directory in dict.fromkeys(path.rpartition("/")[0] for path in paths):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+    for number, path in enumerate(paths):
+        kind = number % len(kinds)
+        first, links = made.get(kind, (kinds[kind], LINKS))
+        if links == LINKS:
+            shutil.copyfile(first, root / path)
+            made[kind] = root / path, 1
+        else:
+            os.link(first, root / path)
+            made[kind] = first, links + 1
+
+
+def make_cache(root: Path, groups: int, files: int) -> None:
+    """Make a cache of so many row groups in so many files, some of which have one more than the others."""
+    few = groups // files
+    kinds = [root.parent / f"{root.name}-{few + more}.parquet" for more in range(2)]
+    for more, kind in enumerate(kinds):
+        pq.write_table(table_of(ROWS * (few + more)), kind, row_group_size=ROWS)
+    paths = paths_of(files)
+    larger = np.arange(files) < groups - few * files
+    cache = CacheDirectory(root)
+    cache.create()
+    write_config(cache.path, Config(source="file:///made/up"))
+    built = cache.tmp_dir / "built"
+    (built / "_pqcache").mkdir(parents=True)
+    for more, kind in enumerate(kinds):
+        link_files(built, [path for path, has in zip(paths, larger, strict=True) if has == more], [kind])
+    index = made_up_index(paths, build_index(root.parent, [kind.name for kind in kinds]), larger)
+    IndexBuilder().write(paths, index, built / ROW_GROUPS)
+    sizes = [(kind.stat().st_size, ROWS * (few + more), few + more) for more, kind in enumerate(kinds)]
+    entries = tuple(
+        FileEntry(path=path, size=size, rows=rows, row_groups=number, sources=(SourceFile(path, Identity(size, 1)),))
+        for path, (size, rows, number) in zip(paths, (sizes[int(more)] for more in larger), strict=True)
+    )
+    manifest = Manifest(files=entries, source="file:///made/up", created="2026-11-20T04:00:00+00:00")
+    write_manifest(manifest, built / FILES)
+    write_summary(manifest, built / SUMMARY)
+    write_checksums(built)
+    publish(cache, built, None)
+
+
+def made_up_index(paths: list[str], kinds: Index, larger: Any) -> Index:
+    """Return an index in which each path has the row groups of one of two files, with ids that grow."""
+    few = int(np.count_nonzero(kinds.numbers("file") == 0))
+    number = few + larger.astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(number)])
+    files = np.repeat(np.arange(len(paths)), number)
+    in_file = np.arange(starts[-1]) - starts[:-1][files]
+    table = kinds.table.take(pa.array(in_file + few * larger[files]))
+    table = table.set_column(0, "file", pa.array(files, pa.int32()))
+    ids = np.arange(starts[-1]) * ROWS
+    for what, values in (("min", ids), ("max", ids + ROWS - 1)):
+        name = f"id:{what}"
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    return Index(paths=tuple(paths), table=table, data_schema=kinds.data_schema, uniform=True)
+
+
+def memory(process: int | str = "self") -> int:
+    """Return the PSS of a process in MB, without what is mapped of an index."""
+    total, counts = 0, True
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            counts = not line.endswith(ROW_GROUPS)
+        elif first == "Pss:" and counts:
+            total += int(rest[0])
+    return total >> 10
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "all": {},
+    "filters, by the index": {"filters": "id >= 100000"},
+    "filters, by partitions": {"filters": "dt >= '0001-01'"},
+    "limit": {"limit": 100_000},
+}
+
+
+def measure_loader(path: str, case: str, workers: int, context: str) -> None:
+    """Print the seconds of opening a dataset, of its first batch, and of those of the next epoch; and the memory."""
+    from pqcache.torch import Loader, ParquetDataset
+
+    ParquetDataset(path + "-small", batch_size=256)  # imports what is imported when it is first needed
+    found: dict[str, float] = {}
+    before = memory()
+
+    @contextmanager
+    def timed(what: str) -> Iterator[None]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        found[what], found[f"{what}, CPU"] = time.perf_counter() - wall, time.process_time() - cpu
+
+    with timed("open"):
+        dataset = ParquetDataset(path, batch_size=256, **CASES[case])
+    found["open, MB"] = memory() - before
+    how: dict[str, Any] = {"multiprocessing_context": context, "persistent_workers": True} if workers else {}
+    loader = Loader(dataset, num_workers=workers, **how)
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        with timed(f"batch of epoch {epoch}"):
+            batches = iter(loader)
+            next(batches)
+        if epoch:
+            found["reading, MB"] = memory() - before
+        if workers and epoch:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            found["worker, MB"] = max(memory(child) for child in children)
+        del batches
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}), flush=True)
+    os._exit(0)
+
+
+def run(*words: object) -> str:
+    """Run a part of this script in a process of its own and return what it printed."""
+    done = subprocess.run([sys.executable, __file__, *map(str, words)], capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return done.stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--groups", type=int, default=1_000_000)
+    parser.add_argument("--files", type=int, default=300_000)
+    parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        path, case, workers, context = given.case
+        measure_loader(path, case, int(workers), context)
+    with tempfile.TemporaryDirectory() as root:
+        path = f"{root}/cache"
+        make_cache(Path(path), given.groups, given.files)
+        make_cache(Path(f"{path}-small"), 10, 4)
+        print(f"index: {next(Path(path).glob(f'snapshots/*/{ROW_GROUPS}')).stat().st_size >> 20} MB")
+        for case in CASES:
+            print(f"{case}: {run('--case', path, case, 0, 'fork')}", flush=True)
+        for context in ("fork", "spawn"):
+            print(f"2 workers, {context}: {run('--case', path, 'all', 2, context)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
