@@ -1,11 +1,13 @@
-"""What grows with a table: a cache of a million row groups.
+"""What grows with a table: a cache of a million row groups, and commands on 1,000 to 100,000 files.
 
-    python benchmarks/growth.py
-    python benchmarks/growth.py --groups 100000 --files 30000
+    python benchmarks/growth.py                          # both
+    python benchmarks/growth.py --only loader --groups 100000 --files 30000
+    python benchmarks/growth.py --only commands --counts 1000,10000,100000,300000
 
 The cache is made up: its files are links to a few real ones, and its manifest and index are written by the package's
 own writers. Each case runs in a process of its own and prints wall and CPU seconds, and the PSS beyond what the process
-had before, without the pages of the index. With workers the CPU seconds are those of the trainer.
+had before, without the pages of the index. With workers the CPU seconds are those of the trainer. The commands run on
+a local source and a cache of small files that are links too, and print wall and CPU seconds.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ import pyarrow.parquet as pq
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config, write_config
 from pqcache.store.layout import FILES, ROW_GROUPS, SUMMARY
-from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile
+from pqcache.store.manifest import FileEntry, Identity, Manifest, SourceFile, local_tag
 from pqcache.store.manifest_digest import write_summary
 from pqcache.store.manifest_file import write_manifest
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import write_checksums
+from pqcache.system.checksum import checksum_of
 
-PER_DIRECTORY, LINKS = 1000, 50_000  # of a directory, and to one file: ext4 allows 65,000
+PER_DIRECTORY, LINKS = 1000, 10_000  # of a directory, and to one file: ext4 allows 65,000, snapshots add theirs
 ROWS = 64  # of a row group
 
 
@@ -77,8 +80,11 @@ def link_files(root: Path, paths: list[str], kinds: list[Path]) -> None:
             made[kind] = first, links + 1
 
 
-def make_cache(root: Path, groups: int, files: int) -> None:
-    """Make a cache of so many row groups in so many files, some of which have one more than the others."""
+def make_cache(root: Path, groups: int, files: int, source: Path | None = None) -> None:
+    """Make a cache of so many row groups in so many files, some of which have one more than the others.
+
+    With ``source`` a directory is made that it is a copy of.
+    """
     few = groups // files
     kinds = [root.parent / f"{root.name}-{few + more}.parquet" for more in range(2)]
     for more, kind in enumerate(kinds):
@@ -87,27 +93,50 @@ def make_cache(root: Path, groups: int, files: int) -> None:
     larger = np.arange(files) < groups - few * files
     cache = CacheDirectory(root)
     cache.create()
-    write_config(cache.path, Config(source="file:///made/up"))
+    url = "file:///made/up" if source is None else str(source)
+    write_config(cache.path, Config(source=url))
     built = cache.tmp_dir / "built"
     (built / "_pqcache").mkdir(parents=True)
     for more, kind in enumerate(kinds):
-        link_files(built, [path for path, has in zip(paths, larger, strict=True) if has == more], [kind])
-    index = made_up_index(paths, build_index(root.parent, [kind.name for kind in kinds]), larger)
+        of_kind = [path for path, has in zip(paths, larger, strict=True) if has == more]
+        link_files(built, of_kind, [kind])
+        if source is not None:
+            copied = kind.with_suffix(".source")
+            shutil.copyfile(kind, copied)  # so that links to files of the cache do not change it
+            link_files(source, of_kind, [copied])
+            for path in of_kind[1:3]:  # which change: to remove a link changes the ctime of all others
+                (source / path).unlink()
+                shutil.copyfile(kind, source / path)
+    index = made_up_index(paths, build_index(root.parent, [kind.name for kind in kinds]), larger, source is None)
     IndexBuilder().write(paths, index, built / ROW_GROUPS)
     sizes = [(kind.stat().st_size, ROWS * (few + more), few + more) for more, kind in enumerate(kinds)]
+    sums = [checksum_of(kind) for kind in kinds]
     entries = tuple(
-        FileEntry(path=path, size=size, rows=rows, row_groups=number, sources=(SourceFile(path, Identity(size, 1)),))
-        for path, (size, rows, number) in zip(paths, (sizes[int(more)] for more in larger), strict=True)
+        FileEntry(
+            path=path,
+            size=sizes[kind][0],
+            rows=sizes[kind][1],
+            row_groups=sizes[kind][2],
+            sources=(SourceFile(path, Identity(sizes[kind][0], 1) if source is None else identity_of(source / path)),),
+            checksum=sums[kind],
+        )
+        for path, kind in zip(paths, larger.astype(int).tolist(), strict=True)
     )
-    manifest = Manifest(files=entries, source="file:///made/up", created="2026-11-20T04:00:00+00:00")
+    manifest = Manifest(files=entries, source=url, created="2026-11-20T04:00:00+00:00")
     write_manifest(manifest, built / FILES)
     write_summary(manifest, built / SUMMARY)
     write_checksums(built)
     publish(cache, built, None)
 
 
-def made_up_index(paths: list[str], kinds: Index, larger: Any) -> Index:
-    """Return an index in which each path has the row groups of one of two files, with ids that grow."""
+def identity_of(path: Path) -> Identity:
+    """Return the identity of a local source file."""
+    status = path.stat()
+    return Identity(status.st_size, status.st_mtime_ns, local_tag(status.st_ino, status.st_ctime_ns))
+
+
+def made_up_index(paths: list[str], kinds: Index, larger: Any, ids_grow: bool) -> Index:
+    """Return an index in which each path has the row groups of one of two files."""
     few = int(np.count_nonzero(kinds.numbers("file") == 0))
     number = few + larger.astype(np.int64)
     starts = np.concatenate([[0], np.cumsum(number)])
@@ -116,7 +145,7 @@ def made_up_index(paths: list[str], kinds: Index, larger: Any) -> Index:
     table = kinds.table.take(pa.array(in_file + few * larger[files]))
     table = table.set_column(0, "file", pa.array(files, pa.int32()))
     ids = np.arange(starts[-1]) * ROWS
-    for what, values in (("min", ids), ("max", ids + ROWS - 1)):
+    for what, values in (("min", ids), ("max", ids + ROWS - 1)) if ids_grow else ():
         name = f"id:{what}"
         table = table.set_column(table.column_names.index(name), name, pa.array(values))
     return Index(paths=tuple(paths), table=table, data_schema=kinds.data_schema, uniform=True)
@@ -184,24 +213,64 @@ def run(*words: object) -> str:
     return done.stdout.strip()
 
 
+def measure_commands(root: Path, files: int) -> None:
+    """Print what commands take on a cache of so many files."""
+    cache, source = root / "cache", root / "source"
+    make_cache(cache, 3 * files, files, source)
+
+    def change(number: int) -> None:
+        path = source / f"dt=0000-01/part-{number:05d}.parquet"
+        path.unlink()
+        pq.write_table(table_of(ROWS + number), path, row_group_size=ROWS)
+
+    def timed(name: str, *words: str) -> None:
+        began = time.perf_counter()
+        command, nothing = [sys.executable, "-m", "pqcache", *words, str(cache)], subprocess.DEVNULL
+        process = subprocess.Popen(command, stdout=nothing, stderr=nothing)
+        _, status, used = os.wait4(process.pid, 0)
+        if status:
+            sys.exit(f"{name}: {status}")
+        wall, cpu = time.perf_counter() - began, used.ru_utime + used.ru_stime
+        print(f"{files:,} files: {name}: {wall:.2f} s, CPU {cpu:.2f} s", flush=True)
+
+    timed("sync, nothing to do", "sync")
+    change(1)
+    timed("sync, one file", "sync")
+    change(2)
+    timed("sync, one file, and removal of a snapshot", "sync")
+    timed("inspect", "inspect")
+    timed("verify", "verify")
+    timed("gc", "gc", "--keep", "1")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--groups", type=int, default=1_000_000)
     parser.add_argument("--files", type=int, default=300_000)
+    parser.add_argument("--only", choices=["loader", "commands"])
+    parser.add_argument("--counts", default="1000,10000,100000")
     parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
         path, case, workers, context = given.case
         measure_loader(path, case, int(workers), context)
-    with tempfile.TemporaryDirectory() as root:
-        path = f"{root}/cache"
-        make_cache(Path(path), given.groups, given.files)
-        make_cache(Path(f"{path}-small"), 10, 4)
-        print(f"index: {next(Path(path).glob(f'snapshots/*/{ROW_GROUPS}')).stat().st_size >> 20} MB")
-        for case in CASES:
-            print(f"{case}: {run('--case', path, case, 0, 'fork')}", flush=True)
-        for context in ("fork", "spawn"):
-            print(f"2 workers, {context}: {run('--case', path, 'all', 2, context)}", flush=True)
+    if given.only != "commands":
+        with tempfile.TemporaryDirectory() as root:
+            measure_loaders(f"{root}/cache", given.groups, given.files)
+    for count in map(int, given.counts.split(",") if given.only != "loader" else ()):
+        with tempfile.TemporaryDirectory() as root:
+            measure_commands(Path(root), count)
+
+
+def measure_loaders(path: str, groups: int, files: int) -> None:
+    """Print what datasets of a cache of so many row groups take."""
+    make_cache(Path(path), groups, files)
+    make_cache(Path(f"{path}-small"), 10, 4)
+    print(f"index: {next(Path(path).glob(f'snapshots/*/{ROW_GROUPS}')).stat().st_size >> 20} MB")
+    for case in CASES:
+        print(f"{case}: {run('--case', path, case, 0, 'fork')}", flush=True)
+    for context in ("fork", "spawn"):
+        print(f"2 workers, {context}: {run('--case', path, 'all', 2, context)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ class Cache(CacheDirectory):
         ``drop_last``     False: ranks are made equal by repeating the epoch's first batches. True: the batches of an
                           incomplete last round are dropped.
         ``memory``        what decoded row groups of this rank may take: bytes, or text like "2GB"
-        ``window``        row groups mixed at a time by each lane; None: as many as fit into ``memory``, at most 16
+        ``window``        row groups mixed at a time by each lane; None: as many as fit into ``memory``, at most 16, or
+                          64 where it holds all rows
         ``lanes``         independent streams of batches; None: one for each rank
         ``num_replicas``, ``rank``   into how many equal parts the epoch is divided, and which one this is: batches
                           number ``rank``, ``rank + num_replicas`` and so on of the epoch. Default to those of

@@ -86,7 +86,7 @@ def test_json_is_one_object_per_event_and_a_summary(shop: Path, tmp_path: Path) 
     assert set(summary) == {
         "event", "cache", "source", "snapshot", "published", "dry_run", "added", "changed", "removed",
         "unchanged", "rewritten", "fetched_bytes", "files", "row_groups", "rows", "bytes", "seconds", "shard",
-        "version", "newest", "newest_of", "previous_source", "skipped",
+        "version", "newest", "newest_of", "previous_source", "skipped", "passed_over",
     }  # fmt: skip
     assert (summary["added"], summary["rows"], summary["published"]) == (9, 3600, True)
     failed = run("sync", tmp_path / "nowhere", tmp_path / "d", "--json")
@@ -280,7 +280,7 @@ def test_lock_and_interrupt(hdfs: Hdfs, request: pytest.FixtureRequest, shop: Pa
         (["sync"], r"Missing argument 'SOURCE'; 'pqcache sync -h' shows the usage"),
         (["syn"], r"No such command 'syn'.*'sync'"),
         (["sync", "--frob"], r"No such option: --frob"),
-        (["sync", "a", "b", "--jobs", "x"], r"'--jobs'"),
+        (["sync", "a", "b", "--jobs", "x"], r"--jobs x: not a whole number"),
         (["gc", ""], r"CACHE: an empty path"),  # "$CACHE" where it is not set; not the working directory
         (["sync", "lake", ""], r"CACHE: an empty path"),
         (["bench", ""], r"TARGET: an empty path"),

@@ -267,6 +267,7 @@ def verify(
     """
     import pqcache
     from pqcache.console import terminal
+    from pqcache.console.verify_text import print_verify
 
     with terminal.reporter(json, quiet) as on_event:
         report = pqcache.verify(
@@ -281,7 +282,7 @@ def verify(
             wait=wait,
             on_event=on_event,
         )
-    print_report(report.to_dict(), json, quiet, lambda: terminal.print_verify(report))
+    print_report(report.to_dict(), json, quiet, lambda: print_verify(report))
     report.raise_if_not_ok()
 
 
@@ -379,4 +380,4 @@ def bench(
     print_report(report.to_dict(), json, quiet, lambda: print_bench(report))
 
 
-from pqcache.console import help_command, serve_command  # noqa: E402, F401  in the order of the help
+from pqcache.console import help_command, serve_command, snapshot_commands  # noqa: E402, F401  more of them

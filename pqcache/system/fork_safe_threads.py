@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Job = tuple[Future[Any], Callable[[], Any]]
 
 _MAX_WAIT = 10.0  # seconds that a fork waits for threads, and a thread for forks
 
@@ -44,15 +46,34 @@ class ForkSafeThreadPool(ThreadPoolExecutor):
 
     def __init__(self, count: int) -> None:
         self._is_shutdown = threading.Event()
+        self._first: deque[Job] = deque()
+        self._jobs: deque[Job] = deque()
         super().__init__(count, "pqcache", initializer=_register, initargs=(self._is_shutdown,))
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run ``fn`` on a thread; callbacks of the future count as a part of the job."""
+        return self._submit(self._jobs, partial(fn, *args, **kwargs))
+
+    def submit_first(self, fn: Callable[[], T]) -> Future[T]:
+        """Run ``fn`` on the next thread that is free, before what `submit` was given and no thread has begun."""
+        return self._submit(self._first, fn)
+
+    def _submit(self, queue: deque[Job], fn: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        super().submit(_run_outside_forks, future, partial(fn, *args, **kwargs)).add_done_callback(
-            lambda job: future.cancel() if job.cancelled() else None
-        )
+        queue.append((future, fn))
+        super().submit(_run_outside_forks, self._next).add_done_callback(self._cancel_with)
         return future
+
+    def _cancel_with(self, call: Future[None]) -> None:
+        if call.cancelled():
+            self._next()[0].cancel()
+
+    def _next(self) -> Job:
+        """Return the job that is run, or cancelled, next: there is one for each call that was submitted."""
+        try:
+            return self._first.popleft()
+        except IndexError:
+            return self._jobs.popleft()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads once the submitted jobs are done; the rest is as for ThreadPoolExecutor."""
@@ -93,7 +114,8 @@ def _register(is_shutdown: threading.Event) -> None:
     _shutdown[threading.get_native_id()] = is_shutdown
 
 
-def _run_outside_forks(future: Future[Any], fn: Callable[[], Any]) -> None:
+def _run_outside_forks(next_job: Callable[[], Job]) -> None:
+    future, fn = next_job()
     gate, thread = _gate, threading.get_native_id()
     with gate.changed:
         gate.waiting.add(thread)

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from pqcache.errors import UsageError
 from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
 
-FORMAT = 1
+FORMAT = 2  # also of the order, in which a batch of a state has other rows than in format 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,9 @@ def _to_dict(state: State | MixState) -> dict[str, Any]:
 def _from_dict(kind: type[_S], state: Mapping[str, Any], owner: str) -> _S:
     if not isinstance(state, Mapping) or "format" not in state:
         raise UsageError("state", f"it is not a state of {owner}", "load what its state_dict() returned")
+    if state["format"] == 1:
+        reason = "it is of format 1, in whose order a batch has other rows: this pqcache reads format 2"
+        raise UsageError("state", reason, "resume with the pqcache that took it, or start the epoch afresh")
     if state["format"] != FORMAT:
         raise UsageError("state", f"it is of format {state['format']}, this pqcache reads {FORMAT}", "upgrade pqcache")
     try:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,37 @@ def test_a_fork_does_not_wait_for_a_job_that_waits() -> None:
         assert after == [True]
         pool.shutdown(wait=False)
         assert not fork_safe_threads.is_shut_down()  # this is no thread of a pool
+
+
+def test_some_jobs_come_before_others() -> None:
+    begun, go_on, order = threading.Event(), threading.Event(), list[int]()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    with ForkSafeThreadPool(1) as pool:
+        pool.submit(wait)
+        assert begun.wait(10)
+        jobs = [submit(partial(order.append, n)) for n, submit in enumerate([pool.submit, pool.submit_first] * 3)]
+        go_on.set()
+        for job in jobs:
+            job.result(10)
+    assert order == [1, 3, 5, 0, 2, 4]
+
+
+def test_all_jobs_that_no_thread_has_begun_are_cancelled() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    pool = ForkSafeThreadPool(1)
+    first = pool.submit(wait)
+    assert begun.wait(10)
+    jobs = [submit(int) for submit in (pool.submit, pool.submit_first, pool.submit)]
+    pool.shutdown(wait=False, cancel_futures=True)
+    assert all(job.cancelled() for job in jobs)
+    go_on.set()
+    first.result(10)

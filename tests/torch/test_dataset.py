@@ -282,9 +282,11 @@ def test_states_that_do_not_fit_say_why(shop: Path, tmp_path: Path) -> None:
             ds.load_state_dict(state)
     ds = ParquetDataset(shop, batch_size=90)
     numbers = [{**state, name: wrong} for name in ("lanes", "window", "piece", "epoch", "batch") for wrong in (-1, "1")]
-    for wrong in ({}, {"format": 99}, {"format": 1, "x": 2}, *numbers, {**state, "lanes": 0}):
+    for wrong in ({}, {"format": 99}, {"format": 2, "x": 2}, *numbers, {**state, "lanes": 0}):
         with pytest.raises(UsageError, match="state"):
             ds.load_state_dict(wrong)
+    with pytest.raises(UsageError, match="of format 1, in whose order a batch has other rows"):
+        ds.load_state_dict({**state, "format": 1})
     ds.load_state_dict(state)
     assert len(list(loader(ds, 3))) == len(ds)  # lanes that do not divide are divided: test_any_world.py
     pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")

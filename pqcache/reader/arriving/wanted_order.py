@@ -28,7 +28,7 @@ def _needs(lane: Lane, row: int) -> tuple[Ints, Ints]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     first = lane.spans(block).start
     groups = lane.row_groups[first:]
-    steps = np.arange(first, first + len(groups)) - lane.edge_window + 1 - block // lane.blocks_per_step
+    steps = np.arange(first, first + len(groups)) - block // lane.blocks_per_step
     return groups, np.maximum(steps, 0)
 
 

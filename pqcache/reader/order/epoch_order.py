@@ -9,11 +9,13 @@ A shuffled epoch is made in four steps (docs/design.md, "The order"):
    mix it. A block gathers one bucket of each of up to ``window`` spans and permutes the rows.
 4. Global batch i is lane ``i % C``'s batch ``i // C``.
 
-Which blocks mix a span is a staircase: each step adds a new span, which is mixed for ``window`` steps, except that
-the first step begins, and the last one ends, with ``window // 2 + 1`` of them. So a step's rows are about a row
-group, never more row groups are in memory than ``window``, about half of their rows are still needed, and no batch
-of an epoch is mixed from fewer than half a window (if there are that many row groups). Where row groups are large
-beside a batch, a step is split into several blocks, so that a block fits into the processor's cache.
+Which blocks mix a span is a staircase: each step adds a new span, which is mixed for ``window`` steps. So the first
+step has one span, and the first batch needs one row group, whatever the window: of the first spans it takes as many
+rows as a batch has. The steps after it are mixed of more and more spans, until there are ``window``. The last step has
+``window // 2 + 1``, so that no batch after these first steps is mixed from fewer than half a window (if there are that
+many row groups). Then a step's rows are about a row group, never more row groups are in memory than ``window``, and
+about half of their rows are still needed. Where row groups are large beside a batch, a step is split into several
+blocks, so that a block fits into the processor's cache.
 
 All randomness is raw Philox output, sorted: numpy keeps that stream the same in all its versions, which it does not
 promise for ``Generator.permutation``.
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +98,7 @@ class Lane:
     number: int
     seed: int
     epoch: int
+    batch_size: int
     window: int
     row_groups: Ints
     lows: Ints
@@ -115,36 +119,40 @@ class Lane:
         """Rows of the lane."""
         return int(self._starts[-1])
 
-    @property
-    def edge_window(self) -> int:
-        """Spans in the first and in the last step."""
-        return self.window // 2 + 1
-
     @cached_property
     def blocks(self) -> int:
         """Number of blocks."""
-        spans = len(self.row_groups)
-        return max(1, spans + self.window - 2 * self.edge_window + 1) * self.blocks_per_step if spans else 0
+        spans, last_step = len(self.row_groups), self.window // 2 + 1
+        return (spans + self.window - last_step) * self.blocks_per_step if spans else 0
 
     def first_block(self, span: int) -> int:
         """Return the first block that mixes a span."""
-        return max(0, span - self.edge_window + 1) * self.blocks_per_step
+        return span * self.blocks_per_step
 
     def bucket_count(self, span: int) -> int:
         """Return the number of blocks that mix a span, each with a bucket of it."""
-        end = (span - self.edge_window + self.window + 1) * self.blocks_per_step
-        return min(end, self.blocks) - self.first_block(span)
+        return min((span + self.window) * self.blocks_per_step, self.blocks) - self.first_block(span)
 
     def bucket_offsets(self, span: int) -> Ints:
         """Return where each bucket of a span begins among its scattered rows, and where the last one ends."""
-        buckets = self.bucket_count(span)
-        return int(self.sizes[span]) * np.arange(buckets + 1, dtype=np.int64) // buckets
+        return np.asarray(self._offset(span, np.arange(self.bucket_count(span) + 1, dtype=np.int64)), np.int64)
+
+    def _offset(self, span: int, bucket: Any) -> Any:
+        """Return where a bucket, or each of several, begins among the scattered rows of a span.
+
+        Buckets are equal. But those of the span's first step are larger where the lane's first batch needs it.
+        """
+        size, buckets, step = int(self.sizes[span]), self.bucket_count(span), self.blocks_per_step
+        wanted = min(size, self.batch_size - int(self._starts[span]))
+        if wanted <= size * step // buckets:
+            return size * bucket // buckets
+        in_step, after = np.minimum(bucket, step), np.maximum(bucket - step, 0)
+        return wanted * in_step // step + (size - wanted) * after // (buckets - step)
 
     def spans(self, block: int) -> range:
         """Return the spans that ``block`` mixes."""
-        step = block // self.blocks_per_step
-        first = max(0, step - self.window + self.edge_window)
-        return range(min(first, len(self.row_groups)), min(step + self.edge_window, len(self.row_groups)))
+        step, spans = block // self.blocks_per_step, len(self.row_groups)
+        return range(min(max(0, step - self.window + 1), spans), min(step + 1, spans))
 
     def rows_before(self, block: int) -> int:
         """Return how many rows the blocks before ``block`` have, in time O(window)."""
@@ -155,7 +163,7 @@ class Lane:
         for span in spans:
             done = block - self.first_block(span)
             if done > 0:
-                rows += int(self.sizes[span]) * done // self.bucket_count(span)
+                rows += int(self._offset(span, done))
         return rows
 
     def block_at(self, row: int) -> int:
@@ -264,6 +272,7 @@ class Order:
             number=number,
             seed=self.seed,
             epoch=self.epoch,
+            batch_size=self.batch_size,
             window=self.window,
             row_groups=row_groups,
             lows=lows,

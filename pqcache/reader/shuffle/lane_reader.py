@@ -39,13 +39,14 @@ class LaneReader(Generic[Done]):
         self._open: tuple[BatchBuilder, Future[Done], int] | None = None  # a batch that goes on in the next block
         self._coming: deque[Future[Done]] = deque()
         self._begun: deque[int] = deque()  # batches that begin in each stretch of blocks on its way, and are not used
-        self._top_up()
+        self._submit_stretch()  # other lanes begin before this one reads further ahead
 
     def __iter__(self) -> LaneReader[Done]:
         return self
 
     def __next__(self) -> Done:
         """Return the next rows, finished."""
+        self._top_up()
         if not self._coming:
             raise StopIteration
         found = self._context.result(self._coming.popleft())
@@ -60,22 +61,29 @@ class LaneReader(Generic[Done]):
     def _top_up(self) -> None:
         """Keep some stretches of blocks coming, and ``ahead`` row groups beyond them."""
         lane = self._lane
-        most = _STRETCHES - self._context.low_memory
-        while len(self._begun) < most and self._block < lane.blocks:
-            first, last = self._block, self._block + 1
-            while last < lane.blocks and lane.rows_before(last) < self._row + self._batch_size:
-                last += 1  # tiny row groups: a batch takes many blocks
-            spans = range(lane.spans(first).start, lane.spans(last - 1).stop)
-            self._scatter_until(spans.stop)
-            places, results, begun = self._assign_rows(lane.rows_before(first), lane.rows_before(last))
-            scattered = {span: self._scattered[span] for span in spans}
-            self._gather_when_scattered(range(first, last), scattered, places, results)
-            self._begun.append(begun)
-            self._block = last
-            for span in spans:
-                if lane.first_block(span) + lane.bucket_count(span) <= last:
-                    del self._scattered[span]
-            self._scatter_until(spans.stop + self._context.ahead)
+        while len(self._begun) < _STRETCHES - self._context.low_memory and self._block < lane.blocks:
+            self._submit_stretch()
+        if self._block:
+            self._scatter_until(lane.spans(min(self._block, lane.blocks) - 1).stop + self._context.ahead)
+
+    def _submit_stretch(self) -> None:
+        """Submit the next blocks that have the rows of a batch, and the row groups that they need."""
+        lane = self._lane
+        if self._block >= lane.blocks:
+            return
+        first, last = self._block, self._block + 1
+        while last < lane.blocks and lane.rows_before(last) < self._row + self._batch_size:
+            last += 1  # tiny row groups: a batch takes many blocks
+        spans = range(lane.spans(first).start, lane.spans(last - 1).stop)
+        self._scatter_until(spans.stop)
+        places, results, begun = self._assign_rows(lane.rows_before(first), lane.rows_before(last))
+        scattered = {span: self._scattered[span] for span in spans}
+        self._gather_when_scattered(range(first, last), scattered, places, results)
+        self._begun.append(begun)
+        self._block = last
+        for span in spans:
+            if lane.first_block(span) + lane.bucket_count(span) <= last:
+                del self._scattered[span]
 
     def _assign_rows(self, before: int, end: int) -> tuple[list[BatchRows], dict[int, Future[Done]], int]:
         """Return which of rows ``before`` to ``end`` of the lane go to which batch, and how many batches begin there.
@@ -116,7 +124,10 @@ class LaneReader(Generic[Done]):
         places: list[BatchRows],
         results: dict[int, Future[Done]],
     ) -> None:
-        """Gather ``blocks`` on the threads once all spans they need are scattered; no thread waits for that."""
+        """Gather ``blocks`` on the threads once all spans they need are scattered; no thread waits for that.
+
+        That is done before more row groups are decoded, as somebody may wait for these batches.
+        """
         lane, context = self._lane, self._context
         left = [len(scattered)]
         lock = threading.Lock()
@@ -153,7 +164,7 @@ class LaneReader(Generic[Done]):
                 if left[0]:
                     return
             try:
-                context.threads.submit(work).add_done_callback(drop)
+                context.threads.submit_first(work).add_done_callback(drop)
             except RuntimeError as error:  # the pool is being shut down
                 fail(error.with_traceback(None))  # which would hold ``future``
                 drop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -20,6 +20,7 @@ from pqcache.reader.meter import ARRIVAL_WAIT, GATHER, NO_METER, READ_WAIT, Mete
 from pqcache.reader.order.epoch_order import Ints, Lane
 from pqcache.reader.row_group_reader import release_unused
 from pqcache.system.buffer_pool import Arena, Buffer, BufferPool
+from pqcache.system.fork_safe_threads import ForkSafeThreadPool
 
 Rows = list[ColumnData]
 Load = Callable[[int, int, int], Rows]
@@ -52,7 +53,7 @@ class ReadContext(Generic[Done]):
     finish: Callable[[GatheredBatch], Done]
     memory: BufferPool
     batches: BufferPool
-    threads: Executor
+    threads: ForkSafeThreadPool
     ahead: int
     keep_decoded: bool = False
     arenas: Mapping[str, Arena] = field(default_factory=dict)

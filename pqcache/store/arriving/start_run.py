@@ -93,10 +93,15 @@ def check_source(cache: CacheDirectory, request: FillRequest) -> None:
 
     A first run that fails before there is anything to read leaves a source that binds nobody.
     """
-    if cache.current() is None and find_arriving(cache) is None:
+    current = cache.current()
+    if current is None and find_arriving(cache) is None:
         return
     config, wanted = read_config(cache.path), remembered_url(request.source)
     held = redact(config.source)
+    if current is not None:
+        from pqcache.store.history import copied_source  # and zstandard, which few readers need
+
+        held = copied_source(cache, current) or held
     if not is_same_source(held, wanted, config.options, request.options):
         advice = "name another directory for it, leave source= out, or take it with 'pqcache sync --new-source'"
         raise UsageError(cache.path, f"is a copy of {held}, and not of {wanted}", advice)

@@ -25,6 +25,26 @@ class BadPartitions(Exception):
         self.errors = errors
 
 
+class BadPartitionsSoFar:
+    """Collects BadPartitions, so that a run finds all of them at once."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, ParquetError] = {}
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Remember what is raised inside in place of raising it."""
+        try:
+            yield
+        except BadPartitions as bad:
+            self._errors |= bad.errors
+
+    def raise_any(self) -> None:
+        """Raise what was remembered, if there is anything."""
+        if self._errors:
+            raise BadPartitions(self._errors)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SkippedPartition:
     """A partition of which a snapshot does not have what is at the source, and why.

@@ -24,6 +24,7 @@ from pqcache.store.ownership import make_directories
 from pqcache.store.publish import publish
 from pqcache.store.row_group_index import Index, IndexBuilder, build_index
 from pqcache.store.snapshot import Snapshot, write_checksums
+from pqcache.store.sync.bad_partitions import BadPartitionsSoFar
 from pqcache.store.sync.cache_run import CacheRun, RunResult
 from pqcache.store.sync.download.download_file import Downloaded, DownloadOptions
 from pqcache.store.sync.download.download_pool import Downloader, download_all, stoppable_threads
@@ -132,8 +133,7 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
     finished = {d.directory for d in plan.directories if d.rewrite and is_rewritten(job, d)}
     missing = {d.directory: 0 if d.directory in finished else len(d.downloads) for d in plan.directories}
     downloaded: dict[SourceFile, Downloaded] = {}
-    schemas = _schemas_kept(job)  # so that types that do not mix are refused as soon as they are downloaded
-
+    bad, schemas = BadPartitionsSoFar(), _schemas_kept(job)  # types that do not mix are found after each download
     with stoppable_threads(jobs, stop) as threads, stoppable_threads(1, stop) as rewriter:
         rewriting: list[Future[list[BuiltFile]]] = []
 
@@ -163,12 +163,15 @@ def _make_files(job: SnapshotJob, index: IndexBuilder) -> Iterator[BuiltFile]:
             missing[directory.directory] -= 1
             if not missing[directory.directory]:
                 rewrite(directory)
-            with job.clashes_by_partition(f"{job.metadata.source}/"):
+            with bad.collected(), job.clashes_by_partition(f"{job.metadata.source}/"):
                 schemas.add(f"{job.metadata.source}/{file.path}", copy.schema)
             for done in [future for future in rewriting if future.done()]:
-                done.result()  # an error there stops the downloads here
+                with bad.collected():
+                    done.result()  # an error there stops the downloads here
         for future in rewriting:
-            yield from future.result()
+            with bad.collected():
+                yield from future.result()
+        bad.raise_any()
 
 
 def _schemas_kept(job: SnapshotJob) -> SchemaSet:

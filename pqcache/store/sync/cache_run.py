@@ -20,6 +20,7 @@ from pqcache.store.newest import NewestPartitions
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.bad_partitions import SkippedPartition
 from pqcache.store.sync.plan import Plan
+from pqcache.store.tables.data_files import PassedOver
 from pqcache.store.tmp_directory import discard
 from pqcache.store.urls import redact
 from pqcache.system.stopwatch import Stopwatch
@@ -100,7 +101,8 @@ class RunResult:
     """What a run did, or would do: its plan, the new snapshot if there is one, and how much the current one holds.
 
     ``table`` is the version of the table that the source is, ``newest`` what was taken of its partitions with
-    ``--newest``. ``skipped`` are the partitions that could not be taken.
+    ``--newest``. ``skipped`` are the partitions that could not be taken. ``passed_over`` counts what was not taken of
+    the listing, None where nothing was listed.
     """
 
     plan: Plan
@@ -108,6 +110,7 @@ class RunResult:
     totals: Totals
     table: TableVersion | None = None
     newest: NewestPartitions | None = None
+    passed_over: PassedOver | None = None
     skipped: tuple[SkippedPartition, ...] = ()
 
 
@@ -121,7 +124,8 @@ class SyncReport:
     Delta or Iceberg table that the source is, or None. ``previous_source`` is the source of the run before, where the
     cache was a copy of another one, else None. ``skipped`` are the partitions that could not be taken as they
     are at the source. With ``--newest``, the ``newest`` partitions of ``newest_of`` at the source are taken, else both
-    are None.
+    are None. ``passed_over`` counts the files of the source that are not taken: ``hidden`` ones, ``other`` than
+    Parquet, and those that ``where`` leaves out; None where the source was not listed.
     """
 
     cache: str
@@ -146,6 +150,7 @@ class SyncReport:
     newest_of: int | None = None
     previous_source: str | None = None
     skipped: tuple[SkippedPartition, ...] = ()
+    passed_over: PassedOver | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain values."""
@@ -208,4 +213,5 @@ def _report(run: CacheRun, result: RunResult) -> SyncReport:
         newest_of=result.newest.listed if result.newest is not None else None,
         previous_source=run.previous_source,
         skipped=result.skipped,
+        passed_over=result.passed_over,
     )

@@ -21,6 +21,7 @@ from pqcache.store.manifest import TableVersion
 from pqcache.store.manifest_digest import Summary, digest_of_held, read_summary, table_digest
 from pqcache.store.newest import NewestPartitions
 from pqcache.store.ownership import check_ownership
+from pqcache.store.pins import rolled_back_from
 from pqcache.store.snapshot import Snapshot
 from pqcache.store.sync.cache_run import (
     IDENTITY,
@@ -227,6 +228,14 @@ def _replaced_source(state: _CacheState) -> str | None:
     return state.previous_source
 
 
+def _warn_of_changes(state: _CacheState, cache: CacheDirectory, on_event: OnEvent, published: bool) -> None:
+    """Say what a run has done that is no mere update: after a rollback, and to another source."""
+    if published and (was := rolled_back_from(cache.path, state.current)):
+        on_event(Warned(f"the cache was rolled back from {was}; what the source holds now is current again"))
+    if (was := _replaced_source(state)) is not None:
+        on_event(Warned(f"the source was {was} and is {redact(state.config.source)} from now on"))
+
+
 def _sync(request: _Request, stack: ExitStack) -> SyncReport:
     """Do what is asked for; ``stack`` holds the lock and the source."""
     cache, options = request.cache, request.run
@@ -267,8 +276,7 @@ def _sync(request: _Request, stack: ExitStack) -> SyncReport:
             remember_listing(cache.path, key, source, listing)
         if state.config != state.remembered:
             write_config(cache.path, state.config)
-        if (was := _replaced_source(state)) is not None:
-            options.on_event(Warned(f"the source was {was} and is {redact(state.config.source)} from now on"))
+        _warn_of_changes(state, cache, options.on_event, bool(result.published))
     report = finish_run(run, result)
     is_raw = bool(result.published) and not result.plan.recipe.rewrite
     if run.options.fill and state.current is None and is_raw and state.config.rewrite() is not None:
@@ -351,7 +359,8 @@ def _run_result(run: CacheRun, source: Source, listing: Listing, list_again: Lis
         table = table_digest(version_of(source))
         summary = _unchanged(run.current, listing.sources, recipe, run.config.shard, table)
     if summary is not None:
-        return _nothing_to_do(summary, recipe, version_of(source), listing.newest)
+        result = _nothing_to_do(summary, recipe, version_of(source), listing.newest)
+        return replace(result, passed_over=listing.passed_over)
     from pqcache.store.sync.incremental import sync_changes  # and pyarrow: slow, and not needed above
 
     return sync_changes(run, source, listing, list_again)

@@ -234,7 +234,9 @@ def sync_changes(run: CacheRun, source: Source, listing: Listing, list_again: Li
     for number in range(NEW_LISTINGS + 1):
         try:
             try:
-                return replace(attempt.publish_good(), newest=attempt.listing.newest, table=version_of(source))
+                done, listed = attempt.publish_good(), attempt.listing
+                table = version_of(source)
+                return replace(done, newest=listed.newest, table=table, passed_over=listed.passed_over)
             except (Vanished, ParquetError) as error:
                 attempt.check_unchanged_after(error)
         except _ListingDiffers as differs:

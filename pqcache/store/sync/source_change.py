@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from pqcache.errors import DamagedError, UsageError
+from pqcache.errors import UsageError
 from pqcache.store.arriving.arriving_snapshot import find_arriving
 from pqcache.store.cache_directory import CacheDirectory
 from pqcache.store.config import Config
-from pqcache.store.history import read_history
+from pqcache.store.history import copied_source
 from pqcache.store.layout import CONFIG
 from pqcache.store.same_source import is_same_source
 from pqcache.store.snapshot import Snapshot
@@ -37,23 +36,6 @@ def changed_source(
     if not is_allowed:
         raise _refusal(cache.path, held, remembered, config)
     return held
-
-
-def copied_source(cache: CacheDirectory, current: Snapshot | None) -> str | None:
-    """Return the source of the last sync that has ended, or of a newer snapshot; None where neither is known."""
-    records = read_history(cache.path)
-    if current is not None and current.id not in {r.get("snapshot") for r in records if r.get("published")}:
-        try:
-            return current.manifest().source or None  # of a run that was killed before it wrote its record
-        except DamagedError:
-            pass  # sync reports what is wrong with it
-    return next((str(record["source"]) for record in reversed(records) if _has_source(record)), None)
-
-
-def _has_source(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is of a run that took the files of its source."""
-    done = record.get("command") == "sync" and "published" in record and record.get("result", "done") == "done"
-    return bool(record.get("source")) and (done or record.get("interrupted") is True)
 
 
 def _refusal(cache: Path, held: str, remembered: Config, config: Config) -> UsageError:

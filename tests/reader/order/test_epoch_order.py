@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pqcache.errors import UsageError
 from pqcache.reader.order.epoch_order import Lane, Order, permutation, scatter_order
 from pqcache.reader.order.epoch_share import EpochShare, batches_by_lane
+from pqcache.reader.order.shuffle_quality import mixing
 from tests.examples import examples
 
 COUNTS = st.lists(st.integers(0, 30), min_size=0, max_size=12)
@@ -45,16 +46,16 @@ def all_rows(order: Order) -> list[tuple[int, int]]:
 def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
     """Return the rows of the lane's blocks by a replay: each step adds a span, which is mixed for ``window`` steps.
 
-    Every span is looked at for every block, where the module has arithmetic.
+    Every span is looked at for every block, where the module has arithmetic. What the first batch lacks is taken of
+    each span when that comes.
     """
-    spans = len(lane.row_groups)
-    edge = lane.window // 2 + 1
-    steps = max(1, spans + lane.window - 2 * edge + 1) if spans else 0
+    spans, each = len(lane.row_groups), lane.blocks_per_step
+    steps = spans + lane.window - (lane.window // 2 + 1) if spans else 0
+    lacking = lane.batch_size
     mixed_in: dict[int, list[int]] = {span: [] for span in range(spans)}
     for block in range(steps * lane.blocks_per_step):
         for span in range(spans):
-            first = span - edge + 1
-            if first <= block // lane.blocks_per_step < first + lane.window:
+            if span <= block // each < span + lane.window:
                 mixed_in[span].append(block)
     buckets: dict[int, list[list[tuple[int, int]]]] = {}
     for span in range(spans):
@@ -62,7 +63,14 @@ def replayed_lane(lane: Lane) -> list[list[tuple[int, int]]]:
         order = scatter_order(size, lane.seed, lane.epoch, lane.number, span)
         rows = [(int(lane.row_groups[span]), int(lane.lows[span] + r)) for r in order]
         count = len(mixed_in[span])
-        buckets[span] = [rows[size * q // count : size * (q + 1) // count] for q in range(count)]
+        first, rest = rows[: min(lacking, size)], rows[min(lacking, size) :]
+        if lacking <= 0 or len(first) <= size * each // count:
+            buckets[span] = [rows[size * q // count : size * (q + 1) // count] for q in range(count)]
+        else:
+            buckets[span] = [first[len(first) * q // each : len(first) * (q + 1) // each] for q in range(each)]
+            left = count - each
+            buckets[span] += [rest[len(rest) * q // left : len(rest) * (q + 1) // left] for q in range(left)]
+        lacking -= size
     blocks = []
     for number in range(steps * lane.blocks_per_step):
         mixed = [span for span in range(spans) if number in mixed_in[span]]
@@ -207,14 +215,14 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """A stored state must mean the same rows with any numpy, machine and pqcache to come."""
+    """A stored state must mean the same rows with any numpy and machine; another order has another FORMAT of states."""
     order = Order(counts=np.array([5, 9, 0, 7]), batch_size=4, lanes=2, window=3, seed=7, epoch=2)
     assert [pairs(order.batch(i)) for i in (0, 1, 5)] == GOLDEN
 
 
 GOLDEN = [
-    [(1, 4), (1, 0), (1, 6), (0, 2)],
-    [(3, 3), (1, 8), (3, 4), (3, 5)],
+    [(0, 4), (0, 1), (0, 2), (0, 3)],
+    [(1, 8), (1, 7), (3, 3), (3, 4)],
     [(3, 2)],
 ]
 
@@ -238,7 +246,8 @@ def test_mixing_and_memory_follow_from_the_window(window: int) -> None:
     lane = Order(counts=np.full(64, 1000), batch_size=100, window=window).lane(0)
     held = [len(lane.spans(block)) for block in range(lane.blocks)]
     assert max(held) == window
-    assert min(held) == window // 2 + 1
+    assert held[:window] == list(range(1, window + 1))
+    assert min(held[window:]) == held[-1] == window // 2 + 1
     sizes = np.diff([lane.rows_before(block) for block in range(lane.blocks + 1)])
     assert sizes.max() <= 1500
     for block in range(lane.blocks):
@@ -247,6 +256,36 @@ def test_mixing_and_memory_follow_from_the_window(window: int) -> None:
             offsets = lane.bucket_offsets(span)
             kept += int(offsets[-1] - offsets[block - lane.first_block(span)])
         assert kept <= 1000 * (window / 2 + 1.5), "about half of the rows in memory are still needed"
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(orders(shuffle=True))
+def test_the_first_batch_needs_no_more_row_groups_than_its_rows(order: Order) -> None:
+    for number in range(order.lanes):
+        lane = order.lane(number)
+        if not lane.rows:
+            continue
+        first = min(order.batch_size, lane.rows)
+        needed = int(np.searchsorted(np.cumsum(lane.sizes), first)) + 1
+        last = next(block for block in range(lane.blocks) if lane.rows_before(block + 1) >= first)
+        assert lane.spans(last).stop == needed
+
+
+@pytest.mark.parametrize("window", [1, 4, 16])
+@pytest.mark.parametrize("rows", [5_000, 50_000])
+def test_the_first_batches_are_mixed_of_more_and_more_row_groups(window: int, rows: int) -> None:
+    order = Order(counts=np.full(200, rows), batch_size=256, window=window, seed=3)
+    lane = order.lane(0)
+    for step in range(window):  # of each row group that is there a part is taken
+        ready = lane.rows_before((step + 1) * lane.blocks_per_step)
+        assert ready == pytest.approx((step + 1) * (step + 2) / 2 * rows / window, abs=16)
+    assert len(np.unique(order.batch(0)[0])) == 1
+    assert mixing(order).groups > 0.95 * mixed_by(window)
+
+
+def mixed_by(window: int) -> float:
+    """Return how many of so many row groups a batch of 256 rows has rows of, if these are chosen at random."""
+    return window * (1 - (1 - 1 / window) ** 256)
 
 
 def test_a_block_is_mixed_evenly() -> None:

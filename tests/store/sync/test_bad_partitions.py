@@ -14,6 +14,7 @@ import pytest
 import pqcache
 from pqcache.errors import PartitionsSkipped, TypeClash
 from pqcache.events import Fetched
+from pqcache.store.sync import incremental
 from tests.datasets import files_of
 from tests.forked_commands import run_pqcache
 
@@ -104,6 +105,23 @@ def test_old_versions_are_kept_and_the_rest_is_taken(lake: Path, tmp_path: Path,
     assert not any((cache / "tmp").iterdir())
     with pytest.raises(PartitionsSkipped, match=r"3 partitions skipped: dt=1, dt=3, dt=4"):
         report.raise_if_skipped()
+
+
+@pytest.mark.parametrize("row_group_size", [None, "1MB"])
+def test_many_bad_files_are_found_at_once(
+    lake: Path, tmp_path: Path, row_group_size: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pqcache.sync(lake, tmp_path / "cache", row_group_size=row_group_size)
+    for day in range(3, 13):
+        write(lake, day, ["x"])
+        write(lake, day + 20, [day]).write_bytes(BROKEN)
+    tries: list[object] = []
+    build = incremental.build_snapshot
+    monkeypatch.setattr(incremental, "build_snapshot", lambda *a, **k: tries.append(a) or build(*a, **k))
+    write(lake, 50, [5])
+    report = pqcache.sync(tmp_path / "cache", skip_bad=True)
+    assert (len(report.skipped), report.added) == (20, 1)
+    assert len(tries) <= 3
 
 
 def test_each_night_tries_again(lake: Path, cache: Path) -> None:

@@ -74,6 +74,8 @@ def test_an_edited_source_is_refused(shop: Path, other: Path, cache: Path) -> No
     with pytest.raises(pqcache.UsageError, match=rf"pqcache\.toml: names the source {other}, and .* a copy of {shop}"):
         pqcache.sync(cache)
     assert rows_of(cache / "current") == rows_of(shop)
+    with pytest.raises(pqcache.UsageError, match=f"is a copy of {shop}, and not of {other}"):
+        ParquetDataset(cache, source=other)
     assert not pqcache.sync(shop, cache).published  # it is named again, and remembered again
     edit(cache, shop, other)
     assert pqcache.sync(cache, new_source=True).previous_source == str(shop)
