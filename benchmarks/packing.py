@@ -3,11 +3,14 @@
     python benchmarks/packing.py --data /tmp/packing                    # plain, concat, best_fit, interleaved
     /venv/bin/python benchmarks/packing.py --data /tmp/packing --peer grain    # where that is installed
     /venv/bin/python benchmarks/packing.py --data /tmp/packing --peer trl
+    python benchmarks/packing.py --fill                                 # per row group against per lane; reads nothing
 
-Documents have lengths as of a lognormal distribution (median 400 tokens). Times are CPU seconds of the process, the
-least of some epochs. "fill" is the share of the places in sequences of 4,096 that hold tokens. Peers read the same
-files and only count what they yield: Grain yields numpy arrays, TRL makes Arrow tables of 1,000 documents each, as
-``datasets.map`` does, which are read in a second pass that is not counted.
+Documents have lengths as of a lognormal distribution (median 400 tokens), and tokens as of a Zipf distribution, which
+pyarrow writes with its defaults: dictionary pages and snappy. Times are CPU seconds of the process, the least of some
+epochs; the decode limit is pyarrow reading the same row groups one by one, the copy that of their tokens in memory.
+"fill" is the share of the places in sequences of 4,096 that hold tokens. Peers read the same files and only count what
+they yield: Grain yields numpy arrays, TRL makes Arrow tables of 1,000 documents each, as ``datasets.map`` does, which
+are read in a second pass that is not counted.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def write(root: Path, files: int = 4, groups: int = 5, documents: int = 5000) ->
         with pq.ParquetWriter(path, schema) as writer:
             for each in lengths:
                 ends = np.concatenate([[0], np.cumsum(each)]).astype(np.int32)
-                tokens = pa.array(rng.integers(0, 50_000, int(ends[-1])).astype(np.int32))
+                tokens = pa.array((np.minimum(rng.zipf(1.2, int(ends[-1])), 50_000) - 1).astype(np.int32))
                 writer.write_table(
                     pa.table({"tokens": pa.ListArray.from_arrays(pa.array(ends), tokens)}, schema=schema)
                 )
@@ -56,10 +59,14 @@ def ours(root: Path, epochs: int) -> None:
         for name, ids in (
             ("", ("document_ids", "position_ids", "cu_seqlens")),
             (", cu_seqlens alone", ("cu_seqlens",)),
+            (", no ids", ()),
         ):
             pack = pqcache.Pack("tokens", LENGTH, strategy=strategy, ids=ids)  # type: ignore[arg-type]
             datasets[strategy + name] = ParquetDataset(root, pack=pack, batch_size=BATCH)
     times: dict[str, list[float]] = {name: [] for name in datasets}
+    times |= {"decode limit": [], "copy": []}
+    tokens = np.ones(sum(len(batch.column(0).flatten()) for batch in batches(root, 5000)), np.int32)
+    copied = np.ones_like(tokens)
     for epoch in range(epochs + 1):
         for name, dataset in datasets.items():
             dataset.set_epoch(epoch)
@@ -67,10 +74,49 @@ def ours(root: Path, epochs: int) -> None:
             for _ in dataset:
                 pass
             times[name].append(time.process_time() - began)
+        for name, work in (("decode limit", lambda: decode(root)), ("copy", lambda: np.copyto(copied, tokens))):
+            began = time.process_time()
+            work()
+            times[name].append(time.process_time() - began)
     plain = min(times["plain"][1:])
-    for name, dataset in datasets.items():
-        least, fill = min(times[name][1:]), dataset.fill
-        print(f"{name:32} {least:6.2f} s  {least / plain:5.2f} x plain  {f'fill {fill:.4f}' if fill else ''}")
+    for name, taken in times.items():
+        least, fill = min(taken[1:]), datasets[name].fill if name in datasets else None
+        print(f"{name:32} {least:6.3f} s  {least / plain:5.2f} x plain  {f'fill {fill:.4f}' if fill else ''}")
+
+
+def decode(root: Path) -> None:
+    """Decode all row groups on one thread and drop them, as pqcache's readers do without making batches."""
+    for path in sorted(root.glob("*.parquet")):
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16)
+        for group in range(file.num_row_groups):
+            file.read_row_group(group, use_threads=False)
+
+
+def fills() -> None:
+    """Print how full sequences are when documents are packed by row group, and all documents of a lane at once.
+
+    A row group of so many MB holds as many tokens of 1.7 bytes, which is what they take in the files of ``write``. A
+    lane has 64 MB of row groups. Packing by lane is best-fit over all its documents, which no loader could hold.
+    """
+    from pqcache.reader.packing.packed_rows import best_fit_order
+
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(6, 1, 64_000), 1, 20_000).astype(np.int64)
+    ends = np.cumsum(lengths)
+    of_lane = lengths[: np.searchsorted(ends, 64e6 / 1.7)]
+    for length in (2048, 4096, 8192):
+        for strategy in ("concat", "best_fit"):
+            found = []
+            for megabytes in (1, 8, 32, 64):
+                marks = np.arange(0, of_lane.sum(), megabytes * 1e6 / 1.7)[1:]
+                groups = np.split(of_lane, np.searchsorted(np.cumsum(of_lane), marks))
+                if strategy == "concat":
+                    sequences = sum(-(-int(group.sum()) // length) for group in groups)
+                else:
+                    sequences = sum(int((best_fit_order(group, length) < 0).sum()) for group in groups)
+                found.append(100 * (1 - of_lane.sum() / (sequences * length)))
+            row = "  ".join(f"{padding:6.3f}" for padding in found)
+            print(f"{length:5} {strategy:9} padding in %, row groups of 1, 8, 32 MB, and per lane: {row}")
 
 
 def batches(root: Path, rows: int) -> Iterator[pa.RecordBatch]:
@@ -121,7 +167,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("/tmp/packing"))
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--peer", choices=["grain", "trl"])
+    parser.add_argument("--fill", action="store_true", help="only print how full sequences are")
     options = parser.parse_args()
+    if options.fill:
+        fills()
+        return
     write(options.data)
     if options.peer is None:
         ours(options.data, options.epochs)

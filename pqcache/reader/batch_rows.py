@@ -17,6 +17,7 @@ import pyarrow as pa
 from pqcache.errors import ParquetError, UsageError
 from pqcache.reader.open_dataset import open_local_dataset
 from pqcache.reader.order.epoch_order import Ints, Order
+from pqcache.reader.order.state_format import check_format
 from pqcache.reader.packed_plan import pack_plan
 from pqcache.reader.packing.pack import Pack
 from pqcache.reader.packing.packed_rows import PackedRows
@@ -260,8 +261,8 @@ def _checked_state(state: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
             raise UsageError(name, "it is not JSON", "name a file of json.dumps(loader.state_dict())") from error
     if isinstance(state, Mapping) and "datasets" in state:
         raise UsageError(name, "it is the state of a Mix", "call rows_of(epoch, batch) of the mix in Python")
-    if not isinstance(state, Mapping) or state.get("format") != 1:
-        raise UsageError(name, "it is not a state of a ParquetDataset", "give what its state_dict() returned")
+    check_format(state, name, "a ParquetDataset")
+    assert isinstance(state, Mapping)
     for field, kind in _STATE.items():
         if not isinstance(state.get(field), kind) or _is_less(state[field], _LEAST.get(field)):
             raise UsageError(name, f"it has no sound {field!r}", "give what state_dict() of a dataset returned")

@@ -11,8 +11,7 @@ from torch.utils.data import get_worker_info
 
 from pqcache.errors import UsageError
 from pqcache.reader.order.division import MOST_DIVISIONS, Division, Divisions
-
-FORMAT = 2  # also of the order, in which a batch of a state has other rows than in format 1
+from pqcache.reader.order.state_format import FORMAT, check_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,13 +118,7 @@ def _to_dict(state: State | MixState) -> dict[str, Any]:
 
 
 def _from_dict(kind: type[_S], state: Mapping[str, Any], owner: str) -> _S:
-    if not isinstance(state, Mapping) or "format" not in state:
-        raise UsageError("state", f"it is not a state of {owner}", "load what its state_dict() returned")
-    if state["format"] == 1:
-        reason = "it is of format 1, in whose order a batch has other rows: this pqcache reads format 2"
-        raise UsageError("state", reason, "resume with the pqcache that took it, or start the epoch afresh")
-    if state["format"] != FORMAT:
-        raise UsageError("state", f"it is of format {state['format']}, this pqcache reads {FORMAT}", "upgrade pqcache")
+    check_format(state, "state", owner)
     try:
         return kind(**{key: value for key, value in state.items() if key != "format"})
     except TypeError as error:

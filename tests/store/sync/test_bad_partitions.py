@@ -146,6 +146,22 @@ def test_when_all_files_have_the_other_type_nothing_clashes(lake: Path, cache: P
     assert values_of(cache) == {"dt=1": ["x", "y"], "dt=2": ["x", "y"]}
 
 
+@pytest.mark.parametrize(
+    "part", [{"where": "id > 1"}, {"columns": ["a"]}, {"newest": 4}, {"where": "a > 0 and dt > 1"}]
+)
+def test_parts_of_a_table(part: dict[str, Any], lake: Path, tmp_path: Path) -> None:
+    """Whichever file is looked at for the types of columns may be the one that is damaged."""
+    for day in range(3, 6):
+        write(lake, day, [day, day])
+    for day in range(1, 6):
+        place, good = lake / f"dt={day}" / "p.parquet", (lake / f"dt={day}" / "p.parquet").read_bytes()
+        place.write_bytes(BROKEN)
+        report = pqcache.sync(lake, tmp_path / f"c{day}", skip_bad=True, **part)
+        is_taken = day > 1 or not {"where": "a > 0 and dt > 1", "newest": 4}.items() & part.items()
+        assert [item.partition for item in report.skipped] == [f"dt={day}"] * is_taken
+        place.write_bytes(good)
+
+
 def test_a_first_copy_leaves_out_what_cannot_be_taken(lake: Path, tmp_path: Path) -> None:
     write(lake, 2, ["x"])
     (write(lake, 3, [3])).write_bytes(BROKEN)

@@ -114,7 +114,7 @@ def _mixed(source: Source, files: Sequence[SourceFile], table: pa.Table, names: 
 def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]:
     """Yield the schemas of the first file, of the last one and of one in between, or that of their table.
 
-    A damaged first file raises.
+    Damaged ones are left out, as the download of them raises; where all three are, the first one's error is raised.
     """
     from pqcache.store.manifest_file import schema_of_table
     from pqcache.store.sync.download.remote_footer import read_remote_footer  # a plain sync need not wait for it
@@ -124,12 +124,15 @@ def _schemas(source: Source, files: Sequence[SourceFile]) -> Iterator[pa.Schema]
     if version is not None and version.has_all_columns and of_table is not None:  # which all files are read as
         yield of_table
         return
-    for file in dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []):
+    some = list(dict.fromkeys([files[0], files[-1], files[len(files) // 2]] if files else []))
+    errors: list[ParquetError] = []
+    for file in some:
         try:
             yield read_remote_footer(source, file)[1]
-        except ParquetError:
-            if file is files[0]:
-                raise  # others are being written, perhaps; the download of them raises
+        except ParquetError as error:
+            errors.append(error)
+    if some and len(errors) == len(some):
+        raise errors[0]
 
 
 def _types(
